@@ -1,0 +1,4 @@
+"""Integer geometry of row-major arrays: boxes, grids of boxes, bands.
+
+Nothing here has heard of MindSpore, files, bytes or MPI.
+"""

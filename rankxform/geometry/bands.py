@@ -1,0 +1,57 @@
+"""Bands: pieces of a tensor small enough to move at once, contiguous in every shard.
+
+A band has one index on each leading axis, a range on one axis, and everything on the axes
+behind it. What a shard holds of such a piece is one contiguous byte range of its file, so a
+band needs one read from each source and one write to each destination, however the two sides
+are cut; what lies between is a strided copy in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from .box import Box
+
+
+def bands(shape: tuple[int, ...], region: Box, shards: Sequence[Box], limit: int) -> Iterator[Box]:
+    """Yield bands that cover `region`, in row-major order, each of bounded cost.
+
+    `shape` is the tensor's; `region` and `shards` are boxes of it, in elements. The cost of a
+    band is the number of elements that all `shards` hold of it, summed; it stays within `limit`
+    unless the band is a single element of the tensor. Along the axis of its range a band keeps
+    to `region` and never crosses the start or stop of a shard, so each shard holds all of its
+    rows or none.
+
+    >>> list(bands((4, 4), Box((0, 0), (4, 2)), [Box((0, 0), (4, 4))], limit=8))
+    [Box(start=(0, 0), stop=(2, 4)), Box(start=(2, 0), stop=(4, 4))]
+    """
+    if region.size:
+        yield from _along(Box.whole(shape), region, shards, limit, 0)
+
+
+def _along(band: Box, region: Box, shards: Sequence[Box], limit: int, axis: int) -> Iterator[Box]:
+    if axis == region.ndim:
+        yield band
+        return
+    low, high = region.start[axis], region.stop[axis]
+    edges = {e for s in shards for e in (s.start[axis], s.stop[axis]) if low < e < high}
+    cuts = [low, *sorted(edges), high]
+    for a, b in zip(cuts, cuts[1:]):
+        active = [s for s in shards if s.start[axis] <= a and b <= s.stop[axis]]
+        row = sum(prod(s.shape[axis + 1 :]) for s in active)
+        step = limit // row if row else b - a
+        if step >= 1:
+            for first in range(a, b, step):
+                yield _replace(band, axis, first, min(first + step, b))
+        else:
+            for index in range(a, b):
+                single = _replace(band, axis, index, index + 1)
+                yield from _along(single, region, active, limit, axis + 1)
+
+
+def _replace(box: Box, axis: int, start: int, stop: int) -> Box:
+    return Box(
+        (*box.start[:axis], start, *box.start[axis + 1 :]),
+        (*box.stop[:axis], stop, *box.stop[axis + 1 :]),
+    )

@@ -1,0 +1,60 @@
+"""A grid of boxes that tile an array: the cells that a cut makes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from .box import Box
+
+Cell = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cuts of every axis: ``edges[j]`` ascends from 0 to the extent of axis j, in elements.
+
+    Cell ``(i0, i1, ..)`` is the box from ``edges[j][i_j]`` to ``edges[j][i_j + 1]``.
+
+    >>> Grid(((0, 2, 4), (0, 3))).box((1, 0))
+    Box(start=(2, 0), stop=(4, 3))
+    """
+
+    edges: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def even(cls, shape: tuple[int, ...], counts: tuple[int, ...]) -> Grid:
+        """Cut axis j into ``counts[j]`` equal parts; the caller has checked that they divide."""
+        return cls(
+            tuple(
+                tuple(range(0, extent + 1, extent // n)) if extent else (0,) * (n + 1)
+                for extent, n in zip(shape, counts)
+            )
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of the tiled array, in elements."""
+        return tuple(edges[-1] for edges in self.edges)
+
+    def box(self, cell: Cell) -> Box:
+        """Return the region of `cell`."""
+        return Box(
+            tuple(edges[i] for edges, i in zip(self.edges, cell)),
+            tuple(edges[i + 1] for edges, i in zip(self.edges, cell)),
+        )
+
+    def cells_over(self, box: Box) -> Iterator[Cell]:
+        """Yield the cells that share at least one element with `box`, in row-major order.
+
+        >>> list(Grid(((0, 2, 4), (0, 3))).cells_over(Box((1, 0), (3, 1))))
+        [(0, 0), (1, 0)]
+        """
+        return product(
+            *(
+                range(bisect_right(edges, a) - 1, bisect_left(edges, b))
+                for edges, a, b in zip(self.edges, box.start, box.stop)
+            )
+        )
