@@ -1,0 +1,1 @@
+"""How a strategy cuts parameters: layouts and strategies, without files."""

@@ -1,0 +1,280 @@
+"""The layout of one parameter: which box of it each rank of a stage holds.
+
+Ranks here are stage-local: 0 to ``ranks - 1``. The closed form is MindSpore's rule for tensor
+maps and optimizer shards; no operator is replayed, so any cut can be compared with any other.
+
+>>> layout = Layout((2, 4), ((0,), ()))            # 2 x 4 ranks; axis 0 cut by the rightmost 4
+>>> layout.grid((8, 3)).box(layout.cell(5))        # rank 5 is at (1, 1)
+Box(start=(2, 0), stop=(4, 3))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from math import prod
+from types import MappingProxyType
+
+from rankxform.errors import RequestError, StrategyError
+from rankxform.geometry.grid import Cell, Grid
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One parameter's cut, as a strategy file states it.
+
+    device_matrix: arrangement of the stage's ranks, last axis fastest.
+    tensor_map: per tensor axis the device-matrix axes that cut it, counted from the right, most
+        significant first; ``()`` is an uncut axis.
+    opt_step, opt_size: optimizer shard: axis 0 of the slice is cut further among the ranks that
+        hold the same slice, in chunks of `opt_size` of them (-1: all). 0 in either: not cut.
+        The step is carried along and never used for anything else.
+    field: number of fields of an embedding (0: an ordinary parameter).
+    split_rows, split_offsets: rows of each slice where axis 0 is cut unevenly.
+    expanded_shape: the tensor shape that a JSON strategy states. For a nested tensor map the
+        JSON form lists one axis for each device axis; `fold` undoes that.
+    """
+
+    device_matrix: tuple[int, ...]
+    tensor_map: tuple[tuple[int, ...], ...]
+    opt_step: int = 0
+    opt_size: int = 0
+    field: int = 0
+    split_rows: tuple[int, ...] = ()
+    split_offsets: tuple[int, ...] = ()
+    expanded_shape: Shape | None = None
+
+    def __post_init__(self) -> None:
+        if not self.device_matrix or min(self.device_matrix) < 1:
+            raise StrategyError(
+                f"device matrix {list(self.device_matrix)} must be one or more positive sizes"
+            )
+        used = [axis for axes in self.tensor_map for axis in axes]
+        for axis in used:
+            if not 0 <= axis < len(self.device_matrix):
+                raise StrategyError(
+                    f"tensor map {self.printable_map} names axis {axis}, but the device matrix "
+                    f"{list(self.device_matrix)} has axes 0 to {len(self.device_matrix) - 1}"
+                )
+        if len(set(used)) < len(used):
+            raise StrategyError(
+                f"tensor map {self.printable_map} uses one device-matrix axis for two cuts"
+            )
+        if self.opt_shards > 1 and not self.tensor_map:
+            raise StrategyError("an optimizer shard cannot cut a scalar")
+        if self.opt_shards < 1 or self.free_ranks % self.opt_shards:
+            raise StrategyError(
+                f"optimizer shard size {self.opt_size} does not divide the {self.free_ranks} "
+                f"ranks that hold the same slice (device matrix {list(self.device_matrix)}, "
+                f"tensor map {self.printable_map})"
+            )
+
+    @property
+    def printable_map(self) -> list[int | list[int]]:
+        """The tensor map as MindSpore prints it: -1 for an uncut axis, a list for several axes."""
+        return [
+            -1 if not axes else axes[0] if len(axes) == 1 else list(axes)
+            for axes in self.tensor_map
+        ]
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in the device matrix."""
+        return prod(self.device_matrix)
+
+    def _axis_size(self, axis: int) -> int:
+        return self.device_matrix[len(self.device_matrix) - 1 - axis]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Parts of each tensor axis under the tensor map alone, without the optimizer shard."""
+        return tuple(prod(map(self._axis_size, axes)) for axes in self.tensor_map)
+
+    @property
+    def free_ranks(self) -> int:
+        """Number of ranks with the same slice under the tensor map alone."""
+        return self.ranks // prod(self.cuts)
+
+    @property
+    def opt_shards(self) -> int:
+        """Parts into which the optimizer shard cuts axis 0 of a slice."""
+        if not self.opt_step or not self.opt_size:
+            return 1
+        return self.free_ranks if self.opt_size == -1 else self.opt_size
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Parts of each tensor axis, the optimizer shard included."""
+        if not self.tensor_map:
+            return ()
+        return (self.cuts[0] * self.opt_shards, *self.cuts[1:])
+
+    def cell(self, rank: int) -> Cell:
+        """Return which cell of the grid stage-local `rank` holds (modulo the matrix's ranks)."""
+        return _cells(self)[rank % self.ranks]
+
+    @property
+    def holders(self) -> Mapping[Cell, tuple[int, ...]]:
+        """For each cell of the grid the ranks of the device matrix that hold it, ascending."""
+        return _holders(self)
+
+    def grid(self, shape: Shape) -> Grid:
+        """Return the cells of a parameter of full `shape`, in elements.
+
+        Raises RequestError where the shape does not divide, or the rule is not known.
+        """
+        if self.field:
+            raise RequestError(
+                f"an embedding of {self.field} fields interleaves its rows; "
+                "only layouts with field 0 can be converted"
+            )
+        if len(shape) != len(self.tensor_map):
+            raise RequestError(
+                f"tensor map {self.printable_map} is for {len(self.tensor_map)} axes, "
+                f"the parameter has shape {list(shape)}"
+            )
+        if self.split_rows:
+            return self._uneven_grid(shape)
+        for axis, (extent, count) in enumerate(zip(shape, self.counts)):
+            if extent % count:
+                raise RequestError(
+                    f"axis {axis} of shape {list(shape)} cannot be cut into {count} equal parts"
+                )
+        return Grid.even(shape, self.counts)
+
+    def _uneven_grid(self, shape: Shape) -> Grid:
+        if self.counts[0] != len(self.split_rows) or prod(self.counts) != self.counts[0]:
+            raise RequestError(
+                f"param_split_shape {list(self.split_rows)} is not one number of rows for each "
+                f"of the {self.counts[0]} parts of axis 0, the only axis that may then be cut"
+            )
+        if sum(self.split_rows) != shape[0]:
+            raise RequestError(
+                f"param_split_shape {list(self.split_rows)} adds up to {sum(self.split_rows)} "
+                f"rows, the parameter has {shape[0]}"
+            )
+        return Grid((tuple(accumulate(self.split_rows, initial=0)), *((0, n) for n in shape[1:])))
+
+    def full_shape(self, slice_shape: Shape) -> Shape:
+        """Return the parameter's shape, given the shape of one rank's slice.
+
+        >>> Layout((2, 4), ((0,), ()), opt_step=4, opt_size=-1).full_shape((3, 5))
+        (24, 5)
+        """
+        if len(slice_shape) != len(self.tensor_map):
+            raise RequestError(
+                f"tensor map {self.printable_map} is for {len(self.tensor_map)} axes, "
+                f"the slice has shape {list(slice_shape)}"
+            )
+        if self.split_rows:
+            return (sum(self.split_rows), *slice_shape[1:])
+        return tuple(n * count for n, count in zip(slice_shape, self.counts))
+
+    def fold(self, shape: Shape, *, slices: bool) -> Layout:
+        """Return the layout with a JSON strategy's expanded axes folded back into `shape`'s.
+
+        `shape` is the full shape, or with `slices` one rank's. A layout that has as many axes as
+        the shape is returned as it is. An axis cut by several device axes stands in JSON as one
+        axis for each: all but the last as long as its device axis, the last one the rest.
+
+        >>> json_form = Layout((2, 2, 2), ((), (1,), (0,)), expanded_shape=(32, 2, 32))
+        >>> json_form.fold((32, 16), slices=True).tensor_map
+        ((), (1, 0))
+        """
+        if len(shape) == len(self.tensor_map) or self.expanded_shape is None:
+            return self
+        found = sorted(set(self._foldings(0, shape, slices)))
+        if len(found) != 1:
+            raise RequestError(
+                f"tensor map {self.printable_map} of the expanded shape "
+                f"{list(self.expanded_shape)} fits the shape {list(shape)} in {len(found)} ways; "
+                "use the protobuf strategy file, which keeps nested maps"
+            )
+        return replace(self, tensor_map=found[0], expanded_shape=None)
+
+    def _foldings(self, axis: int, shape: Shape, slices: bool) -> list[tuple[tuple[int, ...], ...]]:
+        """List the ways to fold the expanded axes from `axis` on into the extents `shape`."""
+        assert self.expanded_shape is not None
+        if not shape:
+            return [()] if axis == len(self.expanded_shape) else []
+        first = axis == 0
+        found = []
+        extent = 1
+        axes: tuple[int, ...] = ()
+        for end in range(axis, len(self.expanded_shape)):
+            size, cut = self.expanded_shape[end], self.tensor_map[end]
+            if end > axis and not cut:
+                break
+            count = prod(map(self._axis_size, cut))
+            extent *= size
+            axes += cut
+            parts = prod(map(self._axis_size, axes)) * (self.opt_shards if first else 1)
+            if extent == shape[0] * (parts if slices else 1):
+                found += [(axes, *rest) for rest in self._foldings(end + 1, shape[1:], slices)]
+            if size != count:
+                break
+        return found
+
+
+@cache
+def _cells(layout: Layout) -> tuple[Cell, ...]:
+    sizes = layout.device_matrix
+    cutting = {a for axes in layout.tensor_map for a in axes}
+    free = [a for a in reversed(range(len(sizes))) if a not in cutting]
+    cells = []
+    for rank in range(layout.ranks):
+        coordinate, rest = {}, rank
+        for axis, size in enumerate(reversed(sizes)):
+            rest, coordinate[axis] = divmod(rest, size)
+        mixed = [_mixed_radix(layout, axes, coordinate) for axes in layout.tensor_map]
+        if mixed and layout.opt_shards > 1:
+            position = _mixed_radix(layout, free, coordinate)
+            mixed[0] = mixed[0] * layout.opt_shards + position % layout.opt_shards
+        cells.append(tuple(mixed))
+    return tuple(cells)
+
+
+def _mixed_radix(
+    layout: Layout, axes: tuple[int, ...] | list[int], coordinate: Mapping[int, int]
+) -> int:
+    """Return the number whose digits are the coordinates on `axes`, most significant first."""
+    value = 0
+    for axis in axes:
+        value = value * layout._axis_size(axis) + coordinate[axis]
+    return value
+
+
+@cache
+def _holders(layout: Layout) -> Mapping[Cell, tuple[int, ...]]:
+    found: dict[Cell, tuple[int, ...]] = {}
+    for rank, cell in enumerate(_cells(layout)):
+        found[cell] = (*found.get(cell, ()), rank)
+    return MappingProxyType(found)
+
+
+def whole(ndim: int) -> Layout:
+    """Return the layout of a parameter that one rank holds complete."""
+    return Layout((1,), ((),) * ndim)
+
+
+def mindspore_replica(layout: Layout, cell: Cell, dst_rank: int) -> int:
+    """Return the rank from which MindSpore reads `cell` for a destination rank.
+
+    Both ranks are stage-local. The choice has the destination's coordinates on all axes that do
+    not cut the tensor; under an optimizer shard the position in the group of equal slices is the
+    destination's chunk, and in it the shard. The mapping's ranks are those that hold `cell`.
+
+    >>> mindspore_replica(Layout((2, 2), ((0,),)), (1,), dst_rank=2)
+    3
+    """
+    candidates = layout.holders[cell]
+    if len(candidates) == 1:
+        return candidates[0]
+    me = dst_rank % layout.ranks
+    # Within one cell the free coordinates ascend with the rank, so the rank that shares them
+    # stands where the destination's own rank stands among the holders of its own cell.
+    return candidates[layout.holders[_cells(layout)[me]].index(me)]

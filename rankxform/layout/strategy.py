@@ -1,0 +1,201 @@
+"""Strategies: the layouts of all parameters, by pipeline stage; and how files become one.
+
+A training job saves one file for each stage (or one for each rank, all of a stage the same).
+`combine` puts the records of such files together, or says which two contradict each other and
+which stage is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rankxform.errors import StrategyError
+
+from .layout import Layout, whole
+
+_PREFIXED = re.compile(r"(\d+)-(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class StrategyRecord:
+    """What one strategy file says, before stages are put together.
+
+    label: where it came from, for messages.
+    current_stage: the file's own field; 1 after merging, never the pipeline stage.
+    operator_stages: stage of each operator strategy, in file order.
+    layouts: by name as written, in file order.
+    json: whether the file is JSON, which lists nested maps in their expanded form.
+    """
+
+    label: str
+    current_stage: int
+    operator_stages: tuple[int, ...]
+    layouts: Mapping[str, Layout]
+    json: bool = False
+
+    @property
+    def merged(self) -> bool:
+        """Whether this is a merged file, whose names start with their stage and a dash."""
+        return (
+            self.current_stage == 1
+            and bool(self.layouts)
+            and all(_PREFIXED.fullmatch(name) for name in self.layouts)
+        )
+
+    @property
+    def stage(self) -> int:
+        """Pipeline stage of an un-merged file: that of its first operator strategy."""
+        return self.operator_stages[0] if self.operator_stages else 0
+
+    def by_stage(self) -> dict[int, dict[str, Layout]]:
+        """Return the layouts of each stage the file speaks of, under their plain names."""
+        if not self.merged:
+            return {self.stage: dict(self.layouts)}
+        stages: dict[int, dict[str, Layout]] = {}
+        for written, layout in self.layouts.items():
+            match = _PREFIXED.fullmatch(written)
+            assert match
+            stages.setdefault(int(match[1]), {})[match[2]] = layout
+        return stages
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The layouts of all parameters of a job, by pipeline stage.
+
+    stages: for each stage its layouts by parameter name.
+    stage_size: ranks of a stage; global rank = stage * stage_size + stage-local rank.
+    label: where it came from, for messages.
+    """
+
+    stages: tuple[Mapping[str, Layout], ...]
+    stage_size: int
+    label: str
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the job."""
+        return self.stage_size * len(self.stages)
+
+    def stage_of(self, rank: int) -> int:
+        """Return the pipeline stage of global `rank`."""
+        return rank // self.stage_size
+
+    def ranks_in(self, stage: int) -> range:
+        """Return the global ranks of `stage`."""
+        return range(stage * self.stage_size, (stage + 1) * self.stage_size)
+
+    @cached_property
+    def stages_of(self) -> Mapping[str, tuple[int, ...]]:
+        """For each listed parameter the stages that list it, ascending."""
+        found: dict[str, tuple[int, ...]] = {}
+        for stage, layouts in enumerate(self.stages):
+            for name in layouts:
+                found[name] = (*found.get(name, ()), stage)
+        return found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.stages_of
+
+    def layout(self, name: str, stage: int, ndim: int) -> Layout:
+        """Return the layout of a listed parameter in `stage`; `ndim` is its number of axes."""
+        return self.stages[stage][name]
+
+
+@dataclass(frozen=True)
+class WholeStrategy(Strategy):
+    """The strategy "none": one rank holds every parameter, whole."""
+
+    stages: tuple[Mapping[str, Layout], ...] = field(default=({},))
+    stage_size: int = 1
+    label: str = "none"
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def layout(self, name: str, stage: int, ndim: int) -> Layout:
+        return whole(ndim)
+
+
+def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
+    """Put the records of a job's strategy files, found at `label`, together.
+
+    Files of one stage must agree, every stage from 0 on must be there, and a merged file must
+    agree with the parts beside it. Raises StrategyError, which names the files.
+    """
+    chosen: dict[int, tuple[dict[str, Layout], StrategyRecord]] = {}
+    for record in sorted(records, key=lambda r: (r.json, not r.merged)):
+        if not record.layouts:
+            raise StrategyError(
+                f"{record.label}: lists no parameter layout; save the strategy again"
+            )
+        for stage, layouts in record.by_stage().items():
+            if stage in chosen:
+                _must_agree(stage, *chosen[stage], layouts, record)
+            else:
+                chosen[stage] = layouts, record
+    missing = sorted(set(range(max(chosen) + 1)) - set(chosen))
+    if missing:
+        have = ", ".join(f"stage {s} in {chosen[s][1].label}" for s in sorted(chosen))
+        raise StrategyError(
+            f"{label}: no strategy of pipeline {_stages(missing)} (found {have}); "
+            "put the file of every stage into one folder and name the folder"
+        )
+    stages = tuple(chosen[s][0] for s in range(len(chosen)))
+    return Strategy(stages, _stage_size(stages, label), label)
+
+
+def _must_agree(
+    stage: int,
+    layouts: dict[str, Layout],
+    record: StrategyRecord,
+    others: dict[str, Layout],
+    other: StrategyRecord,
+) -> None:
+    if set(layouts) != set(others):
+        name = sorted(set(layouts) ^ set(others))[0]
+        why = f"only one of them lists {name!r}"
+    else:
+        loose = record.json != other.json
+        differing = (n for n in layouts if _facts(layouts[n], loose) != _facts(others[n], loose))
+        name = next(differing, "")
+        if not name:
+            return
+        why = f"they differ at {name!r}"
+    raise StrategyError(
+        f"{record.label} and {other.label} both describe pipeline stage {stage}, and {why}; "
+        "remove the one that does not belong to the checkpoint"
+    )
+
+
+def _facts(layout: Layout, loose: bool) -> object:
+    """What must be equal in two descriptions of one layout.
+
+    JSON expands nested maps, so `loose` compares the device axes in order, without those of one
+    rank, which the JSON form leaves out.
+    """
+    common = (layout.opt_step, layout.opt_size, layout.field, layout.split_rows)
+    if not loose:
+        return layout.device_matrix, layout.tensor_map, common
+    sizes = layout.device_matrix[::-1]
+    flat = [a for axes in layout.tensor_map for a in ([a for a in axes if sizes[a] > 1] or [-1])]
+    return layout.device_matrix, flat, common
+
+
+def _stage_size(stages: Iterable[Mapping[str, Layout]], label: str) -> int:
+    size = max(layout.ranks for layouts in stages for layout in layouts.values())
+    for layouts in stages:
+        for name, layout in layouts.items():
+            if size % layout.ranks:
+                raise StrategyError(
+                    f"{label}: {name!r} is laid out on {layout.ranks} ranks, another parameter "
+                    f"on {size}; one must divide the other"
+                )
+    return size
+
+
+def _stages(numbers: Sequence[int]) -> str:
+    return ("stage " if len(numbers) == 1 else "stages ") + ", ".join(map(str, numbers))
