@@ -1,0 +1,215 @@
+"""MindSpore's ``.ckpt``: a protobuf Checkpoint message, one Value for each parameter.
+
+Messages and field numbers (proto2)::
+
+    Checkpoint    value 1*
+    Value         tag 1, tensor 2, maptensor 3
+    TensorProto   dims 1*, tensor_type 2, tensor_content 3
+
+A parameter over 512 MiB is cut into several consecutive Values of one tag; each piece states the
+dims of the whole. A scalar has no dims (older writers: one dim, 0). A text has type ``str`` and
+dims [0]. A checksum, if any, stands behind the last Value: ``crc_num`` and ten bytes, big-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .dtype import ITEM_SIZE, TEXT
+from .index import Entry, Index, ReadAt, Shape, Span, build
+from .wire import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    FormatError,
+    delimited,
+    key,
+    read_varint,
+    signed,
+    varint,
+)
+
+PIECE_BYTES = 512 << 20
+"""Content bytes after which MindSpore's save starts another piece."""
+
+_CRC_MARK = b"crc_num"
+CRC_BYTES = len(_CRC_MARK) + 10
+_WINDOW = 1024
+_ENCRYPTED = {b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f", b"\xda\x5e\x3a\x7f"}
+
+
+def read_index(read_at: ReadAt, size: int) -> Index:
+    """Find every parameter of a file of `size` bytes from its headers; no content is read.
+
+    Raises FormatError that names the byte where the file stops making sense.
+    """
+    window = _Window(read_at, size)
+    if window.bytes_at(0, 4) in _ENCRYPTED:
+        raise FormatError(
+            "the file is encrypted, and its key is not known here; load it in MindSpore with "
+            "dec_key, save it without enc_key, and convert that"
+        )
+    entries: dict[str, Entry] = {}
+    crc = None
+    at, last = 0, ""
+    while at < size:
+        if size - at == CRC_BYTES and window.bytes_at(at, len(_CRC_MARK)) == _CRC_MARK:
+            crc = at
+            break
+        start = at
+        number, at, end = window.field(at, size)
+        if number != 1 or end is None:
+            raise FormatError(f"byte {start}: no parameter starts here; this is no checkpoint file")
+        entry = _value(window, at, end)
+        if entry.name == last:
+            entry = _joined(entries[last], entry)
+        entries[entry.name] = entry
+        at, last = end, entry.name
+    return build([_finished(e) for e in entries.values()], size, crc=crc)
+
+
+class _Window:
+    """A file seen through the few bytes around the header being read."""
+
+    def __init__(self, read_at: ReadAt, size: int) -> None:
+        self._read_at, self._size = read_at, size
+        self._start, self._data = 0, b""
+
+    def bytes_at(self, offset: int, nbytes: int) -> bytes:
+        at = offset - self._start
+        if at < 0 or at + nbytes > len(self._data):
+            self._start, at = offset, 0
+            self._data = self._read_at(offset, max(nbytes, _WINDOW))
+        return self._data[at : at + nbytes]
+
+    def varint(self, offset: int, end: int) -> tuple[int, int]:
+        at = offset - self._start
+        if not 0 <= at <= len(self._data) - 10:
+            self.bytes_at(offset, min(10, max(self._size - offset, 0)))
+            at = offset - self._start
+        try:
+            value, behind = read_varint(self._data, at)
+        except FormatError:
+            raise FormatError(
+                f"byte {offset}: no complete number here; the file is damaged or cut off"
+            ) from None
+        if self._start + behind > end:
+            raise FormatError(f"byte {offset}: a number runs over its message's end at {end}")
+        return value, self._start + behind
+
+    def field(self, at: int, end: int) -> tuple[int, int, int | None]:
+        """Return (number, value's offset, value's end), the end None for a varint."""
+        tag, inside = self.varint(at, end)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == VARINT:
+            return number, inside, None
+        if wire_type == BYTES:
+            length, inside = self.varint(inside, end)
+        elif wire_type in (FIXED64, FIXED32):
+            length = 8 if wire_type == FIXED64 else 4
+        else:
+            raise FormatError(f"byte {at}: wire type {wire_type} is not used by this format")
+        if inside + length > end:
+            raise FormatError(
+                f"byte {at}: a field of {length} bytes runs over byte {end}; "
+                "the file is damaged or cut off"
+            )
+        return number, inside, inside + length
+
+    def text(self, start: int, end: int) -> str:
+        try:
+            return self.bytes_at(start, end - start).decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"byte {start}: a name is not UTF-8: {error}") from None
+
+
+def _value(window: _Window, at: int, end: int) -> Entry:
+    start, name, tensor = at, None, None
+    while at < end:
+        number, inside, behind = window.field(at, end)
+        if behind is None:
+            _, behind = window.varint(inside, end)
+        elif number == 1:
+            name = window.text(inside, behind)
+        elif number == 2:
+            tensor = inside, behind
+        elif number == 3:
+            raise FormatError(
+                f"byte {at}: {name!r} is a maptensor, which cannot be converted; "
+                "save the checkpoint without it"
+            )
+        at = behind
+    if name is None or tensor is None:
+        raise FormatError(f"byte {start}: a parameter without {'tensor' if name else 'name'}")
+    return _tensor(window, name, *tensor)
+
+
+def _tensor(window: _Window, name: str, at: int, end: int) -> Entry:
+    dims: list[int] = []
+    dtype, span = "", Span(at, 0)
+    while at < end:
+        number, inside, behind = window.field(at, end)
+        if behind is None:
+            value, behind = window.varint(inside, end)
+            if number == 1:
+                dims.append(signed(value, 64))
+        elif number == 1:
+            while inside < behind:
+                value, inside = window.varint(inside, behind)
+                dims.append(signed(value, 64))
+        elif number == 2:
+            dtype = window.text(inside, behind)
+        elif number == 3:
+            span = Span(inside, behind - inside)
+        at = behind
+    return Entry(name, dtype, tuple(dims), (span,))
+
+
+def _joined(first: Entry, second: Entry) -> Entry:
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        raise FormatError(
+            f"{first.name!r} is cut into pieces that disagree: {first.dtype} {list(first.shape)} "
+            f"and {second.dtype} {list(second.shape)}"
+        )
+    return Entry(first.name, first.dtype, first.shape, first.spans + second.spans)
+
+
+def _finished(entry: Entry) -> Entry:
+    """Give dims [0] the meaning they have: a scalar of older writers, a text, or nothing."""
+    have = sum(span.nbytes for span in entry.spans)
+    if entry.dtype == TEXT:
+        return Entry(entry.name, TEXT, (have,), entry.spans)
+    if entry.shape == (0,) and have and have == ITEM_SIZE.get(entry.dtype):
+        return Entry(entry.name, entry.dtype, (), entry.spans)
+    return entry
+
+
+def pieces(nbytes: int) -> Iterator[int]:
+    """Yield the content bytes of each piece that a parameter of `nbytes` is written in."""
+    yield min(nbytes, PIECE_BYTES)
+    for start in range(PIECE_BYTES, nbytes, PIECE_BYTES):
+        yield min(PIECE_BYTES, nbytes - start)
+
+
+def header(name: str, dtype: str, shape: Shape, nbytes: int) -> bytes:
+    """Return all bytes of a Value before its `nbytes` of content, as MindSpore writes them.
+
+    `shape` is the whole parameter's, also for a piece; ``()`` writes no dims.
+    """
+    dims = (0,) if dtype == TEXT else shape
+    before = b"".join(key(1, VARINT) + varint(n) for n in dims) + delimited(2, dtype.encode())
+    content = key(3, BYTES) + varint(nbytes)
+    tensor = key(2, BYTES) + varint(len(before) + len(content) + nbytes) + before + content
+    tag = delimited(1, name.encode())
+    return key(1, BYTES) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
+
+
+def crc_trailer(crc: int) -> bytes:
+    """Return the checksum that MindSpore's ``crc_check=True`` appends."""
+    return _CRC_MARK + crc.to_bytes(10, "big")
+
+
+def stated_crc(trailer: bytes) -> int:
+    """Read the checksum back from the trailer's bytes."""
+    return int.from_bytes(trailer[len(_CRC_MARK) :], "big")

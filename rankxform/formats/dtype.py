@@ -1,0 +1,54 @@
+"""Element types: MindSpore's names, the names in safetensors, and bytes an element.
+
+Data are opaque here: a type is a label with an item size. Int4 counts bytes, two values in
+each; ``str`` is the UTF-32 text of an `append_dict` entry.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from .wire import FormatError
+
+INT4, TEXT = "Int4", "str"
+
+_TYPES = (
+    # MindSpore, safetensors, bytes
+    ("Bool", "BOOL", 1),
+    ("Int8", "I8", 1),
+    ("UInt8", "U8", 1),
+    ("Int16", "I16", 2),
+    ("UInt16", "U16", 2),
+    ("Int32", "I32", 4),
+    ("UInt32", "U32", 4),
+    ("Int64", "I64", 8),
+    ("UInt64", "U64", 8),
+    ("Float16", "F16", 2),
+    ("BFloat16", "BF16", 2),
+    ("Float32", "F32", 4),
+    ("Float64", "F64", 8),
+    (INT4, None, 1),
+    (TEXT, None, 1),
+)
+ITEM_SIZE = {name: size for name, _, size in _TYPES}
+TO_SAFETENSORS = {**{name: other for name, other, _ in _TYPES if other}, INT4: "I8"}
+FROM_SAFETENSORS = {other: name for name, other, _ in _TYPES if other}
+
+
+def item_size(dtype: str) -> int:
+    """Return the bytes of one element. Raises FormatError for a type MindSpore does not have."""
+    try:
+        return ITEM_SIZE[dtype]
+    except KeyError:
+        raise FormatError(
+            f"element type {dtype!r} is not one of MindSpore's ({', '.join(ITEM_SIZE)})"
+        ) from None
+
+
+def content_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes that a parameter of `shape` takes.
+
+    >>> content_bytes("BFloat16", (3, 4)), content_bytes("Float64", ())
+    (24, 8)
+    """
+    return prod(shape) * item_size(dtype)

@@ -1,0 +1,125 @@
+"""Strategy files in protobuf: MindSpore's ParallelStrategyMap.
+
+Messages and field numbers (proto2, package mindspore.straspb)::
+
+    ParallelStrategyMap   current_stage 1, parallel_strategy_item 2*, parallel_layout_item 3*
+    ParallelStrategyItem  node_name 1, parallel_strategys 2
+    ParallelStrategys     stage 1, parallel_strategy 2*
+    ParallelLayoutItem    param_name 1, parallel_layouts 2
+    ParallelLayouts       dev_matrix 1*, tensor_map 2*, param_split_shape 3*, indices_offset 4*,
+                          field 5, opt_weight_shard_step 6, opt_weight_shard_size 7
+    DevMatrix, TensorMap, ParamSplitShape, IndicesOffset   dim 1*
+
+One TensorMap is a flat map. Several are a nested map, one for each tensor axis, and empty ones
+among them say nothing: a nested 1-D map is its TensorMap and an empty one.
+"""
+
+from __future__ import annotations
+
+from rankxform.errors import StrategyError
+from rankxform.layout.layout import Layout
+from rankxform.layout.strategy import StrategyRecord
+
+from .wire import (
+    VARINT,
+    FormatError,
+    delimited,
+    fields,
+    integer,
+    key,
+    message,
+    repeated,
+    text,
+    varint,
+)
+
+
+def parse(data: bytes, label: str) -> StrategyRecord:
+    """Read a strategy file. Raises FormatError, or StrategyError for an impossible layout."""
+    current_stage = 0
+    operator_stages: list[int] = []
+    layouts: dict[str, Layout] = {}
+    for number, value in fields(memoryview(data)):
+        if number == 1:
+            current_stage = integer(value)
+        elif number == 2:
+            operator_stages.append(_operator_stage(message(value)))
+        elif number == 3:
+            name, content = _layout_item(message(value))
+            try:
+                layouts[name] = _layout(content)
+            except (FormatError, StrategyError) as error:
+                raise type(error)(f"{name!r}: {error}") from error
+    return StrategyRecord(label, current_stage, tuple(operator_stages), layouts)
+
+
+def _operator_stage(item: memoryview) -> int:
+    for number, value in fields(item):
+        if number == 2:
+            for inner, stage in fields(message(value)):
+                if inner == 1:
+                    return integer(stage)
+    return 0
+
+
+def _layout_item(item: memoryview) -> tuple[str, memoryview]:
+    name, content = "", None
+    for number, value in fields(item):
+        if number == 1:
+            name = text(value)
+        elif number == 2:
+            content = message(value)
+    if not name or content is None:
+        raise FormatError(f"a layout item without {'layout' if name else 'parameter name'}")
+    return name, content
+
+
+def _layout(content: memoryview) -> Layout:
+    lists: dict[int, list[list[int]]] = {1: [], 2: [], 3: [], 4: []}
+    scalars = {5: 0, 6: 0, 7: 0}
+    for number, value in fields(content):
+        if number in lists:
+            lists[number].append(_dims(message(value)))
+        elif number in scalars:
+            scalars[number] = integer(value, 32)
+    if not lists[1]:
+        raise FormatError("no device matrix")
+    if not lists[2]:
+        raise FormatError("no tensor map")
+    return Layout(
+        device_matrix=tuple(lists[1][0]),
+        tensor_map=_tensor_map(lists[2]),
+        opt_step=scalars[6],
+        opt_size=scalars[7],
+        field=scalars[5],
+        split_rows=tuple(lists[3][0]) if lists[3] else (),
+        split_offsets=tuple(lists[4][0]) if lists[4] else (),
+    )
+
+
+def _dims(content: memoryview) -> list[int]:
+    return [n for number, value in fields(content) if number == 1 for n in repeated(value)]
+
+
+def _tensor_map(messages: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    if len(messages) == 1:
+        return tuple(() if axis == -1 else (axis,) for axis in messages[0])
+    return tuple(tuple(a for a in axes if a != -1) for axes in messages if axes)
+
+
+def merge(files: list[tuple[int, bytes]]) -> bytes:
+    """Join one file for each stage, given as (stage, bytes), as merge_pipeline_strategys does.
+
+    Operator strategies are joined in order, each layout is renamed ``stage-name``; all other
+    bytes of the items stay as they are. The order of items is MindSpore's.
+    """
+    operators, layouts = [], []
+    for stage, data in files:
+        for number, value in fields(memoryview(data)):
+            if number == 2:
+                operators.append(delimited(2, bytes(message(value))))
+            elif number == 3:
+                name, content = _layout_item(message(value))
+                item = delimited(1, f"{stage}-{name}".encode()) + delimited(2, bytes(content))
+                layouts.append(delimited(3, item))
+    return b"".join([key(1, VARINT) + varint(1), *operators, *layouts])

@@ -1,0 +1,129 @@
+"""The protobuf wire format, as far as MindSpore's two messages use it.
+
+Encoding: https://protobuf.dev/programming-guides/encoding. A field is a varint key
+``number << 3 | wire type`` and a value: a varint (type 0), 8 bytes (1), a varint length and as
+many bytes (2), or 4 bytes (5). Groups (3, 4) do not occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+class FormatError(Exception):
+    """Bytes that are not what the format says; the message gives place and finding."""
+
+
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return the unsigned 64-bit varint at `at` and the position behind it.
+
+    >>> read_varint(b"\\x96\\x01", 0)
+    (150, 2)
+    """
+    value = shift = 0
+    for position in range(at, min(at + 10, len(data))):
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 64:
+                break
+            return value, position + 1
+        shift += 7
+    raise FormatError(f"byte {at}: no complete number here; the file is damaged or cut off")
+
+
+def signed(value: int, bits: int) -> int:
+    """Read an unsigned varint as int32 or int64, which protobuf writes in two's complement."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def varint(value: int) -> bytes:
+    """Encode `value`, a negative one as ten bytes, as protobuf does.
+
+    >>> varint(150), len(varint(-1))
+    (b'\\x96\\x01', 10)
+    """
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def key(number: int, wire_type: int) -> bytes:
+    return varint(number << 3 | wire_type)
+
+
+def delimited(number: int, content: bytes) -> bytes:
+    """Encode a string, bytes or message field."""
+    return key(number, BYTES) + varint(len(content)) + content
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield (number, value) of each field of a message held in memory.
+
+    The value is an int for varints and a view of the bytes for the rest. Raises FormatError.
+    """
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = read_varint(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        if number == 0:
+            raise FormatError(f"byte {at}: field number 0; the file is damaged")
+        if wire_type == VARINT:
+            value, at = read_varint(data, at)
+            yield number, value
+            continue
+        if wire_type == BYTES:
+            length, at = read_varint(data, at)
+        elif wire_type in (FIXED64, FIXED32):
+            length = 8 if wire_type == FIXED64 else 4
+        else:
+            raise FormatError(f"byte {at}: wire type {wire_type} is not used by this format")
+        if at + length > end:
+            raise FormatError(
+                f"byte {at}: a field of {length} bytes ends behind its message's {end} bytes; "
+                "the file is damaged or cut off"
+            )
+        yield number, data[at : at + length]
+        at += length
+
+
+def text(value: int | memoryview) -> str:
+    """Decode a string field."""
+    if isinstance(value, int):
+        raise FormatError("a number stands where a text is expected")
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"a text is not UTF-8: {error}") from None
+
+
+def integer(value: int | memoryview, bits: int = 64) -> int:
+    """Decode an int32, int64 or uint32 field."""
+    if not isinstance(value, int):
+        raise FormatError("bytes stand where a number is expected")
+    return signed(value, bits)
+
+
+def message(value: int | memoryview) -> memoryview:
+    """Return the bytes of an embedded message."""
+    if isinstance(value, int):
+        raise FormatError("a number stands where a message is expected")
+    return value
+
+
+def repeated(value: int | memoryview, bits: int = 64) -> list[int]:
+    """Decode one occurrence of a repeated number: a single one, or a packed run of them."""
+    if isinstance(value, int):
+        return [signed(value, bits)]
+    numbers, at = [], 0
+    while at < len(value):
+        number, at = read_varint(value, at)
+        numbers.append(signed(number, bits))
+    return numbers
