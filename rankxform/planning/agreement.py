@@ -1,0 +1,122 @@
+"""What ranks say of the same bytes: found before anything is written.
+
+Pure verdicts over digests that the processes gathered. A parameter that no strategy lists must be
+the same on every rank, or it was cut in a way that no file tells. A parameter that the strategy
+cuts must not be the same everywhere, or the folder holds complete parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rankxform.errors import CheckpointError
+from rankxform.formats.dtype import item_size
+
+from .selection import Selection, patterns
+from .source import Parameter, Source
+
+_PROBES = 12
+_LEAST_SAMPLE = 64
+
+
+def to_compare(selection: Selection) -> list[str]:
+    """Return the unlisted parameters that several source ranks hold."""
+    every = [*selection.cut.values(), *selection.everywhere.values()]
+    return [p.name for p in every if not p.listed and len(p.holders) > 1]
+
+
+def check_unlisted(
+    source: Source,
+    digests: Mapping[int, Mapping[str, bytes]],
+    take_one: bool,
+) -> list[str]:
+    """Refuse unlisted parameters that differ between ranks; return notices about the rest.
+
+    `digests` is by source rank and name. One element may differ (a counter): a notice. More
+    elements mean a parameter that was cut, unless `take_one` says to take one rank's as it is.
+    Raises CheckpointError.
+    """
+    first: dict[str, int] = {}
+    differing: dict[str, int] = {}
+    for rank in sorted(digests):
+        for name, digest in digests[rank].items():
+            if digest != digests[first.setdefault(name, rank)][name]:
+                differing.setdefault(name, rank)
+    for name in differing_shapes(source, first):
+        differing.setdefault(name, source.unlisted[name].holders[-1])
+    large = [n for n in differing if _is_large(source.unlisted[n])]
+    if large and not take_one:
+        name = large[0]
+        raise CheckpointError(
+            f"{', '.join(patterns(large)[:12])}: {source.strategy.label} does not list "
+            f"{'it' if len(large) == 1 else 'these'}, and {name!r} differs between "
+            f"{source.paths[first[name]]} and {source.paths[differing[name]]}. A frozen parameter "
+            "is cut without being listed, and its cut is not known; leave it out (--exclude), or "
+            "take one rank's bytes as they are (--unlisted take-one)"
+        )
+    return [
+        f"{name!r} is in no strategy and differs between rank {first[name]} and rank {rank}; "
+        "each destination rank gets one source rank's, as with MindSpore"
+        for name, rank in differing.items()
+    ]
+
+
+def differing_shapes(source: Source, names: Iterable[str]) -> list[str]:
+    """Return those of the unlisted `names` whose shape is not the same in every file."""
+    found = []
+    for name in names:
+        shapes = {
+            shelf.contents.shapes[shelf.contents.position[name]]
+            for shelves in source.shelves
+            for shelf in shelves
+            if name in shelf.contents.position
+        }
+        if len(shapes) > 1:
+            found.append(name)
+    return found
+
+
+def _is_large(parameter: Parameter) -> bool:
+    return parameter.shape not in ((), (1,))
+
+
+def probes(selection: Selection) -> list[str]:
+    """Return a few large parameters that the source strategy cuts, spread over the model."""
+    cut = [
+        p
+        for p in selection.cut.values()
+        if p.listed
+        and len(p.ranks_by_cell) > 1
+        and p.box(p.holders[0]).size * item_size(p.dtype) >= _LEAST_SAMPLE
+    ]
+    step = max(1, len(cut) // _PROBES)
+    return [p.name for p in cut[::step][:_PROBES]]
+
+
+def check_slices_differ(
+    source: Source,
+    samples: Mapping[int, Mapping[str, tuple[bytes, bool]]],
+) -> None:
+    """Refuse a folder in which every rank holds the same bytes of what should be cut.
+
+    `samples` are (digest, all bytes equal) by source rank and name. Raises CheckpointError if
+    no probed parameter, constant ones aside, differs anywhere between ranks.
+    """
+    telling: dict[str, set[bytes]] = {}
+    for by_name in samples.values():
+        for name, (digest, constant) in by_name.items():
+            if not constant:
+                telling.setdefault(name, set()).add(digest)
+    if not telling or any(len(digests) > 1 for digests in telling.values()):
+        return
+    name = sorted(telling)[0]
+    parameter = source.listed[name]
+    rank = parameter.holders[0]
+    counts = " x ".join(map(str, parameter.layout.counts))
+    raise CheckpointError(
+        f"{source.paths[rank]}: {source.strategy.label} cuts {name!r} into {counts} slices of "
+        f"{list(parameter.box(rank).shape)}, "
+        f"but every rank holds the same bytes, of this and of all {len(telling)} parameters looked "
+        "at. The files seem to hold complete parameters: give one of them as SRC with "
+        "--src-strategy none, or say --allow-equal-slices if the slices really are equal"
+    )

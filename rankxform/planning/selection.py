@@ -1,0 +1,175 @@
+"""Which parameters are converted, which are left out and why.
+
+A strategy file lists what the compiler cut. What only one of the two files lists is either
+optimizer state that the destination has no use for, or a question that the user must answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rankxform.errors import RequestError, UsageError
+from rankxform.formats.dtype import content_bytes
+from rankxform.layout.layout import Layout, whole
+from rankxform.layout.strategy import Strategy, WholeStrategy
+
+from .source import Parameter, Source
+
+OPTIMIZER_STATE = (
+    "adam_m", "adam_v", "moment1", "moment2", "moments", "accum", "stat", "accu_grads",
+    "exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_insta_sim", "muon_m",
+)  # fmt: skip
+"""What MindSpore's and MindFormers' optimizers put before the name of the parameter they follow."""
+
+ONE_SIDED = ("error", "leave-out", "whole")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Parameters that are not written, and the reason."""
+
+    reason: str
+    names: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The parameters to convert.
+
+    cut: converted from the source's layout to the destination's.
+    everywhere: whole on every destination rank, as one source rank holds it.
+    left_out: what stays behind.
+    absent: names that the strategies list and no file holds.
+    """
+
+    cut: Mapping[str, Parameter]
+    everywhere: Mapping[str, Parameter]
+    left_out: tuple[LeftOut, ...]
+    absent: tuple[str, ...]
+
+
+def select(
+    source: Source,
+    dst: Strategy,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    one_sided: str = "error",
+) -> Selection:
+    """Decide for every parameter of the source what becomes of it.
+
+    `include` and `exclude` are regular expressions, searched in the name. `one_sided` says what
+    happens to a parameter that only one strategy lists: "error"; "leave-out"; or "whole", which
+    takes the side that does not list it to hold it whole on every rank.
+    Raises RequestError for one-sided names, UsageError where nothing is left to convert.
+    """
+    wanted = _filter(include, exclude)
+    cut: dict[str, Parameter] = {}
+    everywhere: dict[str, Parameter] = {}
+    state, alone, filtered = [], [], []
+    for parameter in [*source.listed.values(), *source.unlisted.values()]:
+        name = parameter.name
+        here = parameter.listed and not isinstance(source.strategy, WholeStrategy)
+        there = name in dst and not isinstance(dst, WholeStrategy)
+        if not wanted(name):
+            filtered.append(parameter)
+        elif name in dst and parameter.listed:
+            cut[name] = parameter
+        elif parameter.listed and _follows(name) in dst:
+            state.append(parameter)
+        elif not here and not there:
+            everywhere[name] = parameter
+        elif one_sided == "whole":
+            (cut if there else everywhere)[name] = parameter
+        else:
+            alone.append(parameter)
+    if alone and one_sided == "error":
+        raise RequestError(_one_sided_message(alone, source, dst))
+    if not cut and not everywhere:
+        raise UsageError("no parameter is left to convert; check --include and --exclude")
+    if not cut and not any(map(wanted, source.listed)):
+        raise RequestError(
+            f"{source.strategy.label} lists none of the parameters in {_first(source.paths)}; "
+            "it is the strategy of another network, or of another stage"
+        )
+    reasons = (
+        ("optimizer state that the destination strategy does not list", state),
+        ("only one of the two strategies lists it", alone),
+        ("not chosen by --include and --exclude", filtered),
+    )
+    left_out = tuple(_left_out(reason, parameters) for reason, parameters in reasons if parameters)
+    known = {*source.strategy.stages_of, *dst.stages_of}
+    absent = tuple(sorted(known - set(source.listed) - set(source.unlisted)))
+    return Selection(cut, everywhere, left_out, absent)
+
+
+def destination_layout(selection: Selection, dst: Strategy, name: str, stage: int) -> Layout | None:
+    """Return how ranks of destination `stage` cut `name`, or None where they do not hold it."""
+    if name in selection.everywhere:
+        return whole(len(selection.everywhere[name].shape))
+    parameter = selection.cut[name]
+    if name not in dst or stage not in dst.stages_of.get(name, (0,)):
+        return None
+    return dst.layout(name, stage, len(parameter.shape))
+
+
+def _follows(name: str) -> str:
+    """Return the parameter that an optimizer state belongs to, or the name itself."""
+    prefix, dot, rest = name.partition(".")
+    return rest if dot and prefix in OPTIMIZER_STATE else name
+
+
+def _filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[str], bool]:
+    try:
+        keep = [re.compile(pattern) for pattern in include]
+        drop = [re.compile(pattern) for pattern in exclude]
+    except re.error as error:
+        raise UsageError(f"--include or --exclude: {error.pattern!r}: {error}") from error
+
+    def wanted(name: str) -> bool:
+        return (not keep or any(p.search(name) for p in keep)) and not any(
+            p.search(name) for p in drop
+        )
+
+    return wanted
+
+
+def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
+    nbytes = sum(content_bytes(p.dtype, p.shape) for p in parameters)
+    return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
+
+
+def patterns(names: Iterable[str]) -> list[str]:
+    """Sum up names by pattern, numbers between dots replaced by ``*``, commonest first.
+
+    >>> patterns(["blocks.0.w", "blocks.1.w", "head"])
+    ['blocks.*.w (2)', 'head']
+    """
+    counts: dict[str, int] = {}
+    for name in names:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        counts[pattern] = counts.get(pattern, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{pattern} ({count})" if count > 1 else pattern for pattern, count in ordered]
+
+
+def _one_sided_message(alone: list[Parameter], source: Source, dst: Strategy) -> str:
+    parts = []
+    for label, names in (
+        (source.strategy.label, [p.name for p in alone if p.listed]),
+        (dst.label, [p.name for p in alone if not p.listed]),
+    ):
+        if names:
+            shown = patterns(names)
+            more = f" and {len(shown) - 12} patterns more" if len(shown) > 12 else ""
+            parts.append(f"only {label} lists " + ", ".join(shown[:12]) + more)
+    return (
+        "; ".join(parts) + ". Say what to do: --one-sided leave-out, or --one-sided whole if "
+        "every rank of the side that does not list them holds them whole"
+    )
+
+
+def _first(paths: Mapping[int, str]) -> str:
+    return paths[min(paths)] if paths else "the source"
