@@ -1,0 +1,1 @@
+"""The only file access: finding files, reading ranges, writing streams, publishing."""

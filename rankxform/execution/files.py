@@ -1,0 +1,180 @@
+"""Reads and writes by position, with messages that name the file.
+
+Plain POSIX calls: a range is read or written complete, or an error is raised. Nothing is
+memory-mapped: a file that shrinks under a map ends the process without a word, a short read
+can be told.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rankxform.errors import CheckpointError, StorageError
+from rankxform.formats.index import ReadAt
+
+Buffer = memoryview
+
+SYSCALL_BYTES = 1 << 20
+"""Most bytes of one read or write call; larger ones are slow where memory is fragmented."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return all bytes of a small file, such as a strategy."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError.of(error, path, "read") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Open `path` for reading; yield its descriptor and status."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError.of(error, path, "open") from error
+    try:
+        yield fd, os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def range_reader(fd: int, path: Path) -> ReadAt:
+    """Return a `read_at` over an open file, for the formats' header readers."""
+
+    def read_at(offset: int, nbytes: int) -> bytes:
+        try:
+            return os.pread(fd, nbytes, offset)
+        except OSError as error:
+            raise StorageError.of(error, path, f"read {nbytes} bytes at {offset}") from error
+
+    return read_at
+
+
+class Descriptors:
+    """Open files by path, the least recently used closed when there are too many."""
+
+    def __init__(self, flags: int) -> None:
+        self._flags = flags | os.O_CLOEXEC
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._most = max(16, _descriptor_limit() // 4)
+
+    def get(self, path: Path) -> int:
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        while len(self._open) >= self._most:
+            os.close(self._open.popitem(last=False)[1])
+        try:
+            fd = os.open(path, self._flags)
+        except OSError as error:
+            raise StorageError.of(error, path, "open") from error
+        self._open[path] = fd
+        return fd
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def _descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return soft
+
+
+def read_into(fd: int, path: Path, offset: int, target: Buffer) -> None:
+    """Fill `target` from byte `offset` on. Raises CheckpointError where the file ends before."""
+    done = 0
+    while done < len(target):
+        part = target[done : done + SYSCALL_BYTES]
+        try:
+            got = os.preadv(fd, [part], offset + done)
+        except OSError as error:
+            raise StorageError.of(
+                error, path, f"read {len(part)} bytes at {offset + done}"
+            ) from error
+        if not got:
+            raise CheckpointError(
+                f"{path}: ends at byte {offset + done}, where its headers place data up to "
+                f"{offset + len(target)}; it was changed while it was read"
+            )
+        done += got
+
+
+def write_from(fd: int, path: Path, offset: int, source: Buffer) -> None:
+    """Write all of `source` from byte `offset` on."""
+    done = 0
+    while done < len(source):
+        part = source[done : done + SYSCALL_BYTES]
+        try:
+            done += os.pwrite(fd, part, offset + done)
+        except OSError as error:
+            raise StorageError.of(
+                error, path, f"write {len(part)} bytes at {offset + done}"
+            ) from error
+
+
+def create(path: Path) -> None:
+    """Make an empty file that does not share its bytes with anything that had its name."""
+    try:
+        path.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    except OSError as error:
+        raise StorageError.of(error, path, "create") from error
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError.of(error, path, "make the folder") from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's, or a folder's, contents are on the device."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "sync") from error
+
+
+def publish(part: Path, final: Path, *, durable: bool) -> None:
+    """Give a complete file its final name, in one step."""
+    try:
+        os.replace(part, final)
+    except OSError as error:
+        raise StorageError.of(error, final, "rename the finished file to this name") from error
+    if durable:
+        sync(final.parent)
+
+
+def write_small(path: Path, data: bytes) -> None:
+    """Write a small file under its final name, complete or not at all."""
+    make_folder(path.parent)
+    part = path.with_name(path.name + ".part")
+    create(part)
+    fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        write_from(fd, part, 0, memoryview(data))
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    sync(part)
+    publish(part, path, durable=True)

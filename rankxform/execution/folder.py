@@ -1,0 +1,169 @@
+"""Source folders as people have them: which file is rank N's, of which step.
+
+``SRC/rank_N/<name>-<epoch>_<step>.ckpt`` is what MindSpore's callbacks leave; other patterns are
+given by the user, and one complete file may stand for a folder. Where a rank folder holds
+several steps, the newest that every rank has is taken. Which file is meant is never guessed
+from modification times or the order of names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from glob import escape, glob
+from pathlib import Path
+
+from rankxform.errors import CheckpointError, UsageError
+
+SUFFIXES = (".ckpt", ".safetensors")
+DEFAULT_PATTERN = "rank_{rank}/*"
+_STEP = re.compile(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
+
+Step = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The chosen file of each rank, by global rank, and the (epoch, step) they were saved at."""
+
+    paths: Mapping[int, Path]
+    step: Step | None
+    skipped_steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A file, its step, and its family of names: as written, and with the rank's number starred.
+
+    ``checkpoint_1-10_73`` may be rank 1's file, or the second run's on any rank.
+    """
+
+    path: Path
+    family: str
+    starred: str
+    step: Step | None
+
+
+def find(
+    where: Path,
+    ranks: Iterable[int],
+    pattern: str = DEFAULT_PATTERN,
+    step: str | None = None,
+    suffix: str | None = None,
+) -> Shards:
+    """Choose the file of each rank that saved, among `ranks` and beyond.
+
+    `pattern` is relative to `where`, with ``{rank}`` for the rank's number and ``*``. `step` is
+    ``E_S``; `suffix` is the end of the file's name before its extension. A single file stands
+    for rank 0. Raises UsageError or CheckpointError that lists the candidates.
+    """
+    if where.is_file():
+        return Shards({0: where}, None)
+    if not where.is_dir():
+        raise UsageError(f"{where}: no such checkpoint file or folder")
+    candidates = {
+        rank: [_candidate(path, rank) for path in paths]
+        for rank, paths in _by_rank(where, pattern).items()
+    }
+    if not candidates:
+        raise CheckpointError(
+            f"{where}: holds no checkpoint at {pattern} ({' or '.join(SUFFIXES)}); "
+            "name the right folder, or give --src-pattern, such as 'ckpt_{rank}/*.ckpt'"
+        )
+    return _choose(candidates, [r for r in ranks if r in candidates], _step(step), suffix)
+
+
+def _by_rank(where: Path, pattern: str) -> dict[int, list[Path]]:
+    if "{rank}" not in pattern:
+        raise UsageError(f"--src-pattern {pattern!r}: {{rank}} must stand for the rank's number")
+    shape = re.compile(
+        re.escape(pattern).replace(re.escape("{rank}"), r"(\d+)").replace(r"\*", "[^/]*")
+    )
+    wildcard = pattern.replace("[", "[[]").replace("?", "[?]").replace("{rank}", "[0-9]*")
+    found: dict[int, list[Path]] = {}
+    spelled: dict[int, tuple[str, ...]] = {}
+    for name in sorted(glob(f"{escape(str(where))}/{wildcard}")):
+        path = Path(name)
+        match = shape.fullmatch(path.relative_to(where).as_posix())
+        if not match or path.suffix not in SUFFIXES or not path.is_file():
+            continue
+        rank = int(match[1])
+        if len(set(map(int, match.groups()))) > 1:
+            continue
+        if spelled.setdefault(rank, match.groups()) != match.groups():
+            raise CheckpointError(f"{path} and {found[rank][0]} are both rank {rank}'s; remove one")
+        found.setdefault(rank, []).append(path)
+    return found
+
+
+def _candidate(path: Path, rank: int) -> _Candidate:
+    match = _STEP.fullmatch(path.stem)
+    family = match["family"] if match else path.stem
+    step = (int(match["epoch"]), int(match["step"])) if match else None
+    starred = re.sub(rf"(rank_?){rank}(?!\d)", r"\1*", family)
+    starred = re.sub(rf"(?<!\d){rank}$", "*", starred)
+    return _Candidate(path, family + path.suffix, starred + path.suffix, step)
+
+
+def _step(text: str | None) -> Step | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)_(\d+)", text)
+    if not match:
+        raise UsageError(f"--step {text!r}: an epoch and a step are wanted, such as 10_73")
+    return int(match[1]), int(match[2])
+
+
+def _choose(
+    candidates: Mapping[int, list[_Candidate]],
+    needed: list[int],
+    step: Step | None,
+    suffix: str | None,
+) -> Shards:
+    kept = {
+        rank: [
+            c
+            for c in files
+            if (step is None or c.step == step) and (suffix is None or c.path.stem.endswith(suffix))
+        ]
+        for rank, files in candidates.items()
+    }
+    for rank in needed:
+        if not kept[rank]:
+            raise CheckpointError(
+                f"rank {rank} has no checkpoint that --step or --suffix means; "
+                + _listing(candidates[rank])
+            )
+    every = [c for rank in needed or kept for c in kept[rank]]
+    families = min({c.family for c in every}, {c.starred for c in every}, key=len)
+    if len(families) > 1:
+        raise CheckpointError(
+            f"the rank folders hold {len(families)} families of checkpoints "
+            f"({', '.join(sorted(families)[:6])}); say which by --suffix, --step or --src-pattern; "
+            + _listing(every)
+        )
+    steps = [{c.step for c in kept[rank]} for rank in needed]
+    common = set.intersection(*steps) if steps else {c.step for c in every}
+    if not common:
+        rank = min(needed, key=lambda r: len(kept[r]))
+        raise CheckpointError(
+            "no step is there for every rank; "
+            f"rank {rank}: {_listing(kept[rank])}; rank {needed[0]}: {_listing(kept[needed[0]])}"
+        )
+    newest = max(common, key=lambda s: s or (-1, -1))
+    paths = {}
+    for rank, files in kept.items():
+        match = [c for c in files if c.step == newest and families & {c.family, c.starred}]
+        if len(match) > 1:
+            raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
+        if match:
+            paths[rank] = match[0].path
+    others = {s for rank_steps in steps for s in rank_steps if s and s != newest}
+    return Shards(paths, newest, tuple(sorted(others)))
+
+
+def _listing(candidates: Iterable[_Candidate]) -> str:
+    paths = [str(c.path) for c in candidates]
+    more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
+    return "found " + (", ".join(paths[:8]) + more if paths else "nothing")

@@ -1,0 +1,81 @@
+"""Strategy files as people have them: none, one file, or a folder of stage files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rankxform.errors import StrategyError, UsageError
+from rankxform.formats import strategy_json, strategy_proto
+from rankxform.formats.wire import FormatError
+from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
+
+from .files import read_bytes, write_small
+
+SUFFIXES = (".ckpt", ".json")
+
+
+def load(where: str | None) -> Strategy:
+    """Read the strategy that `where` names: a file, a folder of them, or none.
+
+    ``None``, ``""``, ``"none"`` and ``"None"`` stand for the whole tensor on one rank (a file of
+    that name is ``./none``). Raises StrategyError that names the file.
+    """
+    if where is None or where in ("", "none", "None"):
+        return WholeStrategy()
+    return combine([read(path) for path in files(Path(where))], where)
+
+
+def files(path: Path) -> list[Path]:
+    """Return the strategy files at `path`, ordered as a person would number them."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such strategy file or folder")
+    if not path.is_dir():
+        return [path]
+    found = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
+    if not found:
+        raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json)")
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def read(path: Path) -> StrategyRecord:
+    """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
+    parse = strategy_json.parse if path.name.endswith(".json") else strategy_proto.parse
+    try:
+        return parse(read_bytes(path), str(path))
+    except (FormatError, StrategyError) as error:
+        raise StrategyError(f"{path}: {error}") from error
+
+
+def merge(folder: Path, target: Path) -> Strategy:
+    """Write the stage files in `folder` as one merged file that MindSpore reads.
+
+    The format is the inputs'; the content is what merge_pipeline_strategys writes. Returns the
+    merged strategy. Raises StrategyError where stages are missing or contradict each other.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder of strategy files")
+    paths = [p for p in files(folder) if p.resolve() != target.resolve()]
+    records = {path: read(path) for path in paths}
+    strategy = combine(list(records.values()), str(folder))
+    parts = {path: record for path, record in records.items() if not record.merged}
+    as_json = target.name.endswith(".json")
+    chosen: dict[int, Path] = {}
+    for path, record in parts.items():
+        if record.json == as_json:
+            chosen.setdefault(record.stage, path)
+    missing = sorted(set(range(len(strategy.stages))) - set(chosen))
+    if missing:
+        kind = "JSON" if as_json else "protobuf"
+        raise UsageError(
+            f"{folder}: no {kind} file of pipeline stage {missing[0]} to merge; MindSpore takes "
+            "the format from the name, so name the merged file .json for JSON stages, .ckpt for "
+            "protobuf"
+        )
+    join = strategy_json.merge if as_json else strategy_proto.merge
+    write_small(target, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)]))
+    return strategy

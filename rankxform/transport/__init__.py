@@ -1,0 +1,29 @@
+"""The only mpi4py: processes that share values, work side by side, and fail together.
+
+`team` gives the processes of this run; without a launcher it is this process alone, and MPI is
+not imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .launcher import launched_size
+from .team import Serial, Team
+
+
+def team(comm: Any = None) -> Team:
+    """Return the processes that work together.
+
+    comm: an mpi4py communicator of an embedding program; it is duplicated. Without one, the
+    launcher's world if this process was started by one, else this process alone.
+    Raises UsageError where launcher and MPI library disagree, or no MPI library is found.
+    """
+    if comm is None and launched_size() is None:
+        return Serial()
+    from .mpi import MpiTeam
+
+    return MpiTeam.over(comm)
+
+
+__all__ = ["Serial", "Team", "team"]

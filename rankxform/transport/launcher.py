@@ -1,0 +1,35 @@
+"""What the launcher says in the environment, before any MPI library is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK")
+
+
+def launched_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many processes the launcher started, or None without a launcher.
+
+    >>> launched_size({"PMI_SIZE": "4"}), launched_size({"SLURM_JOB_ID": "7"})
+    (4, None)
+    """
+    sizes: tuple[str, ...] = _SIZES
+    if environ.get("SLURM_STEP_ID", "").isdigit():  # a step of srun; not the batch script itself
+        sizes += ("SLURM_STEP_NUM_TASKS",)
+    return _first_number(environ, sizes)
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return this process's number as the launcher counts, 0 without a launcher."""
+    return _first_number(environ, (*_RANKS, "SLURM_PROCID")) or 0
+
+
+def gives_terminals(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher puts a pseudo-terminal before a stream that is none (Open MPI)."""
+    return "OMPI_COMM_WORLD_SIZE" in environ
+
+
+def _first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    return next((int(environ[n]) for n in names if environ.get(n, "").isdigit()), None)

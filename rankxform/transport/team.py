@@ -1,0 +1,89 @@
+"""The processes of a run, as the job sees them; and the team of one."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+Show = Callable[[int, bool], None]
+"""Told on process 0 the bytes done by all processes, and whether that is the end."""
+
+
+class Team(ABC):
+    """Processes that call the same methods in the same order.
+
+    Every method but `rank` and `size` is collective. A failure on one process is raised on all,
+    as PeerError with one message and code.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def share(self, compute: Callable[[], T]) -> T:
+        """Compute on process 0 and return the value on every process."""
+
+    @abstractmethod
+    def gather(self, compute: Callable[[], T]) -> list[T]:
+        """Compute on every process and return all values, by process, on every process."""
+
+    @abstractmethod
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Do local work; leave when every process has done its own, or raise on all."""
+        yield
+
+    @abstractmethod
+    def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
+        """Do long local work that reports bytes as it goes; end together.
+
+        `compute` gets a function to call with the bytes done since the last call. That function
+        raises on every process soon after one has failed, so that none works on for nothing.
+        """
+
+    @abstractmethod
+    def finish(self, code: int) -> int:
+        """Leave the team with an exit code; return the largest of all processes'."""
+
+    @abstractmethod
+    def abort(self, message: str, code: int) -> None:
+        """Say why and end every process now, in whatever state they are. Does not return."""
+
+
+class Serial(Team):
+    """One process, without MPI."""
+
+    rank, size = 0, 1
+
+    def share(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+    def gather(self, compute: Callable[[], T]) -> list[T]:
+        return [compute()]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        yield
+
+    def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
+        done = 0
+
+        def tick(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            show(done, False)
+
+        value = compute(tick)
+        show(done, True)
+        return value
+
+    def finish(self, code: int) -> int:
+        return code
+
+    def abort(self, message: str, code: int) -> None:
+        os.write(2, f"rankxform: error: {message}\n".encode())
+        os._exit(code)
