@@ -1,0 +1,29 @@
+"""rankxform: move a distributed MindSpore checkpoint between parallel strategies."""
+
+from rankxform.api import inspect, merge, plan, ranks, transform
+from rankxform.errors import (
+    CheckpointError,
+    PeerError,
+    RankxformError,
+    RequestError,
+    StoppedError,
+    StorageError,
+    StrategyError,
+    UsageError,
+)
+
+__all__ = [
+    "CheckpointError",
+    "PeerError",
+    "RankxformError",
+    "RequestError",
+    "StorageError",
+    "StoppedError",
+    "StrategyError",
+    "UsageError",
+    "inspect",
+    "merge",
+    "plan",
+    "ranks",
+    "transform",
+]

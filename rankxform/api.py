@@ -1,0 +1,91 @@
+"""The verbs as functions, for programs.
+
+Under mpirun they are collective: every process calls them alike, with the communicator.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rankxform import inspection, job
+from rankxform.cli.report import plan_summary
+from rankxform.errors import StorageError
+from rankxform.execution import strategies
+from rankxform.transport import team
+
+
+def transform(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    src_strategy: str | os.PathLike[str] | None = None,
+    dst_strategy: str | os.PathLike[str] | None = None,
+    *,
+    comm: Any = None,
+    **options: Any,
+) -> job.Report:
+    """Convert the checkpoint in `src` to `dst`; return what was done.
+
+    A strategy is a file, a folder of stage files, or None. `comm` is an mpi4py communicator;
+    without one the launcher's world is used, or this process alone. `options` are the other
+    fields of `rankxform.job.Request`. Raises RankxformError, the same on every process.
+    """
+    return job.transform(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
+
+
+def plan(
+    src: str | os.PathLike[str],
+    src_strategy: str | os.PathLike[str] | None = None,
+    dst_strategy: str | os.PathLike[str] | None = None,
+    *,
+    processes: int | None = None,
+    comm: Any = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return what `transform` would read and write, as ``plan --json`` prints it."""
+    together = team(comm)
+    request = _request(src, None, src_strategy, dst_strategy, options)
+    return plan_summary(job.prepare(request, together), processes or together.size)
+
+
+def ranks(
+    src_strategy: str | os.PathLike[str] | None,
+    dst_strategy: str | os.PathLike[str] | None,
+    wanted: tuple[int, ...] = (),
+) -> dict[int, tuple[int, ...]]:
+    """Return for each destination rank the source ranks whose bytes it needs."""
+    return inspection.needed_ranks(
+        strategies.load(_text(src_strategy)), strategies.load(_text(dst_strategy)), wanted
+    )
+
+
+def merge(
+    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
+    """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
+    path = Path(target)
+    if path.exists() and not overwrite:
+        raise StorageError(f"{path}: is already there; remove it, or pass overwrite=True")
+    strategies.merge(Path(folder), path)
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describe a checkpoint file, a checkpoint folder or a strategy."""
+    return inspection.inspect(Path(path))
+
+
+def _request(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str] | None,
+    src_strategy: str | os.PathLike[str] | None,
+    dst_strategy: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+) -> job.Request:
+    return job.Request(
+        os.fspath(src), _text(dst), _text(src_strategy), _text(dst_strategy), **options
+    )
+
+
+def _text(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)

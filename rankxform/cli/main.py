@@ -1,0 +1,170 @@
+"""From the command line to an exit code, the same on every process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankxform import hostfile, inspection, job
+from rankxform.errors import RankxformError, StoppedError, StorageError, exit_code
+from rankxform.execution import strategies
+from rankxform.execution.files import read_bytes
+from rankxform.transport import Team, team
+from rankxform.transport.launcher import launched_rank
+
+from . import arguments, report
+from .progress import Progress
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code (`rankxform.errors` lists them)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if arguments.wants_help(argv):
+        return _help(argv)
+    try:
+        processes = team()
+    except RankxformError as error:
+        return _say(error)
+    try:
+        code = _run(argv, processes)
+    except RankxformError as error:
+        code = _say(error) if processes.rank == 0 else exit_code(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except BaseException as error:
+        processes.abort(*_describe(error))
+        raise
+    sys.stdout.flush()
+    return processes.finish(code)
+
+
+def _help(argv: Sequence[str]) -> int:
+    if launched_rank() > 0:
+        return 0
+    try:
+        arguments.parse(argv or ["--help"])
+    except SystemExit as end:
+        return int(end.code or 0)
+    except RankxformError as error:
+        return _say(error)
+    return 0
+
+
+def _say(error: BaseException) -> int:
+    os.write(2, f"rankxform: error: {error}\n".encode())  # one call: lines of processes never mix
+    return exit_code(error)
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, KeyboardInterrupt):
+        return (
+            "interrupted; no unfinished file bears a final name, run again",
+            StoppedError.exit_code,
+        )
+    traceback.print_exception(type(error), error, error.__traceback__)
+    return f"a bug of rankxform's own: {type(error).__name__}: {error}", exit_code(error)
+
+
+def _run(argv: Sequence[str], processes: Team) -> int:
+    options = processes.share(lambda: arguments.parse(argv))
+    run: Callable[[argparse.Namespace, Team], None] = _VERBS[options.verb]
+    run(options, processes)
+    return 0
+
+
+def _transform(options: argparse.Namespace, processes: Team) -> None:
+    if options.dry_run:
+        _plan(options, processes)
+        return
+
+    def begin(conversion: job.Conversion, nbytes: int) -> Progress:
+        _print(report.opening(conversion, processes.size))
+        for flag in arguments.ignored(options):
+            _print(f"note: {flag} means nothing here: the work is shared among the processes")
+        return Progress(nbytes, options.progress)
+
+    request = processes.share(lambda: arguments.request(options))
+    done = job.transform(request, processes, begin)
+    if processes.rank == 0:
+        _print(report.closing(done))
+
+
+def _plan(options: argparse.Namespace, processes: Team) -> None:
+    request = processes.share(lambda: arguments.request(options))
+    conversion = job.prepare(request, processes)
+    count = getattr(options, "processes", None) or processes.size
+
+    def show() -> None:
+        summary = report.plan_summary(conversion, count)
+        as_json = getattr(options, "json", False)
+        _print(report.as_json(summary) if as_json else report.plan_table(conversion, summary))
+
+    processes.share(show)
+
+
+def _ranks(options: argparse.Namespace, processes: Team) -> None:
+    if options.src:
+        request = processes.share(
+            lambda: job.Request(
+                options.src, None, options.src_strategy, options.dst_strategy, ranks=options.ranks
+            )
+        )
+        conversion = job.prepare(request, processes)
+        found = {plan.rank: plan.src_ranks for plan in conversion.plans(conversion.ranks)}
+    else:
+        found = processes.share(
+            lambda: inspection.needed_ranks(
+                strategies.load(options.src_strategy),
+                strategies.load(options.dst_strategy),
+                options.ranks,
+            )
+        )
+    if processes.rank == 0:
+        _print(report.as_json(found) if options.json else report.ranks_table(found))
+
+
+def _merge(options: argparse.Namespace, processes: Team) -> None:
+    def merge() -> None:
+        target = Path(options.target)
+        if target.exists() and not options.overwrite:
+            raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
+        merged = strategies.merge(Path(options.folder), target)
+        _print(report.merged(target, merged))
+
+    processes.share(merge)
+
+
+def _inspect(options: argparse.Namespace, processes: Team) -> None:
+    def inspect() -> None:
+        found = inspection.inspect(Path(options.path), options.src_pattern)
+        _print(report.as_json(found) if options.json else report.inspection(found))
+
+    processes.share(inspect)
+
+
+def _hostfile(options: argparse.Namespace, processes: Team) -> None:
+    def convert() -> None:
+        path = Path(options.table)
+        hosts = hostfile.from_rank_table(read_bytes(path), str(path))
+        _print(hostfile.text(hosts, options.style, options.slots))
+
+    processes.share(convert)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+_VERBS: dict[str, Callable[[argparse.Namespace, Team], None]] = {
+    "transform": _transform,
+    "plan": _plan,
+    "ranks": _ranks,
+    "merge": _merge,
+    "inspect": _inspect,
+    "hostfile": _hostfile,
+}

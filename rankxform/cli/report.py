@@ -1,0 +1,238 @@
+"""What the command prints: before, after, and instead of the work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankxform.job import Conversion, Report
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.plan import distinct_bytes
+from rankxform.planning.selection import LeftOut, patterns
+
+from .units import seconds, size, table
+
+_MANY = 40
+
+
+def opening(conversion: Conversion, processes: int) -> str:
+    """Say which files were found and what is about to happen."""
+    source, dst, shards = conversion.source, conversion.dst, conversion.shards
+    step = f", epoch {shards.step[0]} step {shards.step[1]}" if shards.step else ""
+    found = _count(len(conversion.indexes), "rank")
+    return "\n".join(
+        (
+            f"source       {conversion.request.src}: {found}{step}",
+            f"             cut by {_strategy(source.strategy)}",
+            f"destination  {conversion.request.dst}: {_count(len(conversion.ranks), 'rank')}",
+            f"             cut by {_strategy(dst)}",
+            f"processes    {processes} (need not equal the number of ranks)",
+        )
+    )
+
+
+def _strategy(strategy: Strategy) -> str:
+    if strategy.label == "none":
+        return "none (whole tensors on one rank)"
+    stages = len(strategy.stages)
+    pipeline = f"{stages} stages of {_count(strategy.stage_size, 'rank')}"
+    return f"{strategy.label} ({pipeline if stages > 1 else _count(strategy.ranks, 'rank')})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def closing(done: Report) -> str:
+    """Say what was moved, what was left out, and what deserves a look."""
+    selection = done.conversion.selection
+    needed = sum(distinct_bytes(done.conversion.plans(done.conversion.ranks)).values())
+    lines = [
+        f"read {size(done.read)} ({done.read / needed if needed else 1:.2f} of the "
+        f"{size(needed)} needed), wrote {size(done.written)} in {_count(len(done.files), 'file')}, "
+        f"{seconds(done.seconds)} ({size(done.written / max(done.seconds, 1e-9))}/s), "
+        f"peak memory {size(done.peak_memory)} a process"
+    ]
+    if done.compared:
+        lines.append(
+            f"compared {size(done.compared)} of parameters in no strategy between the ranks"
+        )
+    lines += [_left_out(left) for left in selection.left_out]
+    if selection.absent:
+        lines.append(_names("in the strategies, not in the checkpoint", selection.absent))
+    lines += [f"note: {notice}" for notice in done.notices]
+    return "\n".join(lines)
+
+
+def _left_out(left: LeftOut) -> str:
+    return _names(f"left out, {size(left.nbytes)}: {left.reason}", left.names)
+
+
+def _names(title: str, names: tuple[str, ...]) -> str:
+    shown = patterns(names)
+    more = [f"  and {len(shown) - 8} patterns more"] if len(shown) > 8 else []
+    return "\n".join(
+        [f"{title} ({_count(len(names), 'parameter')})", *(f"  {p}" for p in shown[:8]), *more]
+    )
+
+
+def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
+    """Return the whole plan in numbers: for each destination rank, and in all."""
+    process_of = {r: p for p, ranks in enumerate(conversion.shares(processes)) for r in ranks}
+    plans = conversion.plans(conversion.ranks)
+    needed = distinct_bytes(plans)
+    by_process: dict[int, list[Any]] = {}
+    for plan in plans:
+        by_process.setdefault(process_of[plan.rank], []).append(plan)
+    selection = conversion.selection
+    return {
+        "src": conversion.request.src,
+        "src_ranks": conversion.source.strategy.ranks,
+        "dst_ranks": conversion.dst.ranks,
+        "processes": processes,
+        "step": "_".join(map(str, conversion.shards.step)) if conversion.shards.step else None,
+        "parameters": len(selection.cut) + len(selection.everywhere),
+        "bytes_needed": sum(needed.values()),
+        "bytes_read": sum(sum(distinct_bytes(group).values()) for group in by_process.values()),
+        "bytes_written": sum(plan.nbytes for plan in plans),
+        "buffer_bytes_a_process": conversion.request.memory,
+        "bytes_from_source_rank": {str(r): needed[r] for r in sorted(needed)},
+        "ranks": [
+            {
+                "rank": plan.rank,
+                "process": process_of[plan.rank],
+                "parameters": len(plan.slices),
+                "copies": sum(len(s.copies) for s in plan.slices),
+                "bytes_read": sum(distinct_bytes([plan]).values()),
+                "bytes_written": plan.nbytes,
+                "src_ranks": list(plan.src_ranks),
+            }
+            for plan in plans
+        ],
+        "left_out": [
+            {"reason": left.reason, "bytes": left.nbytes, "names": list(left.names)}
+            for left in selection.left_out
+        ],
+        "not_in_checkpoint": list(selection.absent),
+        "notices": conversion.notices,
+    }
+
+
+def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
+    """Write the plan for people."""
+    head = ("rank", "process", "parameters", "copies", "reads", "writes", "from source ranks")
+    rows = [
+        (
+            r["rank"], r["process"], r["parameters"], r["copies"],
+            size(r["bytes_read"]), size(r["bytes_written"]), _few(r["src_ranks"]),
+        )
+        for r in summary["ranks"]
+    ]  # fmt: skip
+    processes = summary["processes"]
+    lines = [opening(conversion, processes).replace(": None", ""), "", _cut(table(head, rows))]
+    lines += [
+        "",
+        f"in all: {size(summary['bytes_needed'])} of the source are needed, "
+        f"{size(summary['bytes_read'])} read, {size(summary['bytes_written'])} written; "
+        f"buffers of {size(summary['buffer_bytes_a_process'])} on each of "
+        f"{_count(processes, 'process').replace('processs', 'processes')}",
+    ]
+    lines += [_left_out(left) for left in conversion.selection.left_out]
+    if conversion.selection.absent:
+        lines.append(
+            _names("in the strategies, not in the checkpoint", conversion.selection.absent)
+        )
+    lines += [f"note: {notice}" for notice in conversion.notices]
+    return "\n".join(lines)
+
+
+def _few(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:12]))
+    return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
+
+
+def _cut(text: str) -> str:
+    lines = text.splitlines()
+    if len(lines) <= _MANY + 1:
+        return text
+    return "\n".join(
+        [*lines[: _MANY + 1], f"and {len(lines) - 1 - _MANY} ranks more (--json prints all)"]
+    )
+
+
+def ranks_table(found: Mapping[int, tuple[int, ...]]) -> str:
+    """Write which source ranks each destination rank needs."""
+    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in found.items()]
+    return table(("rank", "needs source ranks"), rows)
+
+
+def merged(target: Path, strategy: Strategy) -> str:
+    """Say what was merged, and what MindSpore will make of it."""
+    text = f"{target}: {_strategy(strategy)}"
+    dashes = [name for name in strategy.stages_of if "-" in name]
+    if dashes:
+        text += (
+            "\nnote: MindSpore's own reader does not take names with a dash, such as "
+            f"{dashes[0]!r}; rankxform does"
+        )
+    return text
+
+
+def inspection(found: Mapping[str, Any]) -> str:
+    """Write what `inspect` found."""
+    return {"strategy": _strategy_table, "checkpoint": _checkpoint_table, "folder": _folder_table}[
+        found["kind"]
+    ](found)
+
+
+def _strategy_table(found: Mapping[str, Any]) -> str:
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for layout in found["layouts"]:
+        shard = layout["opt_size"] if layout["opt_step"] else 0
+        facts = (
+            layout["stage"], layout["device_matrix"], layout["tensor_map"],
+            "-" if not shard else "all" if shard == -1 else shard,
+            layout["slices"], layout["replicas"],
+        )  # fmt: skip
+        rows.setdefault(tuple(map(str, facts)), []).append(layout["name"])
+    lines = [(*facts, pattern) for facts, names in rows.items() for pattern in patterns(names)]
+    head = (
+        "stage",
+        "device matrix",
+        "tensor map",
+        "optimizer shard",
+        "slices",
+        "replicas",
+        "parameter",
+    )
+    return (
+        f"{found['path']}: strategy, {_count(found['stages'], 'stage')} of "
+        f"{_count(found['ranks_in_a_stage'], 'rank')}, "
+        f"{_count(len(found['layouts']), 'layout')}\n\n" + table(head, lines)
+    )
+
+
+def _checkpoint_table(found: Mapping[str, Any]) -> str:
+    head = ("type", "shape", "bytes", "parameter")
+    rows = [(e["dtype"], e["shape"], size(e["nbytes"]), e["name"]) for e in found["entries"]]
+    extra = ", with a checksum" if found["checksum"] else ""
+    return (
+        f"{found['path']}: {found['format']}, {_count(found['parameters'], 'parameter')}, "
+        f"{size(found['nbytes'])}{extra}\n\n" + table(head, rows)
+    )
+
+
+def _folder_table(found: Mapping[str, Any]) -> str:
+    head = ("rank", "parameters", "bytes", "file")
+    rows = [(r["rank"], r["parameters"], size(r["nbytes"]), r["file"]) for r in found["ranks"]]
+    step = f", step {found['step']}" if found["step"] else ""
+    return (
+        f"{found['path']}: checkpoint of {_count(len(found['ranks']), 'rank')}{step}\n\n"
+        + table(head, rows)
+    )
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=1)

@@ -1,0 +1,76 @@
+"""Bytes, times and tables as people read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def size(nbytes: float) -> str:
+    """Write bytes in decimal units.
+
+    >>> size(999), size(1_350_000_000)
+    ('999 B', '1.35 GB')
+    """
+    exponent = 0
+    while nbytes >= 999.5 and exponent < len(_UNITS) - 1:
+        nbytes /= 1000
+        exponent += 1
+    return f"{nbytes:.{3 if exponent else 0}{'g' if exponent else 'f'}} {_UNITS[exponent]}"
+
+
+def parse_size(text: str) -> int:
+    """Read bytes such as ``256M`` or ``1.5GiB``; the letters mean powers of 1024.
+
+    >>> parse_size("64M"), parse_size("1.5GiB"), parse_size("4096")
+    (67108864, 1610612736, 4096)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError(text)
+    return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def seconds(value: float) -> str:
+    """Write a time.
+
+    >>> seconds(0.4), seconds(75), seconds(7380)
+    ('0.40 s', '1 min 15 s', '2 h 3 min')
+    """
+    if value < 60:
+        return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(int(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lay out columns: texts to the left, numbers to the right."""
+    cells = [[str(c) for c in row] for row in rows]
+    right = [all(re.match(r"[\d.]+( |$)", row[i]) for row in cells) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *cells)]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right))
+        return "  ".join(padded).rstrip()
+
+    return "\n".join(map(line, [list(head), *cells]))
+
+
+def number_ranges(text: str) -> tuple[int, ...]:
+    """Read rank numbers such as ``0,2-5``.
+
+    >>> number_ranges("0,2-5")
+    (0, 2, 3, 4, 5)
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
+            raise ValueError(text)
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(found)

@@ -1,0 +1,98 @@
+"""Hostfiles for mpirun, made from HCCL rank tables.
+
+A rank table lists the hosts of a training job and their devices. Four documented forms are
+read: version 1.0 and 1.2 (``server_list``, also with a ``cluster_list`` beside it), and the
+version 0 of ModelArts and Kubernetes (``group_list`` with ``instance_list``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rankxform.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host and the number of devices that the job has there."""
+
+    address: str
+    devices: int
+
+
+def from_rank_table(data: bytes, label: str) -> list[Host]:
+    """Return the hosts of a rank table, in rank order. Raises UsageError that names `label`."""
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise UsageError(f"{label}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{label}: not a rank table: a JSON object is wanted")
+    status = document.get("status", "completed")
+    if status != "completed":
+        raise UsageError(
+            f"{label}: the rank table's status is {status!r}, not 'completed'; the job's hosts "
+            "are not known yet, wait until they are"
+        )
+    try:
+        hosts = _version_0(document) if "group_list" in document else _version_1(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{label}: not a rank table: {type(error).__name__} {error}") from None
+    return _checked(hosts, label)
+
+
+def _version_1(document: dict[str, Any]) -> list[Host]:
+    servers = []
+    for server in document["server_list"]:
+        ranks = sorted(int(device["rank_id"]) for device in server["device"])
+        servers.append((ranks[0], Host(_address(server), len(ranks))))
+    return [host for _, host in sorted(servers, key=lambda item: item[0])]
+
+
+def _address(server: dict[str, Any]) -> str:
+    """Return the address by which mpirun reaches a server.
+
+    ``server_id`` is the host's address in most tables; where it is a made-up name (clusters,
+    superpods) the address stands beside it.
+    """
+    for field in ("host_ip", "server_ip", "pod_ip"):
+        if server.get(field):
+            return str(server[field])
+    return str(server["server_id"])
+
+
+def _version_0(document: dict[str, Any]) -> list[Host]:
+    instances = [i for group in document["group_list"] for i in group["instance_list"]]
+    instances.sort(key=lambda i: int(re.findall(r"\d+", str(i["pod_name"]))[-1]))
+    return [Host(str(i["server_id"]), len(i["devices"])) for i in instances]
+
+
+def _checked(hosts: list[Host], label: str) -> list[Host]:
+    if not hosts:
+        raise UsageError(f"{label}: lists no host")
+    seen: set[str] = set()
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9_.:\-]+", host.address):
+            raise UsageError(
+                f"{label}: {host.address!r} is no address; rank tables in documents have theirs "
+                "masked, take the one the job was started with"
+            )
+        if host.address in seen:
+            raise UsageError(f"{label}: host {host.address} is listed twice")
+        seen.add(host.address)
+    return hosts
+
+
+def text(hosts: list[Host], style: str = "openmpi", slots: int | None = None) -> str:
+    """Write a hostfile: ``host slots=N`` for Open MPI, ``host:N`` for MPICH.
+
+    >>> print(text([Host("10.1.2.3", 8)], "mpich", slots=2))
+    10.1.2.3:2
+    """
+    if slots is not None and slots < 1:
+        raise UsageError(f"--slots {slots}: at least one process on each host is wanted")
+    form = "{}:{}" if style == "mpich" else "{} slots={}"
+    return "\n".join(form.format(h.address, slots or h.devices) for h in hosts)
