@@ -1,0 +1,126 @@
+"""The same conversions as everywhere, shared by several processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+import rankxform
+from rankxform.errors import PeerError
+from rankxform.transport import team
+from tests import reference
+from tests.cases import random_case
+
+WORLD = MPI.COMM_WORLD
+SIZES = (1, 2, 3, 5)
+
+
+@pytest.fixture
+def tmp(tmp_path):
+    """A folder that all processes see, made by process 0."""
+    return Path(WORLD.bcast(str(tmp_path)))
+
+
+def prepare(case, tmp, kind="ckpt"):
+    if WORLD.rank == 0:
+        reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras, kind)
+        for side, stages in (("src", case.src), ("dst", case.dst)):
+            if stages:
+                reference.write_stage_files(tmp / f"{side}_strategy", stages)
+    WORLD.Barrier()
+    return tmp / "src", *(
+        tmp / f"{side}_strategy" if stages else None
+        for side, stages in (("src", case.src), ("dst", case.dst))
+    )
+
+
+@pytest.mark.mpi(min_size=1, sizes=SIZES)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_slice_is_right_at_any_number_of_processes(seed, tmp):
+    kind = ("ckpt", "safetensors")[seed % 2]
+    case = random_case(seed, mindspore_agrees=False)
+    src, a, b = prepare(case, tmp, kind)
+    report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False)
+    assert report.processes == WORLD.size
+    wrong = reference.wrong_slices(tmp / "dst", case.dst, case.params, kind)
+    assert wrong == []
+
+
+@pytest.mark.mpi(min_size=1, sizes=SIZES)
+@pytest.mark.parametrize("ranks", [(8, 6), (3, 5), (7, 1)])
+def test_ranks_without_a_common_factor(ranks, tmp):
+    case = random_case(sum(ranks), mindspore_agrees=False, ranks=ranks, whole=False)
+    src, a, b = prepare(case, tmp)
+    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))
+def test_the_plan_is_the_same_on_every_process(tmp):
+    case = random_case(3, mindspore_agrees=False, whole=False)
+    src, a, b = prepare(case, tmp)
+    plans = WORLD.allgather(rankxform.plan(src, a, b, comm=WORLD))
+    assert all(plan == plans[0] for plan in plans)
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))
+def test_an_error_on_one_process_is_raised_on_all(tmp):
+    case = random_case(4, whole=False)
+    src, a, b = prepare(case, tmp)
+    victim = src / "rank_1" / "checkpoint_1.ckpt"
+    if WORLD.rank == 0:
+        os.truncate(victim, victim.stat().st_size - 1)
+    WORLD.Barrier()
+    with pytest.raises(PeerError, match="rank_1/checkpoint_1.ckpt") as caught:
+        rankxform.transform(src, tmp / "dst", a, b, comm=WORLD)
+    assert caught.value.code == 3
+    assert not list((tmp / "dst").rglob("*"))
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 5))
+def test_a_failure_in_the_middle_of_the_work_stops_the_others(tmp):
+    processes = team(WORLD)
+    ticks = 0
+
+    def compute(tick):
+        nonlocal ticks
+        if processes.rank == processes.size - 1:
+            raise rankxform.StorageError("disk full")
+        for _ in range(10_000):
+            tick(1)
+            ticks += 1
+            MPI.COMM_SELF.Barrier()
+            import time
+
+            time.sleep(0.002)
+
+    with pytest.raises(PeerError, match="disk full") as caught:
+        processes.work(compute, lambda done, end: None)
+    assert caught.value.code == 4
+    assert ticks < 10_000, "the healthy processes worked on to the end"
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+def test_progress_reaches_process_0_and_ends_with_the_total(tmp):
+    processes = team(WORLD)
+    seen = []
+
+    def compute(tick):
+        for _ in range(10):
+            tick(7)
+
+    processes.work(compute, lambda done, end: seen.append((done, end)))
+    if processes.rank == 0:
+        assert seen[-1] == (70 * processes.size, True)
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+def test_values_are_shared_and_gathered(tmp):
+    processes = team(WORLD)
+    assert processes.share(lambda: ["value", processes.rank]) == ["value", 0]
+    assert processes.gather(lambda: processes.rank * 2) == [2 * r for r in range(WORLD.size)]
+    with pytest.raises(PeerError, match="no such thing"):
+        processes.share(lambda: (_ for _ in ()).throw(rankxform.UsageError("no such thing")))
