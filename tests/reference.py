@@ -341,6 +341,6 @@ def wrong_slices(folder, stages, params, kind="ckpt", ranks=None, make=full_tens
                 wrong.append(f"rank {rank}: {n} is missing")
             elif have != (params[n][1], words.shape, np.ascontiguousarray(words).tobytes()):
                 wrong.append(
-                    f"rank {rank}: {n} is {have[0]} {have[1]}, {words.shape} wanted, or bytes differ"
+                    f"rank {rank}: {n} is {have[0]} {have[1]}, {words.shape} wanted; bytes?"
                 )
     return wrong
