@@ -16,7 +16,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError, RequestError, StorageError, UsageError
 from rankxform.execution import samples, strategies
 from rankxform.execution.engine import DEFAULT_MEMORY, Traffic, write_parts
-from rankxform.execution.files import publish, sync
+from rankxform.execution.files import publish, remove, sync
 from rankxform.execution.folder import DEFAULT_PATTERN, Shards, find
 from rankxform.execution.headers import CKPT, FORMATS, SAFETENSORS, container, index
 from rankxform.execution.output import Output, add_crc, lay_out, part_descriptors
@@ -192,7 +192,7 @@ def transform(
                 publish(output.part, output.final, durable=conversion.request.fsync)
     finally:
         for output in outputs.values():
-            output.part.unlink(missing_ok=True)
+            remove(output.part)
     every = team.gather(lambda: (traffic, _peak_memory()))
     return Report(
         conversion,

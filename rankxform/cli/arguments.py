@@ -69,9 +69,17 @@ def _plain(word: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def _parser() -> _Parser:
-    from importlib.metadata import version
+class _Version(argparse.Action):
+    """Prints the installed version; the metadata are read only when somebody asks."""
 
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"rankxform {version('rankxform')}")
+        parser.exit()
+
+
+def _parser() -> _Parser:
     parser = _Parser(
         "rankxform",
         description=DESCRIPTION,
@@ -79,7 +87,7 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"rankxform {version('rankxform')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
 
     def verb(name: str, summary: str) -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, StorageError
@@ -134,6 +134,12 @@ def create(path: Path) -> None:
         raise StorageError.of(error, path, "create") from error
 
 
+def remove(path: Path) -> None:
+    """Remove an unfinished file, if it is there and can be removed."""
+    with suppress(OSError):
+        path.unlink()
+
+
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -172,7 +178,7 @@ def write_small(path: Path, data: bytes) -> None:
     try:
         write_from(fd, part, 0, memoryview(data))
     except BaseException:
-        part.unlink(missing_ok=True)
+        remove(part)
         raise
     finally:
         os.close(fd)

@@ -136,7 +136,7 @@ def _choose(
                 + _listing(candidates[rank])
             )
     every = [c for rank in needed or kept for c in kept[rank]]
-    families = min({c.family for c in every}, {c.starred for c in every}, key=len)
+    families = min({c.starred for c in every}, {c.family for c in every}, key=len)
     if len(families) > 1:
         raise CheckpointError(
             f"the rank folders hold {len(families)} families of checkpoints "
@@ -155,7 +155,7 @@ def _choose(
     paths = {}
     for rank, files in kept.items():
         match = [c for c in files if c.step == newest and families & {c.family, c.starred}]
-        if len(match) > 1:
+        if len(match) > 1 and rank in needed:
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
             paths[rank] = match[0].path

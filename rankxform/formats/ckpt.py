@@ -44,6 +44,8 @@ def read_index(read_at: ReadAt, size: int) -> Index:
 
     Raises FormatError that names the byte where the file stops making sense.
     """
+    if not size:
+        raise FormatError("the file is empty")
     window = _Window(read_at, size)
     if window.bytes_at(0, 4) in _ENCRYPTED:
         raise FormatError(
