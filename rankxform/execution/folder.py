@@ -146,10 +146,10 @@ def _choose(
     steps = [{c.step for c in kept[rank]} for rank in needed]
     common = set.intersection(*steps) if steps else {c.step for c in every}
     if not common:
-        rank = min(needed, key=lambda r: len(kept[r]))
+        rank = next(r for i, r in enumerate(needed) if not set.intersection(*steps[: i + 1]))
         raise CheckpointError(
-            "no step is there for every rank; "
-            f"rank {rank}: {_listing(kept[rank])}; rank {needed[0]}: {_listing(kept[needed[0]])}"
+            f"no step is there for every rank; rank {needed[0]}: {_listing(kept[needed[0]])}; "
+            f"rank {rank}: {_listing(kept[rank])}"
         )
     newest = max(common, key=lambda s: s or (-1, -1))
     paths = {}

@@ -1,0 +1,92 @@
+"""Laws of boxes, runs, grids and bands, in integers alone."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankxform.geometry.bands import bands
+from rankxform.geometry.box import Box
+from rankxform.geometry.grid import Grid
+from rankxform.geometry.runs import contiguous_runs, first_element
+
+extents = st.integers(1, 6)
+
+
+@st.composite
+def boxes(draw, shape):
+    start = tuple(draw(st.integers(0, n - 1)) for n in shape)
+    return Box(start, tuple(draw(st.integers(a + 1, n)) for a, n in zip(start, shape)))
+
+
+@st.composite
+def box_in_array(draw):
+    shape = tuple(draw(st.lists(extents, max_size=4)))
+    return shape, draw(boxes(shape)), draw(boxes(shape))
+
+
+@given(box_in_array())
+def test_an_intersection_holds_what_both_hold(case):
+    shape, a, b = case
+    marks = np.zeros(shape, int)
+    marks[a.slices()] += 1
+    marks[b.slices()] += 1
+    common = a.intersect(b)
+    assert (marks == 2).sum() == (common.size if common else 0)
+    if common:
+        assert (marks[common.slices()] == 2).all()
+        assert a.contains(common) and b.contains(common)
+    assert a.hull(b).contains(a) and a.hull(b).contains(b)
+
+
+@given(box_in_array())
+def test_runs_are_maximal_and_cover_the_box(case):
+    shape, box, _ = case
+    flat = np.arange(prod(shape)).reshape(shape)
+    runs = list(contiguous_runs(box, shape))
+    found = [i for start, count in runs for i in range(start, start + count)]
+    assert found == flat[box.slices()].ravel().tolist()
+    assert all(a + n < b for (a, n), (b, _) in zip(runs, runs[1:])), "runs ascend, never touch"
+    assert first_element(box, shape) == found[0]
+
+
+@given(st.data())
+def test_cells_tile_the_array_and_are_found_by_what_they_overlap(data):
+    counts = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    shape = tuple(n * data.draw(st.integers(1, 3)) for n in counts)
+    grid = Grid.even(shape, counts)
+    marks = np.zeros(shape, int)
+    for cell in np.ndindex(*counts):
+        marks[grid.box(cell).slices()] += 1
+    assert (marks == 1).all()
+    box = data.draw(boxes(shape))
+    assert list(grid.cells_over(box)) == [
+        cell for cell in np.ndindex(*counts) if grid.box(cell).intersect(box)
+    ]
+
+
+@given(st.data())
+def test_bands_tile_the_region_within_their_cost(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 8), min_size=0, max_size=3)))
+    shards = data.draw(st.lists(boxes(shape), min_size=1, max_size=4))
+    region = shards[0]
+    limit = data.draw(st.integers(1, 60))
+    marks = np.zeros(shape, int)
+    before = -1
+    for band in bands(shape, region, shards, limit):
+        marks[band.slices()] += 1
+        position = first_element(band, shape)
+        assert position > before, "bands come in row-major order"
+        before = position
+        parts = [common for s in shards if (common := band.intersect(s))]
+        assert band.size == 1 or sum(p.size for p in parts) <= limit
+        for shard in shards:
+            common = band.intersect(shard)
+            if common:
+                runs = list(contiguous_runs(common.relative_to(shard), shard.shape))
+                assert len(runs) == 1, "what a shard holds of a band is one interval of its file"
+    assert (marks[region.slices()] == 1).all()
+    assert marks.max() == 1
