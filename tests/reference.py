@@ -154,6 +154,25 @@ def json_strategy(layouts, stage=0, current=2, shapes=None):
     ).encode()
 
 
+def read_strategy(path):
+    """Parse an un-merged protobuf strategy file into one stage of layouts."""
+    found = {}
+    for number, item in _fields(memoryview(Path(path).read_bytes())):
+        if number == 3:
+            name, layout = (part for _, part in _fields(item))
+            parts = list(_fields(layout))
+            matrix = [n for _, n in _fields(next(v for k, v in parts if k == 1))]
+            maps = [[_signed(n) for _, n in _fields(v)] for k, v in parts if k == 2]
+            tensor_map = maps[0] if len(maps) == 1 else [m for m in maps if m]
+            numbers = {k: _signed(v) for k, v in parts if isinstance(v, int)}
+            found[bytes(name).decode()] = matrix, tensor_map, numbers.get(6, 0), numbers.get(7, 0)
+    return found
+
+
+def _signed(n):
+    return n - (1 << 64) if n >> 63 else n
+
+
 def write_strategy(path, stages, kind="ckpt", shapes=None):
     """Write one file for a single stage, a merged one for several; return its path as text."""
     path = Path(path)

@@ -50,7 +50,7 @@ def closing(done: Report) -> str:
     selection = done.conversion.selection
     needed = sum(distinct_bytes(done.conversion.plans(done.conversion.ranks)).values())
     lines = [
-        f"read {size(done.read)} ({done.read / needed if needed else 1:.2f} of the "
+        f"read {size(done.read)} ({done.read / needed if needed else 1:.2f} times the "
         f"{size(needed)} needed), wrote {size(done.written)} in {_count(len(done.files), 'file')}, "
         f"{seconds(done.seconds)} ({size(done.written / max(done.seconds, 1e-9))}/s), "
         f"peak memory {size(done.peak_memory)} a process"

