@@ -11,7 +11,7 @@ from typing import Any
 
 from rankxform import inspection, job
 from rankxform.cli.report import plan_summary
-from rankxform.errors import StorageError
+from rankxform.errors import StorageError, storage_errors
 from rankxform.execution import strategies
 from rankxform.transport import team
 
@@ -55,9 +55,9 @@ def ranks(
     wanted: tuple[int, ...] = (),
 ) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs."""
-    return inspection.needed_ranks(
-        strategies.load(_text(src_strategy)), strategies.load(_text(dst_strategy)), wanted
-    )
+    with storage_errors():
+        src, dst = strategies.load(_text(src_strategy)), strategies.load(_text(dst_strategy))
+    return inspection.needed_ranks(src, dst, wanted)
 
 
 def merge(
@@ -67,12 +67,14 @@ def merge(
     path = Path(target)
     if path.exists() and not overwrite:
         raise StorageError(f"{path}: is already there; remove it, or pass overwrite=True")
-    strategies.merge(Path(folder), path)
+    with storage_errors():
+        strategies.merge(Path(folder), path)
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Describe a checkpoint file, a checkpoint folder or a strategy."""
-    return inspection.inspect(Path(path))
+    with storage_errors():
+        return inspection.inspect(Path(path))
 
 
 def _request(

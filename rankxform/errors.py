@@ -17,6 +17,8 @@ A message says what was found where, what was wanted, and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -59,6 +61,15 @@ class StorageError(RankxformError):
     def of(cls, error: OSError, path: object, doing: str) -> StorageError:
         """Build the message for `error`, met while `doing` (a verb) something to `path`."""
         return cls(f"{path}: cannot {doing}: {error.strerror or error}")
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn what the operating system refuses inside the block into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError.of(error, error.filename or "a file", "use") from error
 
 
 class StoppedError(RankxformError):

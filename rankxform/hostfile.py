@@ -27,7 +27,7 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
     """Return the hosts of a rank table, in rank order. Raises UsageError that names `label`."""
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{label}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{label}: not a rank table: a JSON object is wanted")
@@ -39,7 +39,7 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
         )
     try:
         hosts = _version_0(document) if "group_list" in document else _version_1(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{label}: not a rank table: {type(error).__name__} {error}") from None
     return _checked(hosts, label)
 
@@ -92,7 +92,5 @@ def text(hosts: list[Host], style: str = "openmpi", slots: int | None = None) ->
     >>> print(text([Host("10.1.2.3", 8)], "mpich", slots=2))
     10.1.2.3:2
     """
-    if slots is not None and slots < 1:
-        raise UsageError(f"--slots {slots}: at least one process on each host is wanted")
     form = "{}:{}" if style == "mpich" else "{} slots={}"
     return "\n".join(form.format(h.address, slots or h.devices) for h in hosts)

@@ -11,7 +11,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.execution import folder, strategies
 from rankxform.execution.headers import container, index
 from rankxform.formats.index import Index
@@ -38,9 +38,9 @@ def _is_strategy(path: Path) -> bool:
         return bool(files) and all(map(_is_strategy, files))
     if path.suffix == ".safetensors":
         return False
-    with path.open("rb") as file:
-        # A checkpoint starts with its first parameter (field 1, bytes); a strategy with a number.
-        return file.read(1) != b"\x0a"
+    if path.suffix == ".json":
+        return True
+    return path.stat().st_size > 0 and not strategies.looks_like_a_checkpoint(path)
 
 
 def _strategy(path: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _totals(found: Index) -> dict[str, int]:
 
 
 def _folder(path: Path, pattern: str) -> dict[str, Any]:
-    shards = folder.find(path, range(1 << 30), pattern)
+    shards = folder.find(path, None, pattern)
     ranks = []
     for rank, file in sorted(shards.paths.items()):
         found = index(file)
@@ -120,6 +120,11 @@ def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int
 def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
     stage, local = dst.stage_of(rank), rank % dst.stage_size
     stages = needed_stages(src, dst, stage)
+    if not stages:
+        raise RequestError(
+            f"destination rank {rank} needs nothing: {src.label} lists none of the parameters that "
+            f"{dst.label} lists for pipeline stage {stage}"
+        )
     found = {src.ranks_in(stages[0])[local % src.stage_size]}
     names = src.stages_of if isinstance(dst, WholeStrategy) else dst.stages[stage]
     seen: set[tuple[Layout, Layout, int]] = set()

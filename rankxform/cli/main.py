@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rankxform import hostfile, inspection, job
@@ -33,13 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv, processes)
     except RankxformError as error:
         code = _say(error) if processes.rank == 0 else exit_code(error)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except BaseException as error:
         processes.abort(*_describe(error))
         raise
-    sys.stdout.flush()
     return processes.finish(code)
 
 
@@ -56,7 +53,9 @@ def _help(argv: Sequence[str]) -> int:
 
 
 def _say(error: BaseException) -> int:
-    os.write(2, f"rankxform: error: {error}\n".encode())  # one call: lines of processes never mix
+    text = f"rankxform: error: {error}\n"
+    with suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))  # one call: lines never mix
     return exit_code(error)
 
 
@@ -83,15 +82,15 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
         return
 
     def begin(conversion: job.Conversion, nbytes: int) -> Progress:
-        _print(report.opening(conversion, processes.size))
+        _tell(report.opening(conversion, processes.size))
         for flag in arguments.ignored(options):
-            _print(f"note: {flag} means nothing here: the work is shared among the processes")
+            _tell(f"note: {flag} means nothing here: the work is shared among the processes")
         return Progress(nbytes, options.progress)
 
     request = processes.share(lambda: arguments.request(options))
     done = job.transform(request, processes, begin)
     if processes.rank == 0:
-        _print(report.closing(done))
+        _tell(report.closing(done))
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:
@@ -157,7 +156,20 @@ def _hostfile(options: argparse.Namespace, processes: Team) -> None:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)
+    """Print a result; a reader that went away, as `head` does, is no error."""
+    try:
+        sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(text: str) -> None:
+    """Print what goes along with the work, which goes on if nobody can read it."""
+    try:
+        _print(text)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _VERBS: dict[str, Callable[[argparse.Namespace, Team], None]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 from rankxform.transport.launcher import gives_terminals
 
@@ -37,6 +38,10 @@ class Progress:
         share = min(done / self._total, 1.0) if self._total else 1.0
         left = passed / share - passed if share else 0.0
         text = f"{share:4.0%} of {size(self._total)}, {size(done / passed)}/s, {seconds(left)} left"
+        with suppress(OSError):  # the work goes on if nobody can read of it
+            self._draw(text, share, end)
+
+    def _draw(self, text: str, share: float, end: bool) -> None:
         if self._style == "bar":
             filled = round(share * _WIDTH)
             bar = "#" * filled + "." * (_WIDTH - filled)

@@ -9,8 +9,9 @@ from typing import Any
 
 from rankxform.job import Conversion, Report
 from rankxform.layout.strategy import Strategy
+from rankxform.planning.names import patterns
 from rankxform.planning.plan import distinct_bytes
-from rankxform.planning.selection import LeftOut, patterns
+from rankxform.planning.selection import LeftOut
 
 from .units import seconds, size, table
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_MOST_RANKS = 1 << 20
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -31,7 +32,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match:
         raise ValueError(text)
-    return int(float(match[1]) * _FACTORS[match[2].upper()])
+    nbytes = float(match[1]) * _FACTORS[match[2].upper()]
+    if nbytes > 1 << 62:
+        raise ValueError(text)
+    return int(nbytes)
 
 
 def seconds(value: float) -> str:
@@ -69,8 +73,11 @@ def number_ranges(text: str) -> tuple[int, ...]:
     """
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if not match:
             raise ValueError(text)
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < _MOST_RANKS:
+            raise ValueError(text)
+        found += range(first, last + 1)
     return tuple(found)

@@ -9,7 +9,7 @@ destination ranks that one process serves take their share from the same read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.runs import contiguous_runs, first_element
 from rankxform.planning.plan import RankPlan, Slice
 
-from .files import Buffer, Descriptors, create, make_folder, read_into
+from .files import Buffer, Descriptors, Tick, create, make_folder, read_into
 from .output import Output, Writer, ordered, part_descriptors
 
 DEFAULT_MEMORY = 64 << 20
@@ -39,7 +39,6 @@ _LEAST_BUFFER = 4 << 10
 _ALIGN = 64
 
 Bytes = npt.NDArray[np.uint8]
-Tick = Callable[[int], None]
 
 
 @dataclass

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, StorageError
-from rankxform.formats.index import ReadAt
+from rankxform.formats.index import ReadAt, Span
 
 Buffer = memoryview
+Tick = Callable[[int], None]
+"""Told of progress in bytes, often; it may raise to stop."""
 
 SYSCALL_BYTES = 1 << 20
 """Most bytes of one read or write call; larger ones are slow where memory is fragmented."""
@@ -112,6 +114,16 @@ def read_into(fd: int, path: Path, offset: int, target: Buffer) -> None:
         done += got
 
 
+def blocks(fd: int, path: Path, spans: Iterable[Span]) -> Iterator[Buffer]:
+    """Yield the bytes of `spans` in order, in blocks; each is gone when the next is asked for."""
+    block = memoryview(bytearray(SYSCALL_BYTES))
+    for span in spans:
+        for start in range(0, span.nbytes, SYSCALL_BYTES):
+            part = block[: min(SYSCALL_BYTES, span.nbytes - start)]
+            read_into(fd, path, span.offset + start, part)
+            yield part
+
+
 def write_from(fd: int, path: Path, offset: int, source: Buffer) -> None:
     """Write all of `source` from byte `offset` on."""
     done = 0
@@ -173,14 +185,19 @@ def write_small(path: Path, data: bytes) -> None:
     """Write a small file under its final name, complete or not at all."""
     make_folder(path.parent)
     part = path.with_name(path.name + ".part")
+    try:
+        _write_all(part, data)
+        sync(part)
+        publish(part, path, durable=True)
+    except BaseException:
+        remove(part)
+        raise
+
+
+def _write_all(part: Path, data: bytes) -> None:
     create(part)
     fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
     try:
         write_from(fd, part, 0, memoryview(data))
-    except BaseException:
-        remove(part)
-        raise
     finally:
         os.close(fd)
-    sync(part)
-    publish(part, path, durable=True)

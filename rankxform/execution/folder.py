@@ -8,11 +8,12 @@ from modification times or the order of names.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from glob import escape, glob
 from pathlib import Path
+from posixpath import normpath
 
 from rankxform.errors import CheckpointError, UsageError
 
@@ -47,12 +48,12 @@ class _Candidate:
 
 def find(
     where: Path,
-    ranks: Iterable[int],
+    ranks: Iterable[int] | None,
     pattern: str = DEFAULT_PATTERN,
     step: str | None = None,
     suffix: str | None = None,
 ) -> Shards:
-    """Choose the file of each rank that saved, among `ranks` and beyond.
+    """Choose the file of each rank that saved: of `ranks` (None: all that are there), and others.
 
     `pattern` is relative to `where`, with ``{rank}`` for the rank's number and ``*``. `step` is
     ``E_S``; `suffix` is the end of the file's name before its extension. A single file stands
@@ -71,30 +72,44 @@ def find(
             f"{where}: holds no checkpoint at {pattern} ({' or '.join(SUFFIXES)}); "
             "name the right folder, or give --src-pattern, such as 'ckpt_{rank}/*.ckpt'"
         )
-    return _choose(candidates, [r for r in ranks if r in candidates], _step(step), suffix)
+    needed = [r for r in ranks if r in candidates] if ranks is not None else list(candidates)
+    return _choose(candidates, needed, _step(step), suffix)
 
 
 def _by_rank(where: Path, pattern: str) -> dict[int, list[Path]]:
+    pattern = normpath(pattern)
     if "{rank}" not in pattern:
         raise UsageError(f"--src-pattern {pattern!r}: {{rank}} must stand for the rank's number")
-    shape = re.compile(
-        re.escape(pattern).replace(re.escape("{rank}"), r"(\d+)").replace(r"\*", "[^/]*")
-    )
-    wildcard = pattern.replace("[", "[[]").replace("?", "[?]").replace("{rank}", "[0-9]*")
     found: dict[int, list[Path]] = {}
-    spelled: dict[int, tuple[str, ...]] = {}
-    for name in sorted(glob(f"{escape(str(where))}/{wildcard}")):
-        path = Path(name)
-        match = shape.fullmatch(path.relative_to(where).as_posix())
-        if not match or path.suffix not in SUFFIXES or not path.is_file():
+    spelled: dict[int, set[str]] = {}
+    for path, numbers in _walk(where, pattern.split("/"), ()):
+        ranks = set(map(int, numbers))
+        if len(ranks) > 1 or path.suffix not in SUFFIXES:
             continue
-        rank = int(match[1])
-        if len(set(map(int, match.groups()))) > 1:
-            continue
-        if spelled.setdefault(rank, match.groups()) != match.groups():
+        rank = ranks.pop()
+        spelled.setdefault(rank, set()).update(numbers)
+        if len(spelled[rank]) > 1:
             raise CheckpointError(f"{path} and {found[rank][0]} are both rank {rank}'s; remove one")
         found.setdefault(rank, []).append(path)
     return found
+
+
+def _walk(
+    folder: Path, parts: list[str], numbers: tuple[str, ...]
+) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield files below `folder` that match the pattern's `parts`, with the rank as spelled."""
+    part, *rest = parts
+    if part == "..":
+        yield from _walk(folder / part, rest, numbers)
+        return
+    literal = re.escape(part).replace(re.escape("{rank}"), r"(\d{1,9})").replace(r"\*", ".*")
+    shape = re.compile(literal)
+    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+        match = shape.fullmatch(entry.name)
+        if match and rest and entry.is_dir():
+            yield from _walk(Path(entry.path), rest, numbers + match.groups())
+        elif match and not rest and entry.is_file():
+            yield Path(entry.path), numbers + match.groups()
 
 
 def _candidate(path: Path, rank: int) -> _Candidate:
@@ -136,6 +151,11 @@ def _choose(
                 + _listing(candidates[rank])
             )
     every = [c for rank in needed or kept for c in kept[rank]]
+    if len({c.step is None for c in every}) > 1:
+        raise CheckpointError(
+            "some of the files state an epoch and a step and some do not; say which are meant by "
+            "--suffix, --step or --src-pattern; " + _listing(every)
+        )
     families = min({c.starred for c in every}, {c.family for c in every}, key=len)
     if len(families) > 1:
         raise CheckpointError(

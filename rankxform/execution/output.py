@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,7 @@ from rankxform.formats.dtype import INT4, TEXT, item_size
 from rankxform.formats.index import Span
 from rankxform.planning.plan import RankPlan, Slice
 
-from .files import Buffer, Descriptors, read_into, write_from
-
-_BLOCK = 1 << 20
+from .files import Buffer, Descriptors, Tick, blocks, write_from
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,13 @@ def _safetensors(plan: RankPlan, final: Path, metadata: Mapping[str, str], crc: 
     # The library's own order: wide types first, so that every tensor is aligned; then by name.
     order = sorted(plan.slices, key=lambda s: (-item_size(s.parameter.dtype), s.parameter.name))
     entries = [(s.parameter.name, s.parameter.dtype, s.box.shape) for s in order]
-    kept = {
-        key: value
-        for key, value in metadata.items()
-        if key not in (safetensors.CRC_KEY, safetensors.REDUNDANCY_KEY) and value != INT4
-    }
+    if any(name == safetensors.METADATA_KEY for name, _, _ in entries):
+        raise RequestError(
+            f"safetensors cannot hold a parameter named {safetensors.METADATA_KEY!r}; "
+            f"leave it out (--exclude '^{safetensors.METADATA_KEY}$') or write --format ckpt"
+        )
+    dropped = (safetensors.CRC_KEY, safetensors.REDUNDANCY_KEY)
+    kept = {key: value for key, value in metadata.items() if key not in dropped}
     marks = {name: INT4 for name, dtype, _ in entries if dtype == INT4}
     described = {"format": "ms", **kept, **marks}
     head, offsets = safetensors.header(entries, described, reserve=40 if crc else 0)
@@ -119,7 +119,7 @@ class Writer:
         self.written += len(data)
 
 
-def add_crc(output: Output, descriptors: Descriptors) -> None:
+def add_crc(output: Output, descriptors: Descriptors, tick: Tick) -> None:
     """Write the checksum that MindSpore's ``crc_check=True`` expects into a complete part file.
 
     `.ckpt`: crc32 of all bytes, in a trailer. safetensors: crc32 chained over name and bytes of
@@ -127,10 +127,10 @@ def add_crc(output: Output, descriptors: Descriptors) -> None:
     """
     fd = descriptors.get(output.part)
     if output.metadata is None:
-        trailer = ckpt.crc_trailer(file_crc(fd, output.part, [Span(0, output.size)]))
+        trailer = ckpt.crc_trailer(file_crc(fd, output.part, [Span(0, output.size)], 0, tick))
         write_from(fd, output.part, output.size, memoryview(trailer))
         return
-    crc = tensors_crc(fd, output.part, output.spans)
+    crc = tensors_crc(fd, output.part, output.spans, tick)
     entries_head = output.headers[0][1]
     head = _with_metadata(entries_head, {**output.metadata, safetensors.CRC_KEY: str(crc)})
     write_from(fd, output.part, 0, memoryview(head))
@@ -140,30 +140,27 @@ def _with_metadata(head: bytes, metadata: Mapping[str, str]) -> bytes:
     """Return a safetensors header of the same length with other metadata."""
     document = json.loads(head[8:])
     document = {
-        "__metadata__": dict(metadata),
-        **{k: v for k, v in document.items() if k != "__metadata__"},
+        safetensors.METADATA_KEY: dict(metadata),
+        **{k: v for k, v in document.items() if k != safetensors.METADATA_KEY},
     }
     data = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     assert len(data) <= len(head) - 8, "the reserve was too small"
     return head[:8] + data.ljust(len(head) - 8)
 
 
-def file_crc(fd: int, path: Path, spans: list[Span], crc: int = 0) -> int:
+def file_crc(fd: int, path: Path, spans: Iterable[Span], crc: int, tick: Tick) -> int:
     """Return the crc32 over `spans` of a file, continued from `crc`."""
-    block = memoryview(bytearray(_BLOCK))
-    for span in spans:
-        for start in range(0, span.nbytes, _BLOCK):
-            part = block[: min(_BLOCK, span.nbytes - start)]
-            read_into(fd, path, span.offset + start, part)
-            crc = zlib.crc32(part, crc)
+    for part in blocks(fd, path, spans):
+        crc = zlib.crc32(part, crc)
+        tick(0)
     return crc
 
 
-def tensors_crc(fd: int, path: Path, spans: Mapping[str, tuple[Span, ...]]) -> int:
+def tensors_crc(fd: int, path: Path, spans: Mapping[str, tuple[Span, ...]], tick: Tick) -> int:
     """Return safetensors' checksum: crc32 over each name and its bytes, in name order."""
     crc = 0
     for name in sorted(spans):
-        crc = file_crc(fd, path, list(spans[name]), zlib.crc32(name.encode(), crc))
+        crc = file_crc(fd, path, spans[name], zlib.crc32(name.encode(), crc), tick)
     return crc
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from rankxform.errors import CheckpointError
 from rankxform.formats import ckpt
-from rankxform.formats.index import Index, Span
+from rankxform.formats.index import Index, Span, locate
 from rankxform.formats.safetensors import CRC_KEY
 
 from .engine import check_unchanged
-from .files import opened, range_reader, read_into
+from .files import Tick, blocks, opened, range_reader
 from .headers import SAFETENSORS, container
 from .output import file_crc, tensors_crc
 
-_BLOCK = 1 << 20
 _SAMPLE = 4096
 
 
@@ -30,39 +29,44 @@ class Sample:
     constant: bool
 
 
-def digest_all(path: Path, index: Index, names: Iterable[str]) -> dict[str, bytes]:
+def digest_all(path: Path, index: Index, names: Iterable[str], tick: Tick) -> dict[str, bytes]:
     """Return a digest of all bytes of each of `names` that the file holds."""
     found = {}
-    block = memoryview(bytearray(_BLOCK))
     with opened(path) as (fd, status):
         check_unchanged(path, status, index)
         for name in names:
             if name in index:
                 state = blake2b(digest_size=16)
-                for span in index.spans(name):
-                    for part in _blocks(span):
-                        view = block[: part.nbytes]
-                        read_into(fd, path, part.offset, view)
-                        state.update(view)
+                for part in blocks(fd, path, index.spans(name)):
+                    state.update(part)
+                    tick(0)
                 found[name] = state.digest()
     return found
 
 
 def sample(path: Path, index: Index, names: Iterable[str]) -> dict[str, Sample]:
-    """Return a digest of the first bytes of each of `names` that the file holds."""
+    """Return a digest of some bytes of each of `names` that the file holds.
+
+    The bytes are from the start, the middle and the end of the content.
+    """
     found = {}
     with opened(path) as (fd, status):
         check_unchanged(path, status, index)
         read_at = range_reader(fd, path)
         for name in names:
             if name in index:
-                span = index.spans(name)[0]
-                data = read_at(span.offset, min(span.nbytes, _SAMPLE))
+                spans, nbytes = index.spans(name), index.nbytes(name)
+                starts = sorted({0, nbytes // 2, max(0, nbytes - _SAMPLE)})
+                data = b"".join(
+                    read_at(span.offset, span.nbytes)
+                    for start in starts
+                    for span in locate(spans, start, min(_SAMPLE, nbytes - start))
+                )
                 found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
     return found
 
 
-def check_crc(path: Path, index: Index) -> bool:
+def check_crc(path: Path, index: Index, tick: Tick) -> bool:
     """Compare a file with the checksum it carries; return whether it carries one.
 
     Raises CheckpointError where they differ.
@@ -73,20 +77,15 @@ def check_crc(path: Path, index: Index) -> bool:
                 return False
             stated = index.metadata[CRC_KEY]
             spans = {name: index.spans(name) for name in index.contents.names}
-            found = str(tensors_crc(fd, path, spans))
+            found = str(tensors_crc(fd, path, spans, tick))
         elif index.crc is None:
             return False
         else:
             stated = str(ckpt.stated_crc(os.pread(fd, ckpt.CRC_BYTES, index.crc)))
-            found = str(file_crc(fd, path, [Span(0, index.crc)]))
+            found = str(file_crc(fd, path, [Span(0, index.crc)], 0, tick))
     if stated != found:
         raise CheckpointError(
             f"{path}: its checksum is {found}, it states {stated}; the file is damaged, "
             "copy it again"
         )
     return True
-
-
-def _blocks(span: Span) -> Iterable[Span]:
-    for start in range(0, span.nbytes, _BLOCK):
-        yield Span(span.offset + start, min(_BLOCK, span.nbytes - start))

@@ -10,7 +10,7 @@ from rankxform.formats import strategy_json, strategy_proto
 from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
 
-from .files import read_bytes, write_small
+from .files import opened, range_reader, read_bytes, write_small
 
 SUFFIXES = (".ckpt", ".json")
 
@@ -44,11 +44,20 @@ def _natural(path: Path) -> list[str | int]:
 
 def read(path: Path) -> StrategyRecord:
     """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
-    parse = strategy_json.parse if path.name.endswith(".json") else strategy_proto.parse
+    as_json = path.name.endswith(".json")
+    parse = strategy_json.parse if as_json else strategy_proto.parse
+    if not as_json and looks_like_a_checkpoint(path):
+        raise StrategyError(f"{path}: is a checkpoint file, not a strategy file")
     try:
         return parse(read_bytes(path), str(path))
     except (FormatError, StrategyError) as error:
         raise StrategyError(f"{path}: {error}") from error
+
+
+def looks_like_a_checkpoint(path: Path) -> bool:
+    """Tell by the first byte: a checkpoint starts with its first parameter (field 1, bytes)."""
+    with opened(path) as (fd, _):
+        return range_reader(fd, path)(0, 1) not in (b"", b"\x08", b"\x12", b"\x1a")
 
 
 def merge(folder: Path, target: Path) -> Strategy:

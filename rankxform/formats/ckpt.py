@@ -36,6 +36,7 @@ PIECE_BYTES = 512 << 20
 _CRC_MARK = b"crc_num"
 CRC_BYTES = len(_CRC_MARK) + 10
 _WINDOW = 1024
+_MOST_DIMS, _LONGEST_TYPE, _LONGEST_NAME = 32, 32, 1 << 16
 _ENCRYPTED = {b"\xd8\x5e\x3a\x7f", b"\xd9\x5e\x3a\x7f", b"\xda\x5e\x3a\x7f"}
 
 
@@ -119,7 +120,9 @@ class _Window:
             )
         return number, inside, inside + length
 
-    def text(self, start: int, end: int) -> str:
+    def text(self, start: int, end: int, longest: int) -> str:
+        if end - start > longest:
+            raise FormatError(f"byte {start}: a name of {end - start} bytes; the file is damaged")
         try:
             return self.bytes_at(start, end - start).decode()
         except UnicodeDecodeError as error:
@@ -133,7 +136,7 @@ def _value(window: _Window, at: int, end: int) -> Entry:
         if behind is None:
             _, behind = window.varint(inside, end)
         elif number == 1:
-            name = window.text(inside, behind)
+            name = window.text(inside, behind, _LONGEST_NAME)
         elif number == 2:
             tensor = inside, behind
         elif number == 3:
@@ -148,8 +151,8 @@ def _value(window: _Window, at: int, end: int) -> Entry:
 
 
 def _tensor(window: _Window, name: str, at: int, end: int) -> Entry:
-    dims: list[int] = []
-    dtype, span = "", Span(at, 0)
+    start, dims, dtype = at, list[int](), ""
+    span: Span | None = None
     while at < end:
         number, inside, behind = window.field(at, end)
         if behind is None:
@@ -157,14 +160,19 @@ def _tensor(window: _Window, name: str, at: int, end: int) -> Entry:
             if number == 1:
                 dims.append(signed(value, 64))
         elif number == 1:
-            while inside < behind:
+            while inside < behind and len(dims) <= _MOST_DIMS:
                 value, inside = window.varint(inside, behind)
                 dims.append(signed(value, 64))
         elif number == 2:
-            dtype = window.text(inside, behind)
+            dtype = window.text(inside, behind, _LONGEST_TYPE)
         elif number == 3:
             span = Span(inside, behind - inside)
         at = behind
+        if len(dims) > _MOST_DIMS:
+            raise FormatError(f"byte {start}: {name!r} has over {_MOST_DIMS} axes; damaged")
+    if span is None or not dtype:
+        what = "type" if span else "content"
+        raise FormatError(f"byte {start}: {name!r} has no {what}; the file is damaged")
     return Entry(name, dtype, tuple(dims), (span,))
 
 

@@ -110,6 +110,8 @@ def build(entries: Sequence[Entry], size: int, **rest: object) -> Index:
 def _check(entry: Entry) -> None:
     if any(n < 0 for n in entry.shape):
         raise FormatError(f"{entry.name!r} has a negative dimension: {list(entry.shape)}")
+    if any(n >> 48 for n in entry.shape):
+        raise FormatError(f"{entry.name!r} has an axis of over 2**48; the file is damaged")
     have = sum(span.nbytes for span in entry.spans)
     want = content_bytes(entry.dtype, entry.shape)
     if have != want:

@@ -17,6 +17,7 @@ from .index import Entry, Index, ReadAt, Shape, Span, build
 from .wire import FormatError
 
 _MAX_HEADER = 100_000_000
+METADATA_KEY = "__metadata__"
 CRC_KEY = "crc_num"
 REDUNDANCY_KEY = "remove_redundancy"
 
@@ -34,7 +35,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
     if len(data) < length:
         raise FormatError(f"the header ends after {len(data)} of {length} bytes")
     header = _header(data)
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(METADATA_KEY, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError("__metadata__ must hold texts only")
     entries = [_entry(name, item, metadata, 8 + length) for name, item in header.items()]
@@ -105,7 +106,7 @@ def header(
     The offsets are from the start of the file. The header is padded with blanks to a multiple
     of eight bytes, as the safetensors library does, after room for `reserve` more bytes.
     """
-    document: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    document: dict[str, Any] = {METADATA_KEY: dict(metadata)} if metadata else {}
     at, begins = 0, array("q")
     for name, dtype, shape in entries:
         end = at + content_bytes(dtype, shape)

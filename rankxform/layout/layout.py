@@ -22,6 +22,15 @@ from rankxform.geometry.grid import Cell, Grid
 
 Shape = tuple[int, ...]
 
+_MOST_RANKS = 1 << 20
+_MOST_AXES = 64
+
+
+def _few(numbers: tuple[int, ...]) -> str:
+    """Write numbers for a message: not more, nor longer, than a person reads."""
+    shown = [str(n) if abs(n) < 1 << 64 else "..." for n in numbers[:12]]
+    return "[" + ", ".join(shown) + (", ..." if len(numbers) > 12 else "") + "]"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -51,8 +60,15 @@ class Layout:
     def __post_init__(self) -> None:
         if not self.device_matrix or min(self.device_matrix) < 1:
             raise StrategyError(
-                f"device matrix {list(self.device_matrix)} must be one or more positive sizes"
+                f"device matrix {_few(self.device_matrix)} must be one or more positive sizes"
             )
+        if len(self.device_matrix) > _MOST_AXES or self.ranks > _MOST_RANKS:
+            raise StrategyError(
+                f"device matrix {_few(self.device_matrix)} is of more than {_MOST_RANKS:,} ranks; "
+                "the file is damaged"
+            )
+        if self.split_rows and min(self.split_rows) < 0:
+            raise StrategyError(f"param_split_shape {_few(self.split_rows)} has negative rows")
         used = [axis for axes in self.tensor_map for axis in axes]
         for axis in used:
             if not 0 <= axis < len(self.device_matrix):

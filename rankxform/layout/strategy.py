@@ -16,7 +16,7 @@ from rankxform.errors import StrategyError
 
 from .layout import Layout, whole
 
-_PREFIXED = re.compile(r"(\d+)-(.*)", re.DOTALL)
+_PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
                 _must_agree(stage, *chosen[stage], layouts, record)
             else:
                 chosen[stage] = layouts, record
-    missing = sorted(set(range(max(chosen) + 1)) - set(chosen))
-    if missing:
+    if min(chosen) < 0 or max(chosen) != len(chosen) - 1:
+        missing = [s for s in range(len(chosen) + 1) if s not in chosen]
         have = ", ".join(f"stage {s} in {chosen[s][1].label}" for s in sorted(chosen))
         raise StrategyError(
             f"{label}: no strategy of pipeline {_stages(missing)} (found {have}); "

@@ -8,15 +8,29 @@ cuts must not be the same everywhere, or the folder holds complete parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Protocol
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
+from rankxform.formats.index import Index
 
-from .selection import Selection, patterns
+from .names import in_few_words
+from .selection import Selection
 from .source import Parameter, Source
 
 _PROBES = 12
 _LEAST_SAMPLE = 64
+
+
+class Sample(Protocol):
+    """What was read of one rank's slice: a digest, and whether all bytes were equal."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def constant(self) -> bool: ...
 
 
 def to_compare(selection: Selection) -> list[str]:
@@ -48,7 +62,7 @@ def check_unlisted(
     if large and not take_one:
         name = large[0]
         raise CheckpointError(
-            f"{', '.join(patterns(large)[:12])}: {source.strategy.label} does not list "
+            f"{in_few_words(large)}: {source.strategy.label} does not list "
             f"{'it' if len(large) == 1 else 'these'}, and {name!r} differs between "
             f"{source.paths[first[name]]} and {source.paths[differing[name]]}. A frozen parameter "
             "is cut without being listed, and its cut is not known; leave it out (--exclude), or "
@@ -77,7 +91,7 @@ def differing_shapes(source: Source, names: Iterable[str]) -> list[str]:
 
 
 def _is_large(parameter: Parameter) -> bool:
-    return parameter.shape not in ((), (1,))
+    return prod(parameter.shape) > 1
 
 
 def probes(selection: Selection) -> list[str]:
@@ -95,18 +109,20 @@ def probes(selection: Selection) -> list[str]:
 
 def check_slices_differ(
     source: Source,
-    samples: Mapping[int, Mapping[str, tuple[bytes, bool]]],
+    samples: Mapping[int, Mapping[str, Sample]],
+    probed: Iterable[str],
 ) -> None:
     """Refuse a folder in which every rank holds the same bytes of what should be cut.
 
-    `samples` are (digest, all bytes equal) by source rank and name. Raises CheckpointError if
-    no probed parameter, constant ones aside, differs anywhere between ranks.
+    `samples` are by source rank and name; `probed` the names that the strategy cuts. Raises
+    CheckpointError if no probed parameter differs anywhere between ranks; one whose bytes are all
+    equal, such as a moment of zeros, tells nothing.
     """
     telling: dict[str, set[bytes]] = {}
-    for by_name in samples.values():
-        for name, (digest, constant) in by_name.items():
-            if not constant:
-                telling.setdefault(name, set()).add(digest)
+    for name in probed:
+        found = [samples[r][name] for r in source.listed[name].holders if name in samples[r]]
+        if not all(one.constant for one in found):
+            telling[name] = {one.digest for one in found}
     if not telling or any(len(digests) > 1 for digests in telling.values()):
         return
     name = sorted(telling)[0]
@@ -120,3 +136,29 @@ def check_slices_differ(
         "at. The files seem to hold complete parameters: give one of them as SRC with "
         "--src-strategy none, or say --allow-equal-slices if the slices really are equal"
     )
+
+
+def extra_probes(source: Source, extra: Mapping[int, Index]) -> list[str]:
+    """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
+    names = [name for one in extra.values() for name in one.contents.names if name in source.listed]
+    step = max(1, len(names) // _PROBES)
+    return names[::step][:_PROBES]
+
+
+def check_extra_rank(
+    source: Source, samples: Mapping[int, Mapping[str, Sample]], rank: int, path: str
+) -> None:
+    """Refuse a rank beyond the strategy's that holds slices which no other rank has.
+
+    `samples` are by rank and name. Such a checkpoint was cut by a strategy of more ranks.
+    """
+    for name, one in samples.get(rank, {}).items():
+        holders = source.listed[name].holders
+        if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
+            ranks = source.strategy.ranks
+            raise CheckpointError(
+                f"{path}: rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
+                f"{ranks - 1} has; {source.strategy.label} describes only {ranks} ranks and is not "
+                "this checkpoint's. Give the right strategy, or say --allow-extra-ranks if these "
+                "ranks are left over from another run"
+            )

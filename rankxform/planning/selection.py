@@ -10,18 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from rankxform.errors import RequestError, UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.strategy import Strategy, WholeStrategy
 
-from .source import Parameter, Source
-
-OPTIMIZER_STATE = (
-    "adam_m", "adam_v", "moment1", "moment2", "moments", "accum", "stat", "accu_grads",
-    "exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_insta_sim", "muon_m",
-)  # fmt: skip
-"""What MindSpore's and MindFormers' optimizers put before the name of the parameter they follow."""
+from .names import followed, in_few_words
+from .source import Parameter, Source, effective_layout
 
 ONE_SIDED = ("error", "leave-out", "whole")
 
@@ -77,7 +72,7 @@ def select(
             filtered.append(parameter)
         elif name in dst and parameter.listed:
             cut[name] = parameter
-        elif parameter.listed and _follows(name) in dst:
+        elif parameter.listed and followed(name) in dst:
             state.append(parameter)
         elif not here and not there:
             everywhere[name] = parameter
@@ -85,11 +80,14 @@ def select(
             (cut if there else everywhere)[name] = parameter
         else:
             alone.append(parameter)
+    lost = [name for name in source.unreachable if name in dst and wanted(name)]
+    if lost:
+        raise CheckpointError(_unreachable_message(lost, source))
     if alone and one_sided == "error":
         raise RequestError(_one_sided_message(alone, source, dst))
     if not cut and not everywhere:
         raise UsageError("no parameter is left to convert; check --include and --exclude")
-    if not cut and not any(map(wanted, source.listed)):
+    if not source.listed:
         raise RequestError(
             f"{source.strategy.label} lists none of the parameters in {_first(source.paths)}; "
             "it is the strategy of another network, or of another stage"
@@ -112,13 +110,7 @@ def destination_layout(selection: Selection, dst: Strategy, name: str, stage: in
     parameter = selection.cut[name]
     if name not in dst or stage not in dst.stages_of.get(name, (0,)):
         return None
-    return dst.layout(name, stage, len(parameter.shape))
-
-
-def _follows(name: str) -> str:
-    """Return the parameter that an optimizer state belongs to, or the name itself."""
-    prefix, dot, rest = name.partition(".")
-    return rest if dot and prefix in OPTIMIZER_STATE else name
+    return effective_layout(dst, name, stage, len(parameter.shape))
 
 
 def _filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[str], bool]:
@@ -141,20 +133,6 @@ def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
 
 
-def patterns(names: Iterable[str]) -> list[str]:
-    """Sum up names by pattern, numbers between dots replaced by ``*``, commonest first.
-
-    >>> patterns(["blocks.0.w", "blocks.1.w", "head"])
-    ['blocks.*.w (2)', 'head']
-    """
-    counts: dict[str, int] = {}
-    for name in names:
-        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        counts[pattern] = counts.get(pattern, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [f"{pattern} ({count})" if count > 1 else pattern for pattern, count in ordered]
-
-
 def _one_sided_message(alone: list[Parameter], source: Source, dst: Strategy) -> str:
     parts = []
     for label, names in (
@@ -162,12 +140,20 @@ def _one_sided_message(alone: list[Parameter], source: Source, dst: Strategy) ->
         (dst.label, [p.name for p in alone if not p.listed]),
     ):
         if names:
-            shown = patterns(names)
-            more = f" and {len(shown) - 12} patterns more" if len(shown) > 12 else ""
-            parts.append(f"only {label} lists " + ", ".join(shown[:12]) + more)
+            parts.append(f"only {label} lists {in_few_words(names)}")
     return (
         "; ".join(parts) + ". Say what to do: --one-sided leave-out, or --one-sided whole if "
         "every rank of the side that does not list them holds them whole"
+    )
+
+
+def _unreachable_message(names: list[str], source: Source) -> str:
+    ranks = sorted({rank for name in names for rank in source.unreachable[name]})
+    few = ", ".join(map(str, ranks[:12])) + (", ..." if len(ranks) > 12 else "")
+    return (
+        f"no source file holds {in_few_words(names)}; {source.strategy.label} places "
+        f"{'it' if len(names) == 1 else 'them'} on ranks whose files are not there: {few}. "
+        "Bring the missing rank folders, or leave these parameters out (--exclude)"
     )
 
 

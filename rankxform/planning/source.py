@@ -17,6 +17,8 @@ from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, Shape, whole
 from rankxform.layout.strategy import Strategy
 
+from .names import followed
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -73,6 +75,8 @@ class Source:
     shelves: by stage, those with the highest ranks first.
     listed: parameters that strategy and files both know, by name.
     unlisted: parameters of the files that the source strategy does not list, by name.
+    unreachable: names that no file holds while files that could hold them are missing, with the
+        missing ranks.
     """
 
     strategy: Strategy
@@ -80,6 +84,7 @@ class Source:
     shelves: tuple[tuple[Shelf, ...], ...]
     listed: Mapping[str, Parameter]
     unlisted: Mapping[str, Parameter]
+    unreachable: Mapping[str, tuple[int, ...]]
 
     def names_in(self, stages: Iterable[int]) -> list[str]:
         """Return the names in the files of `stages`, highest rank's first, as MindSpore does."""
@@ -91,10 +96,16 @@ class Source:
         )
 
 
-def survey(strategy: Strategy, indexes: Mapping[int, Index], paths: Mapping[int, str]) -> Source:
+def survey(
+    strategy: Strategy,
+    indexes: Mapping[int, Index],
+    paths: Mapping[int, str],
+    wanted: Iterable[int],
+) -> Source:
     """Describe the source checkpoint, whose files `indexes` give by global rank.
 
-    Ranks beyond the strategy's must have been left out by the caller. Raises CheckpointError
+    Ranks beyond the strategy's must have been left out by the caller; `wanted` are the ranks
+    whose files were looked for, found or not. Raises CheckpointError
     where types or shapes differ between ranks that should agree.
     """
     shelves = tuple(_shelves(strategy.ranks_in(s), indexes) for s in range(len(strategy.stages)))
@@ -108,6 +119,8 @@ def survey(strategy: Strategy, indexes: Mapping[int, Index], paths: Mapping[int,
     holders: dict[tuple[int, ...], tuple[int, ...]] = {}  # one tuple for all that share it
     for name, places in found.items():
         listing = next((s for s, _ in places if _lists(strategy, name, s)), None)
+        if listing is None and name in strategy:
+            continue  # a copy beside the stage that the strategy speaks of, as of tied embeddings
         here = [shelf for s, shelf in places if listing in (None, s)]
         ranks = tuple(sorted(r for shelf in here for r in shelf.ranks))
         ranks = holders.setdefault(ranks, ranks)
@@ -117,7 +130,49 @@ def survey(strategy: Strategy, indexes: Mapping[int, Index], paths: Mapping[int,
             unlisted[name] = Parameter(name, dtype, shape, whole(len(shape)), 0, ranks, False)
         else:
             listed[name] = _listed(strategy, name, dtype, listing, here, ranks, paths)
-    return Source(strategy, paths, shelves, listed, unlisted)
+    absent = [name for name in strategy.stages_of if name not in listed]
+    lost = _unreachable(strategy, absent, frozenset(wanted) - frozenset(indexes))
+    return Source(strategy, paths, shelves, listed, unlisted, lost)
+
+
+def _unreachable(
+    strategy: Strategy, absent: Iterable[str], missing: frozenset[int]
+) -> dict[str, tuple[int, ...]]:
+    """Tell names that the checkpoint never had from those whose files are not there.
+
+    A name is certainly not in the checkpoint if all ranks with one of its boxes are there and
+    none has it (with remove_redundancy one of them would).
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    known: dict[tuple[Layout, int], tuple[int, ...]] = {}
+    for name in absent:
+        stage = strategy.stages_of[name][0]
+        layout = strategy.stages[stage][name]
+        if (layout, stage) not in known:
+            known[layout, stage] = _missing_holders(layout, strategy.ranks_in(stage), missing)
+        if known[layout, stage]:
+            found[name] = known[layout, stage]
+    return found
+
+
+def _missing_holders(layout: Layout, ranks: range, missing: frozenset[int]) -> tuple[int, ...]:
+    gone = tuple(rank for rank in ranks if rank in missing)
+    incomplete = {layout.cell(rank - ranks.start) for rank in gone}
+    return gone if len(incomplete) == len(layout.holders) else ()
+
+
+def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> Layout:
+    """Return the layout of `name`, an optimizer state's uneven rows taken from its parameter.
+
+    The compiler states `param_split_shape` for an embedding and not for its moments, which it
+    cuts alike.
+    """
+    layout = strategy.layout(name, stage, ndim)
+    base = strategy.stages[stage].get(followed(name), layout)
+    same = (base.device_matrix, base.tensor_map) == (layout.device_matrix, layout.tensor_map)
+    if base.split_rows and not layout.split_rows and same:
+        return replace(layout, split_rows=base.split_rows, split_offsets=base.split_offsets)
+    return layout
 
 
 def _lists(strategy: Strategy, name: str, stage: int) -> bool:
@@ -157,7 +212,7 @@ def _listed(
 ) -> Parameter:
     shapes = {s.contents.shapes[s.contents.position[name]]: s.ranks[0] for s in shelves}
     slice_shape = next(iter(shapes))
-    layout = strategy.layout(name, stage, len(slice_shape))
+    layout = effective_layout(strategy, name, stage, len(slice_shape))
     stated = layout.expanded_shape
     try:
         layout = layout.fold(slice_shape, slices=True)

@@ -23,7 +23,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankxform.errors import PeerError, RankxformError, StoppedError, UsageError, exit_code
+from rankxform.errors import (
+    PeerError,
+    RankxformError,
+    StoppedError,
+    UsageError,
+    exit_code,
+    storage_errors,
+)
 
 from .launcher import launched_rank, launched_size
 from .team import Show, Team
@@ -106,7 +113,8 @@ class MpiTeam(Team):
     def together(self) -> Iterator[None]:
         failure: BaseException | None = None
         try:
-            yield
+            with storage_errors():
+                yield
         except Exception as error:
             failure = error
         self._agree(failure)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from rankxform.errors import storage_errors
+
 T = TypeVar("T")
 Show = Callable[[int, bool], None]
 """Told on process 0 the bytes done by all processes, and whether that is the end."""
@@ -45,6 +47,11 @@ class Team(ABC):
         raises on every process soon after one has failed, so that none works on for nothing.
         """
 
+    def gather_work(self, compute: Callable[[Callable[[int], None]], T]) -> list[T]:
+        """Do long local work as `work` does, and return all values, by process, on every one."""
+        value = self.work(compute, lambda done, end: None)
+        return self.gather(lambda: value)
+
     @abstractmethod
     def finish(self, code: int) -> int:
         """Leave the team with an exit code; return the largest of all processes'."""
@@ -60,14 +67,16 @@ class Serial(Team):
     rank, size = 0, 1
 
     def share(self, compute: Callable[[], T]) -> T:
-        return compute()
+        with storage_errors():
+            return compute()
 
     def gather(self, compute: Callable[[], T]) -> list[T]:
-        return [compute()]
+        return [self.share(compute)]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        yield
+        with storage_errors():
+            yield
 
     def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
         done = 0
@@ -77,7 +86,8 @@ class Serial(Team):
             done += nbytes
             show(done, False)
 
-        value = compute(tick)
+        with storage_errors():
+            value = compute(tick)
         show(done, True)
         return value
 

@@ -48,7 +48,7 @@ def test_no_common_step_is_an_error_that_lists_the_files(tmp_path):
 
 def test_a_step_or_suffix_chooses(tmp_path):
     make(tmp_path, "rank_0/net-1_5.ckpt", "rank_0/net-2_5.ckpt", "rank_0/net_breakpoint.ckpt")
-    with pytest.raises(CheckpointError, match="2 families"):
+    with pytest.raises(CheckpointError, match="state an epoch and a step and some do not"):
         find(tmp_path, [0])
     assert find(tmp_path, [0], step="1_5").paths[0].name == "net-1_5.ckpt"
     assert find(tmp_path, [0], suffix="breakpoint").paths[0].name == "net_breakpoint.ckpt"

@@ -1,0 +1,210 @@
+"""Everything before a tensor byte is touched: strategies, folders, headers, checks, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.execution import strategies
+from rankxform.execution.folder import Shards, find
+from rankxform.execution.headers import container, index
+from rankxform.formats.index import Contents, Index
+from rankxform.formats.safetensors import REDUNDANCY_KEY
+from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.planning.names import in_few_words
+from rankxform.planning.plan import Planner, RankPlan, check_ranks, needed_stages, share_out
+from rankxform.planning.selection import Selection, select
+from rankxform.planning.source import Source, survey
+from rankxform.transport import Team
+
+from .request import Request
+
+
+@dataclass
+class Conversion:
+    """A prepared request: all that is known before tensor bytes are read.
+
+    indexes: of the source files, by rank; extra: of one file beyond the strategy's ranks, if any.
+    """
+
+    request: Request
+    source: Source
+    dst: Strategy
+    shards: Shards
+    indexes: Mapping[int, Index]
+    extra: Mapping[int, Index]
+    selection: Selection
+    ranks: tuple[int, ...]
+    planner: Planner
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def format(self) -> str:
+        return self.request.format or container(next(iter(self.shards.paths.values())))
+
+    def final(self, rank: int) -> Path:
+        """Return the file of a destination rank."""
+        assert self.request.dst is not None
+        return (
+            Path(self.request.dst) / f"rank_{rank}" / f"{self.request.prefix}{rank}.{self.format}"
+        )
+
+    def shares(self, processes: int) -> list[list[int]]:
+        """Return the destination ranks that each process writes."""
+        weights = [self.planner.nbytes(rank) + 1 for rank in self.ranks]
+        return [[self.ranks[i] for i in run] for run in share_out(weights, processes)]
+
+    def plans(self, ranks: Iterable[int]) -> list[RankPlan]:
+        return [self.planner.plan(rank) for rank in ranks]
+
+
+def prepare(request: Request, team: Team) -> Conversion:
+    """Do everything that needs no tensor byte; every process gets the same."""
+    found = team.share(lambda: _inputs(request))
+    indexes = _gather_indexes(team, {**found.shards.paths})
+    with team.together():
+        src = _dealt_out(found, indexes) if isinstance(found.src, WholeStrategy) else found.src
+        inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
+        outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
+        _check_extra_names(found, inside, outside)
+        paths = {rank: str(path) for rank, path in found.shards.paths.items()}
+        source = survey(src, inside, paths, found.wanted)
+        chosen = found.request
+        selection = select(source, found.dst, chosen.include, chosen.exclude, chosen.one_sided)
+        ranks = check_ranks(chosen.ranks, found.dst)
+        planner = Planner(source, found.dst, selection, ranks, chosen.replicas)
+        return Conversion(
+            chosen, source, found.dst, found.shards, inside, outside, selection, ranks, planner,
+            found.notices,
+        )  # fmt: skip
+    raise AssertionError("together() raises or returns")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What process 0 finds before headers are read; `wanted` are the source ranks to look at."""
+
+    request: Request
+    src: Strategy
+    dst: Strategy
+    shards: Shards
+    wanted: tuple[int, ...]
+    notices: list[str]
+
+
+def _inputs(request: Request) -> _Found:
+    """Read strategies and folders; process 0 alone does this."""
+    src = strategies.load(request.src_strategy)
+    dst = strategies.load(request.dst_strategy)
+    where = Path(request.src).absolute()
+    whole = isinstance(src, WholeStrategy)
+    wanted = None if whole else _needed_ranks(src, dst, request)
+    shards = find(where, wanted, request.src_pattern, request.step, request.suffix)
+    if wanted is None:
+        wanted = sorted(shards.paths)
+    elif not any(rank in shards.paths for rank in wanted):
+        raise CheckpointError(f"{where}: none of the ranks {_ranges(wanted)} is there")
+    outside = [] if whole else [rank for rank in shards.paths if rank >= src.ranks]
+    keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
+    kept = {rank: path for rank, path in sorted(shards.paths.items()) if rank in keep}
+    dst_path = str(Path(request.dst).absolute()) if request.dst is not None else None
+    return _Found(
+        replace(request, src=str(where), dst=dst_path),
+        src,
+        dst,
+        replace(shards, paths=kept),
+        tuple(wanted),
+        list(_notices(where, src, shards, wanted, outside)),
+    )
+
+
+def _notices(
+    where: Path, src: Strategy, shards: Shards, wanted: Sequence[int], outside: Sequence[int]
+) -> Iterator[str]:
+    if outside:
+        yield (
+            f"{where}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} of "
+            f"{src.label} and were not used"
+        )
+    missing = [rank for rank in wanted if rank not in shards.paths]
+    if missing:
+        yield f"{where}: no file of rank {_ranges(missing)}; copies on other ranks serve"
+    if shards.skipped_steps:
+        others = ", ".join(f"{e}_{s}" for e, s in shards.skipped_steps)
+        yield f"other steps in the rank folders were not used: {others}"
+
+
+def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
+    """Return the source ranks of the stages that the wanted destination ranks draw on."""
+    stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
+    needed = {s for stage in stages for s in needed_stages(src, dst, stage)}
+    return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers shortly.
+
+    >>> _ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _gather_indexes(team: Team, paths: Mapping[int, Path]) -> dict[int, Index]:
+    """Index the files, each process its share, and give every process all of them."""
+    mine = list(paths.items())[team.rank :: team.size]
+    shares = team.gather(lambda: {rank: index(path) for rank, path in mine})
+    found = {rank: one for share in shares for rank, one in share.items()}
+    same: dict[Contents, Contents] = {}  # most ranks of a stage hold the same: keep it once
+    for one in found.values():
+        one.contents = same.setdefault(one.contents, one.contents)
+    return dict(sorted(found.items()))
+
+
+def _dealt_out(found: _Found, indexes: Mapping[int, Index]) -> Strategy:
+    """Return the strategy of a source without one: a complete file, or one dealt out to ranks.
+
+    A data-parallel job that saves with remove_redundancy leaves each parameter, whole, on one of
+    its ranks. Raises UsageError where every rank holds the same names, which a cut makes too.
+    """
+    where, ranks = found.request.src, sorted(indexes)
+    if len(ranks) == 1:
+        if indexes[ranks[0]].metadata.get(REDUNDANCY_KEY) == "True":
+            raise UsageError(
+                f"{found.shards.paths[ranks[0]]}: was saved with remove_redundancy and holds one "
+                "rank's share of the parameters; name the folder with all ranks"
+            )
+        return found.src
+    if len({frozenset(one.contents.names) for one in indexes.values()}) == 1:
+        raise UsageError(
+            f"{where}: holds the files of {len(ranks)} ranks, and --src-strategy none means one "
+            "complete checkpoint; give the strategy that cut it, or name one file"
+        )
+    found.notices.append(
+        f"{where}: no strategy, and the ranks hold different parameters; they were taken as dealt "
+        "out by remove_redundancy, each whole"
+    )
+    return WholeStrategy(stage_size=ranks[-1] + 1)
+
+
+def _check_extra_names(
+    found: _Found, inside: Mapping[int, Index], outside: Mapping[int, Index]
+) -> None:
+    """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
+    known = {name for one in inside.values() for name in one.contents.names}
+    for rank, one in outside.items():
+        new = [name for name in one.contents.names if name not in known and name not in found.src]
+        if new:
+            raise CheckpointError(
+                f"{found.shards.paths[rank]}: holds {in_few_words(new)}, which {found.src.label} "
+                f"does not list; it describes {found.src.ranks} ranks, and the checkpoint has "
+                "more. Give the folder with the strategy files of all pipeline stages"
+            )

@@ -1,0 +1,72 @@
+"""What to convert, and how: the options of a conversion, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankxform.errors import UsageError
+from rankxform.execution.engine import DEFAULT_MEMORY
+from rankxform.execution.folder import DEFAULT_PATTERN
+from rankxform.execution.headers import FORMATS
+from rankxform.planning.plan import REPLICAS
+from rankxform.planning.selection import ONE_SIDED
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to convert, and how. Paths are resolved by process 0.
+
+    src, dst: source folder or file; destination folder (None: only plan).
+    src_strategy, dst_strategy: a file, a folder of stage files, or None for whole tensors.
+    prefix, format: destination files are ``DST/rank_N/<prefix>N.<format>``; None: the source's.
+    ranks: destination ranks to make; empty: all.
+    src_pattern, step, suffix: which source files are meant.
+    include, exclude: regular expressions that choose parameters.
+    one_sided: "error", "leave-out" or "whole", for parameters that only one strategy lists.
+    unlisted: "error" or "take-one", for unlisted parameters that differ between source ranks.
+    allow_equal_slices, allow_extra_ranks: accept what otherwise shows a strategy that is not the
+        checkpoint's.
+    check_crc: compare source files with the checksums they carry; crc: write such checksums.
+    overwrite: replace destination files. fsync: wait for the device before a file gets its name.
+    replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
+    memory: bytes of buffers on each process.
+    """
+
+    src: str
+    dst: str | None
+    src_strategy: str | None = None
+    dst_strategy: str | None = None
+    prefix: str = "checkpoint_"
+    format: str | None = None
+    ranks: tuple[int, ...] = ()
+    src_pattern: str = DEFAULT_PATTERN
+    step: str | None = None
+    suffix: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    one_sided: str = "error"
+    unlisted: str = "error"
+    replicas: str = "spread"
+    allow_equal_slices: bool = False
+    allow_extra_ranks: bool = False
+    check_crc: bool = False
+    crc: bool = False
+    overwrite: bool = False
+    fsync: bool = True
+    memory: int = DEFAULT_MEMORY
+
+    def __post_init__(self) -> None:
+        for option, value, allowed in (
+            ("one_sided", self.one_sided, ONE_SIDED),
+            ("unlisted", self.unlisted, ("error", "take-one")),
+            ("replicas", self.replicas, REPLICAS),
+            ("format", self.format, (None, *FORMATS)),
+        ):
+            if value not in allowed:
+                raise UsageError(
+                    f"{option} is {value!r}; {' or '.join(map(str, allowed))} is wanted"
+                )
+        if "/" in self.prefix or self.prefix.startswith("."):
+            raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
+        if self.memory < 1 << 20:
+            raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")

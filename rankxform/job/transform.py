@@ -1,0 +1,206 @@
+"""The whole story: read the strategies, plan in integers, move each byte once."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankxform.errors import StorageError, UsageError
+from rankxform.execution import samples
+from rankxform.execution.engine import Traffic, write_parts
+from rankxform.execution.files import Tick, publish, remove, sync
+from rankxform.execution.output import Output, add_crc, lay_out, part_descriptors
+from rankxform.formats.dtype import INT4
+from rankxform.planning.agreement import (
+    check_extra_rank,
+    check_slices_differ,
+    check_unlisted,
+    extra_probes,
+    probes,
+    to_compare,
+)
+from rankxform.planning.plan import RankPlan
+from rankxform.transport import Team
+from rankxform.transport.team import Show
+
+from .prepare import Conversion, prepare
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a transform did, over all processes.
+
+    read, written: bytes of tensor content and files; compared: bytes of unlisted parameters that
+    were read to compare ranks; peak_memory: of the largest process, in bytes.
+    """
+
+    conversion: Conversion
+    files: tuple[str, ...]
+    read: int
+    written: int
+    compared: int
+    seconds: float
+    processes: int
+    peak_memory: int
+    notices: tuple[str, ...]
+
+
+def transform(
+    request: Request,
+    team: Team,
+    begin: Callable[[Conversion, int], Show] = lambda conversion, nbytes: lambda done, end: None,
+) -> Report:
+    """Convert a checkpoint; return on every process what was done.
+
+    `begin` is called on process 0 with the prepared conversion and the bytes to write, before
+    the first is; it returns the function that is shown the progress.
+    """
+    began = time.monotonic()
+    conversion = prepare(request, team)
+    team.share(lambda: _check_target(conversion))
+    compared, notices = _compare_ranks(conversion, team)
+    with team.together():
+        mine = conversion.plans(conversion.shares(team.size)[team.rank])
+        outputs = _lay_out(conversion, mine)
+    totals = team.gather(lambda: sum(output.size for output in outputs.values()))
+    show = begin(conversion, sum(totals)) if team.rank == 0 else lambda done, end: None
+    try:
+        traffic = team.work(lambda tick: _write(conversion, mine, outputs, tick), show)
+        with team.together():
+            for output in outputs.values():
+                publish(output.part, output.final, durable=conversion.request.fsync)
+    finally:
+        for output in outputs.values():
+            remove(output.part)
+    every = team.gather(lambda: (traffic, _peak_memory()))
+    return Report(
+        conversion,
+        tuple(str(conversion.final(rank)) for rank in conversion.ranks),
+        sum(t.read for t, _ in every),
+        sum(t.written for t, _ in every),
+        compared,
+        time.monotonic() - began,
+        team.size,
+        max(peak for _, peak in every),
+        (*conversion.notices, *notices),
+    )
+
+
+# -- after the plan -------------------------------------------------------------------------
+
+
+def _check_target(conversion: Conversion) -> None:
+    """See that writing will harm nothing. Raises UsageError or StorageError."""
+    request = conversion.request
+    if request.dst is None:
+        raise UsageError("no destination folder")
+    src = Path(request.src).resolve()
+    source_folders = {path.resolve().parent for path in conversion.shards.paths.values()}
+    for rank in conversion.ranks:
+        final = conversion.final(rank)
+        folder = final.parent.resolve()
+        if folder in source_folders or (src.is_dir() and src in (folder, *folder.parents)):
+            raise UsageError(
+                f"{final}: lies in the source folder {src}, which is never written to; "
+                "choose another destination"
+            )
+        if final.is_dir():
+            raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
+        if final.exists() and not request.overwrite:
+            raise StorageError(
+                f"{final}: is already there; remove it, choose another folder, or say --overwrite"
+            )
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """What one process read of its share of the source files, before the conversion.
+
+    digests: of unlisted parameters, complete; samples: of others, (digest, all bytes equal). By
+    rank and name.
+    """
+
+    nbytes: int
+    digests: dict[int, dict[str, bytes]]
+    samples: dict[int, dict[str, samples.Sample]]
+
+
+def _compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+    """Read what tells whether the folder fits its strategy; return the bytes read, and notices."""
+    request, source = conversion.request, conversion.source
+    looks = team.gather_work(lambda tick: _look(conversion, team, tick))
+    with team.together():
+        sampled = {rank: found for look in looks for rank, found in look.samples.items()}
+        if not request.allow_equal_slices:
+            check_slices_differ(source, sampled, probes(conversion.selection))
+        for rank in () if request.allow_extra_ranks else conversion.extra:
+            check_extra_rank(source, sampled, rank, str(conversion.shards.paths[rank]))
+        digests = {rank: found for look in looks for rank, found in look.digests.items()}
+        notices = check_unlisted(source, digests, request.unlisted == "take-one")
+    return sum(look.nbytes for look in looks), notices
+
+
+def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
+    every = {**conversion.indexes, **conversion.extra}
+    unlisted = to_compare(conversion.selection)
+    extra = extra_probes(conversion.source, conversion.extra)
+    sampled = [*dict.fromkeys([*probes(conversion.selection), *extra])]
+    found = _Looks(0, {}, {})
+    nbytes = 0
+    for rank in list(every)[team.rank :: team.size]:
+        path, index = conversion.shards.paths[rank], every[rank]
+        if conversion.request.check_crc:
+            samples.check_crc(path, index, tick)
+        if unlisted and rank in conversion.indexes:
+            found.digests[rank] = samples.digest_all(path, index, unlisted, tick)
+            nbytes += sum(index.nbytes(name) for name in found.digests[rank])
+        if sampled:
+            found.samples[rank] = samples.sample(path, index, sampled)
+        tick(0)
+    return replace(found, nbytes=nbytes)
+
+
+def _lay_out(conversion: Conversion, plans: Sequence[RankPlan]) -> dict[int, Output]:
+    first = conversion.indexes[min(conversion.indexes)]
+    metadata = {
+        key: value
+        for key, value in first.metadata.items()
+        if not (value == INT4 and key in first)  # a mark of the source's; the output has its own
+    }
+    crc = conversion.request.crc
+    return {p.rank: lay_out(p, conversion.final(p.rank), metadata, crc) for p in plans}
+
+
+def _write(
+    conversion: Conversion,
+    plans: Sequence[RankPlan],
+    outputs: Mapping[int, Output],
+    tick: Callable[[int], None],
+) -> Traffic:
+    request = conversion.request
+    traffic = write_parts(
+        plans, outputs, conversion.shards.paths, conversion.indexes, request.memory, tick
+    )
+    if request.crc:
+        parts = part_descriptors()
+        try:
+            for output in outputs.values():
+                add_crc(output, parts, tick)
+        finally:
+            parts.close()
+    if request.fsync:
+        for output in outputs.values():
+            sync(output.part)
+            tick(0)
+    return traffic
+
+
+def _peak_memory() -> int:
+    """Return the largest resident size this process has had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,43 @@
+"""Parameter names: what an optimizer puts before them, and how many are told in few words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+OPTIMIZER_STATE = (
+    "adam_m", "adam_v", "moment1", "moment2", "moments", "accum", "stat", "accu_grads",
+    "exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_insta_sim", "muon_m",
+)  # fmt: skip
+"""What MindSpore's and MindFormers' optimizers put before the name of the parameter they follow."""
+
+
+def followed(name: str) -> str:
+    """Return the parameter that an optimizer state belongs to, or the name itself.
+
+    >>> followed("adam_m.layers.0.w"), followed("layers.0.w")
+    ('layers.0.w', 'layers.0.w')
+    """
+    prefix, dot, rest = name.partition(".")
+    return rest if dot and prefix in OPTIMIZER_STATE else name
+
+
+def patterns(names: Iterable[str]) -> list[str]:
+    """Sum up names by pattern, numbers between dots replaced by ``*``, commonest first.
+
+    >>> patterns(["blocks.0.w", "blocks.1.w", "head"])
+    ['blocks.*.w (2)', 'head']
+    """
+    counts: dict[str, int] = {}
+    for name in names:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        counts[pattern] = counts.get(pattern, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{pattern} ({count})" if count > 1 else pattern for pattern, count in ordered]
+
+
+def in_few_words(names: Iterable[str], most: int = 12) -> str:
+    """Return the commonest patterns of `names`, and how many more there are."""
+    shown = patterns(names)
+    more = f" and {len(shown) - most} patterns more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more

@@ -1,0 +1,195 @@
+"""The plan as data: worked out by hand, counted, and at the size of the largest real model."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankxform.execution import strategies
+from rankxform.formats.dtype import item_size
+from rankxform.formats.index import Contents, Index
+from rankxform.geometry.box import Box
+from rankxform.planning.names import patterns
+from rankxform.planning.plan import Copy, Planner, distinct_bytes, share_out
+from rankxform.planning.selection import select
+from rankxform.planning.source import survey
+from tests import reference
+
+DEEPSEEK = Path(__file__).parents[1] / "data" / "models" / "deepseek_v3"
+
+
+def source_of(strategy, params):
+    """Describe a checkpoint that holds `params` as `strategy` cuts them, without any file."""
+    indexes = {}
+    for stage, layouts in enumerate(strategy.stages):
+        held = [(n, layouts[n], *params[n]) for n in layouts if n in params]
+        contents = Contents(
+            tuple(n for n, *_ in held),
+            tuple(dtype for *_, dtype in held),
+            tuple(tuple(s // c for s, c in zip(shape, lay.counts)) for _, lay, shape, _ in held),
+        )
+        for rank in strategy.ranks_in(stage):
+            indexes[rank] = Index(contents, array("q"), {}, 0)
+    return survey(strategy, indexes, {rank: f"rank_{rank}" for rank in indexes}, indexes)
+
+
+def planner(tmp, src, dst, params, ranks=None, replicas="spread"):
+    a, b = (
+        strategies.load(reference.write_strategy(tmp / n, s)) for n, s in (("a", src), ("b", dst))
+    )
+    source = source_of(a, params)
+    return Planner(source, b, select(source, b), ranks or range(b.ranks), replicas)
+
+
+def test_a_plan_worked_out_by_hand(tmp_path):
+    """4x4 by rows on 2 ranks to columns on 2: the example in the module's docstring."""
+    plan = planner(
+        tmp_path,
+        [{"w": ([2], [0, -1], 0, 0)}],
+        [{"w": ([2], [-1, 0], 0, 0)}],
+        {"w": ((4, 4), "Float32")},
+    ).plan(1)
+    (piece,) = plan.slices
+    assert piece.box == Box((0, 2), (4, 4))
+    assert piece.copies == (Copy(0, Box((0, 2), (2, 4))), Copy(1, Box((2, 2), (4, 4))))
+    assert plan.src_ranks == (0, 1) and plan.nbytes == 32
+
+
+def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):
+    params = {f"p{i}": ((8, 8), "Float32") for i in range(12)}
+    src = [dict.fromkeys(params, ([4], [-1, -1], 0, 0))]
+    dst = [dict.fromkeys(params, ([2], [0, -1], 0, 0))]
+    plans = [planner(tmp_path, src, dst, params).plan(r) for r in range(2)]
+    read = distinct_bytes(plans)
+    assert sum(read.values()) == 12 * 256
+    assert set(read.values()) == {3 * 256}
+    again = [planner(tmp_path, src, dst, params).plan(r) for r in range(2)]
+    assert [p.slices for p in again] == [p.slices for p in plans]
+
+
+def test_destination_replicas_are_copied_from_one_source(tmp_path):
+    plan = planner(
+        tmp_path, [{"w": ([4], [-1], 0, 0)}], [{"w": ([4], [-1], 0, 0)}], {"w": ((8,), "Float32")}
+    )
+    assert len({plan.plan(rank).slices[0].copies for rank in range(4)}) == 1
+
+
+def test_mindspores_choice_reads_each_ranks_own_replica(tmp_path):
+    params = {"w": ((8,), "Float32")}
+    stages = [{"w": ([4], [-1], 0, 0)}]
+    plan = planner(tmp_path, stages, stages, params, replicas="mindspore")
+    assert [plan.plan(rank).src_ranks for rank in range(4)] == [(0,), (1,), (2,), (3,)]
+
+
+def test_copies_tile_every_slice(tmp_path):
+    params = {"w": ((24, 30), "Int8")}
+    src, dst = [{"w": ([2, 3], [1, 0], 0, 0)}], [{"w": ([5], [-1, 0], 0, 0)}]
+    for rank in range(5):
+        (piece,) = planner(tmp_path, src, dst, params).plan(rank).slices
+        marks = np.zeros((24, 30), int)
+        for copy in piece.copies:
+            marks[copy.box.slices()] += 1
+        assert (marks[piece.box.slices()] == 1).all() and marks.sum() == piece.box.size
+
+
+@pytest.mark.parametrize(
+    "weights", [[], [1], [5, 5, 5, 5], [9, 1, 1, 1], [1, 1, 1, 9], [3, 1, 4, 1, 5, 9]]
+)
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_work_is_dealt_in_runs_whose_largest_is_smallest(weights, processes):
+    shares = share_out(weights, processes)
+    assert len(shares) == processes
+    assert [i for share in shares for i in share] == list(range(len(weights)))
+    largest = max((sum(weights[i] for i in share) for share in shares), default=0)
+
+    def fits(limit, at=0, left=processes):
+        total = 0
+        while at < len(weights) and total + weights[at] <= limit:
+            total += weights[at]
+            at += 1
+        return at == len(weights) or (left > 1 and fits(limit, at, left - 1))
+
+    assert not weights or not fits(largest - 1)
+
+
+def test_names_are_summed_up_by_pattern():
+    names = [f"layers.{i}.w.{j}" for i in range(3) for j in range(2)] + ["head2"]
+    assert patterns(names) == ["layers.*.w.* (6)", "head2"]
+
+
+@pytest.fixture(scope="module")
+def deepseek():
+    src = strategies.load(
+        str(DEEPSEEK / "full671b_1024p_dp16mp4pp16ep8" / "merged_ckpt_strategy.ckpt")
+    )
+    dst = strategies.load(str(DEEPSEEK / "dst_512p_dp16mp4pp8ep32" / "merged_ckpt_strategy.ckpt"))
+    params = {}
+    text = (DEEPSEEK / "full671b_1024p_dp16mp4pp16ep8" / "params.txt").read_text()
+    for name, shape in re.findall(r"PARAM (\S+) \(([\d, ]*)\)", text):
+        full = tuple(int(n) for n in shape.split(",") if n.strip())
+        for state in ("", "adam_m.", "adam_v."):
+            if state + name in src and "expert_load" not in name:
+                params[state + name] = full, "Float32"
+    source = source_of(src, params)
+    return src, dst, params, Planner(source, dst, select(source, dst), range(dst.ranks))
+
+
+def test_deepseek_v3_reads_what_it_needs_once(deepseek):
+    _, dst, params, plan = deepseek
+    assert dst.ranks == 512
+    total = sum(int(np.prod(shape, dtype=object)) * item_size(t) for shape, t in params.values())
+    assert sum(distinct_bytes(plan.plan(r) for r in range(512)).values()) == total
+    assert 8.1e12 < total < 8.3e12
+
+
+@pytest.mark.parametrize("rank", [0, 37, 200, 511])
+def test_deepseek_v3_plans_equal_the_slow_reference(rank, deepseek):
+    """Ranks by their coordinates alone: who holds which part is told by cutting index ranges."""
+    src, dst, params, plan = deepseek
+    planned = plan.plan(rank)
+    held = dst.stages[dst.stage_of(rank)]
+    assert {s.parameter.name for s in planned.slices} == set(held) & set(params)
+    for piece in planned.slices:
+        name, shape = piece.parameter.name, piece.parameter.shape
+        assert ranges(held[name], shape, rank % dst.stage_size) == list(
+            zip(piece.box.start, piece.box.stop)
+        )
+        stage = src.stages_of[name][0]
+        volume = 0
+        for copy in piece.copies:
+            assert src.stage_of(copy.src_rank) == stage
+            there = ranges(src.stages[stage][name], shape, copy.src_rank % src.stage_size)
+            assert all(
+                a <= c and d <= b for (a, b), c, d in zip(there, copy.box.start, copy.box.stop)
+            )
+            assert piece.box.contains(copy.box)
+            volume += copy.box.size
+        assert volume == piece.box.size
+        assert len({copy.box for copy in piece.copies}) == len(piece.copies)
+
+
+def ranges(layout, shape, rank):
+    """Cut each axis by itself with the reference, as an array of the indexes along it."""
+    found = []
+    for axis, extent in enumerate(shape):
+        alone = [-1] * len(shape)
+        alone[axis] = list(layout.tensor_map[axis]) or -1
+        cuts = np.arange(extent).reshape([extent if j == axis else 1 for j in range(len(shape))])
+        part = reference.cut(cuts, (layout.device_matrix, alone, 0, 0), rank)
+        if axis == 0 and layout.opt_step and layout.opt_size:
+            whole = (layout.device_matrix, layout.printable_map, 0, 0)
+            group = [
+                r
+                for r in range(layout.ranks)
+                if reference._place(r, whole) == reference._place(rank, whole)
+            ]
+            shards = len(group) if layout.opt_size == -1 else layout.opt_size
+            part = np.split(part, shards, 0)[group.index(rank) % shards]
+        flat = part.ravel()
+        assert flat[-1] - flat[0] + 1 == flat.size
+        found.append((int(flat[0]), int(flat[-1]) + 1))
+    return found

@@ -1,0 +1,112 @@
+"""Hostfiles from rank tables in the four documented forms."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rankxform.errors import UsageError
+from rankxform.hostfile import Host, from_rank_table, text
+
+
+def server(number, ranks, **more):
+    devices = [
+        {"device_id": str(i), "device_ip": f"192.168.{number}.{i}", "rank_id": str(r)}
+        for i, r in enumerate(ranks)
+    ]
+    return {"server_id": f"10.0.0.{number}", "device": devices, "host_nic_ip": "reserve", **more}
+
+
+def table(servers, version="1.0", status="completed", **more):
+    return {
+        "version": version,
+        "server_count": str(len(servers)),
+        "server_list": servers,
+        "status": status,
+        **more,
+    }
+
+
+VERSION_1_0 = table([server(2, range(8, 16)), server(1, range(8))])
+VERSION_1_2 = table(
+    [
+        server(1, range(4), super_device_id="1", host_ip="10.9.0.1"),
+        server(2, range(4, 8), host_ip="10.9.0.2"),
+    ],
+    version="1.2",
+    super_pod_list=[{"super_pod_id": "0", "server_list": [{"server_id": "10.0.0.1"}]}],
+)
+CLUSTERS = table(
+    [
+        {**server(1, range(4)), "server_id": "server_0", "server_ip": "", "pod_ip": "10.7.0.1"},
+        {**server(2, range(4, 8)), "server_id": "server_1", "server_ip": "", "pod_ip": "10.7.0.2"},
+    ],
+    cluster_list=[{"cluster_id": "cluster_0", "server_list": [{"server_id": "server_0"}]}],
+)
+VERSION_0 = {
+    "status": "completed",
+    "group_count": "1",
+    "group_list": [
+        {
+            "group_name": "worker",
+            "device_count": "4",
+            "instance_count": "2",
+            "instance_list": [
+                {
+                    "pod_name": "job-worker-1",
+                    "server_id": "10.5.0.2",
+                    "devices": [{"device_id": "0"}, {"device_id": "1"}],
+                },
+                {
+                    "pod_name": "job-worker-0",
+                    "server_id": "10.5.0.1",
+                    "devices": [{"device_id": "0"}, {"device_id": "1"}],
+                },
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "hosts"),
+    [
+        (VERSION_1_0, [Host("10.0.0.1", 8), Host("10.0.0.2", 8)]),
+        (VERSION_1_2, [Host("10.9.0.1", 4), Host("10.9.0.2", 4)]),
+        (CLUSTERS, [Host("10.7.0.1", 4), Host("10.7.0.2", 4)]),
+        (VERSION_0, [Host("10.5.0.1", 2), Host("10.5.0.2", 2)]),
+    ],
+    ids=["1.0", "1.2", "clusters", "0"],
+)
+def test_hosts_come_in_rank_order(document, hosts):
+    assert from_rank_table(json.dumps(document).encode(), "table.json") == hosts
+
+
+def test_the_two_styles():
+    hosts = [Host("a", 8), Host("b", 4)]
+    assert text(hosts) == "a slots=8\nb slots=4"
+    assert text(hosts, "mpich") == "a:8\nb:4"
+    assert text(hosts, "openmpi", 2) == "a slots=2\nb slots=2"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (table([server(1, [0])], status="initializing"), "status is 'initializing'"),
+        (table([{**server(1, [0]), "server_id": "10.*.*.*"}]), "masked"),
+        (table([server(1, [0]), server(1, [1])]), "listed twice"),
+        (table([]), "lists no host"),
+        ({"version": "1.0"}, "not a rank table"),
+        ({"group_list": [{"instance_list": [{"pod_name": "x"}]}]}, "not a rank table"),
+        ([1], "not a rank table"),
+    ],
+)
+def test_tables_that_do_not_tell_the_hosts(document, words):
+    with pytest.raises(UsageError, match=f"table.json: .*{words}"):
+        from_rank_table(json.dumps(document).encode(), "table.json")
+
+
+def test_what_is_not_json():
+    with pytest.raises(UsageError, match="table.json: not JSON"):
+        from_rank_table(b"\xff{", "table.json")
