@@ -138,7 +138,7 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
             else:
                 chosen[stage] = layouts, record
     if min(chosen) < 0 or max(chosen) != len(chosen) - 1:
-        missing = [s for s in range(len(chosen) + 1) if s not in chosen]
+        missing = [s for s in range(len(chosen)) if s not in chosen]
         have = ", ".join(f"stage {s} in {chosen[s][1].label}" for s in sorted(chosen))
         raise StrategyError(
             f"{label}: no strategy of pipeline {_stages(missing)} (found {have}); "

@@ -1,0 +1,297 @@
+"""Sources that are not what their strategy says: told, never taken for something smaller."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rankxform
+from tests import reference
+from tests.reference import cut, full_tensor, write_checkpoint, write_ckpt, write_strategy
+
+TIED = [{"emb": ([2], [0, -1], 0, 0), "a": ([2], [0], 0, 0)}, {"b": ([2], [0], 0, 0)}]
+PARAMS = {"emb": ((8, 4), "Float32"), "a": ((8,), "Float32"), "b": ((8,), "Float32")}
+
+
+def tied_source(tmp):
+    """Write a pipeline whose second stage still holds the embedding that the first one lists."""
+    emb = full_tensor("emb", (8, 4), "Float32")
+
+    def extras(rank):
+        return {"emb": ("Float32", cut(emb, TIED[0]["emb"], rank % 2))} if rank > 1 else {}
+
+    return write_checkpoint(tmp / "src", TIED, PARAMS, extras), write_strategy(tmp / "s.ckpt", TIED)
+
+
+def remove(source, *ranks):
+    for rank in ranks:
+        for path in (source / f"rank_{rank}").iterdir():
+            path.unlink()
+
+
+def test_a_missing_stage_of_shards_is_not_a_smaller_model(tmp_path):
+    source = write_checkpoint(tmp_path / "src", TIED, PARAMS)
+    a = write_strategy(tmp_path / "s.ckpt", TIED)
+    remove(tmp_path / "src", 0, 1)
+    with pytest.raises(
+        rankxform.CheckpointError, match=r"no source file holds a, emb.*not there: 0, 1"
+    ):
+        rankxform.transform(source, tmp_path / "dst", a, None)
+    rankxform.transform(source, tmp_path / "dst", a, None, exclude=("^a$", "^emb$"))
+    assert reference.wrong_slices(tmp_path / "dst", None, {"b": PARAMS["b"]}) == []
+
+
+def test_missing_keepers_of_a_box_are_told_from_what_was_never_saved(tmp_path):
+    layout = ([2], [-1], 0, 0)
+    a = write_strategy(tmp_path / "a.ckpt", [dict.fromkeys(["a", "b", "accu_grads.a"], layout)])
+    write_ckpt(
+        tmp_path / "src/rank_1/c_1.ckpt", {"b": ("Float32", full_tensor("b", (8,), "Float32"))}
+    )
+    with pytest.raises(rankxform.CheckpointError, match="no source file holds a"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None)
+    write_ckpt(
+        tmp_path / "src/rank_0/c_0.ckpt", {"a": ("Float32", full_tensor("a", (8,), "Float32"))}
+    )
+    report = rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None)
+    assert report.conversion.selection.absent == ("accu_grads.a",)
+
+
+def test_a_tied_copy_does_not_stand_in_for_its_stage(tmp_path):
+    source, a = tied_source(tmp_path)
+    rankxform.transform(source, tmp_path / "dst", a, None)
+    assert reference.wrong_slices(tmp_path / "dst", None, PARAMS) == []
+    remove(tmp_path / "src", 0, 1)
+    with pytest.raises(rankxform.CheckpointError, match="no source file holds a, emb"):
+        rankxform.transform(source, tmp_path / "again", a, None)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_one_rank_of_a_tied_pipeline_is_what_it_is_in_the_full_run(rank, tmp_path):
+    source, a = tied_source(tmp_path)
+    rankxform.transform(source, tmp_path / "all", a, a)
+    rankxform.transform(source, tmp_path / "one", a, a, ranks=(rank,))
+    name = f"rank_{rank}/checkpoint_{rank}.ckpt"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_strategy_of_fewer_ranks_is_another_checkpoints(allow, tmp_path):
+    params = {"w": ((8, 16), "Float32")}
+    source = write_checkpoint(tmp_path / "src", [{"w": ([4], [0, -1], 0, 0)}], params)
+    a = write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    if allow:
+        rankxform.transform(source, tmp_path / "dst", a, a, allow_extra_ranks=True)
+        return
+    with pytest.raises(rankxform.CheckpointError, match="rank_3.*none of the ranks 0 to 1 has"):
+        rankxform.transform(source, tmp_path / "dst", a, a)
+
+
+def test_extra_ranks_that_are_replicas_are_a_notice(tmp_path):
+    params = {"w": ((8, 16), "Float32")}
+    source = write_checkpoint(tmp_path / "src", [{"w": ([2, 2], [0, -1], 0, 0)}], params)
+    a = write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    report = rankxform.transform(source, tmp_path / "dst", a, None)
+    assert any("2 ranks from 2 on are beyond the 2" in notice for notice in report.notices)
+    assert reference.wrong_slices(tmp_path / "dst", None, params) == []
+
+
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_a_data_parallel_source_that_was_dealt_out(kind, tmp_path):
+    """remove_redundancy without a strategy deals whole parameters to the ranks."""
+    params = {f"p{i}": ((4, 4), "Float32") for i in range(5)}
+    step = ("Int32", np.array([3], "<i4"))
+    for rank in range(2):
+        entries = {"global_step": step}
+        for i, (name, (shape, dtype)) in enumerate(params.items()):
+            if i % 2 == rank:
+                entries[name] = dtype, full_tensor(name, shape, dtype)
+        path = tmp_path / f"src/rank_{rank}/net-1_1.{kind}"
+        if kind == "ckpt":
+            write_ckpt(path, entries)
+        else:
+            reference.write_safetensors(path, entries, {"remove_redundancy": "True"})
+    report = rankxform.transform(tmp_path / "src", tmp_path / "dst")
+    assert reference.wrong_slices(tmp_path / "dst", None, params, kind) == []
+    assert any("dealt out" in notice for notice in report.notices)
+    if kind == "safetensors":
+        with pytest.raises(rankxform.UsageError, match="was saved with remove_redundancy"):
+            rankxform.transform(tmp_path / "src/rank_0/net-1_1.safetensors", tmp_path / "half")
+
+
+def test_slices_of_zeros_on_some_ranks_are_no_complete_parameters(tmp_path):
+    for rank in range(2):
+        words = full_tensor("w", (4, 16), "Float32") * (1 - rank)
+        write_ckpt(tmp_path / f"src/rank_{rank}/c_{rank}.ckpt", {"w": ("Float32", words)})
+    a = write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None)
+
+
+def test_only_an_unlisted_parameter_can_be_chosen(tmp_path):
+    layouts = [{"w": ([2], [0], 0, 0)}]
+    step = {"global_step": ("Int32", np.array([3], "<i4"))}
+    source = write_checkpoint(tmp_path / "src", layouts, {"w": ((8,), "Float32")}, step)
+    a = write_strategy(tmp_path / "a.ckpt", layouts)
+    rankxform.transform(source, tmp_path / "dst", a, a, include=("^global_step$",))
+    assert set(reference.read_ckpt(tmp_path / "dst/rank_1/checkpoint_1.ckpt")) == {"global_step"}
+
+
+def test_one_element_of_any_shape_may_differ(tmp_path):
+    layouts = [{"w": ([2], [0], 0, 0)}]
+    source = write_checkpoint(
+        tmp_path / "src",
+        layouts,
+        {"w": ((8,), "Float32")},
+        lambda rank: {"step": ("Int32", np.array([[rank]], "<i4"))},
+    )
+    a = write_strategy(tmp_path / "a.ckpt", layouts)
+    report = rankxform.transform(source, tmp_path / "dst", a, a)
+    assert any("'step' is in no strategy and differs" in notice for notice in report.notices)
+
+
+def test_moments_of_an_uneven_embedding_have_its_rows(tmp_path):
+    """The compiler states the rows for the embedding alone."""
+    rows, layout = [3, 1], ([2], [0, -1], 0, 0)
+    plain = reference.proto_layout(layout)
+    uneven = plain.replace(reference.field(3, b""), reference.field(3, reference.dims(rows)), 1)
+    names = {"table": uneven, "moment1.table": plain}
+    items = [
+        reference.field(3, reference.field(1, n.encode()) + reference.field(2, x))
+        for n, x in names.items()
+    ]
+    (tmp_path / "a.ckpt").write_bytes(reference.field(1, 2) + b"".join(items))
+    params = dict.fromkeys(names, ((4, 6), "Float32"))
+    for rank, (start, stop) in enumerate(((0, 3), (3, 4))):
+        entries = {n: ("Float32", full_tensor(n, (4, 6), "Float32")[start:stop]) for n in names}
+        write_ckpt(tmp_path / f"src/rank_{rank}/c_{rank}.ckpt", entries)
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", tmp_path / "a.ckpt")
+    assert reference.wrong_slices(tmp_path / "dst", None, params) == []
+    rankxform.transform(tmp_path / "dst", tmp_path / "back", None, tmp_path / "a.ckpt")
+    found = reference.read_ckpt(tmp_path / "back/rank_0/checkpoint_0.ckpt")
+    assert found["moment1.table"][1] == (3, 6)
+
+
+@pytest.mark.parametrize("way", ["file", "link", "pattern", "linked rank"])
+def test_no_way_leads_into_the_source(way, tmp_path):
+    layouts = [{"w": ([2], [0], 0, 0)}]
+    params = {"w": ((8,), "Float32")}
+    write_checkpoint(tmp_path / "real", layouts, params)
+    a = write_strategy(tmp_path / "a.ckpt", layouts)
+    before = {p: p.read_bytes() for p in (tmp_path / "real").rglob("*.ckpt")}
+    src, dst, options = tmp_path / "real", tmp_path / "real", {}
+    if way == "file":
+        src, a, options = tmp_path / "real/rank_0/checkpoint_0.ckpt", None, {"prefix": "x"}
+    elif way == "link":
+        (tmp_path / "links").mkdir()
+        for rank in range(2):
+            (tmp_path / f"links/rank_{rank}").symlink_to(tmp_path / f"real/rank_{rank}")
+        src = tmp_path / "links"
+    elif way == "pattern":
+        (tmp_path / "empty").mkdir()
+        src, options = tmp_path / "empty", {"src_pattern": "../real/rank_{rank}/*"}
+    else:
+        dst = tmp_path / "dst"
+        dst.mkdir()
+        (dst / "rank_1").symlink_to(tmp_path / "real/rank_1")
+    with pytest.raises(rankxform.UsageError, match="lies in the source folder"):
+        rankxform.transform(src, dst, a, a, overwrite=True, **options)
+    assert {p: p.read_bytes() for p in (tmp_path / "real").rglob("*.*")} == before
+
+
+def flipped(wrong, content):
+    """Return a .ckpt entry whose content's tag byte was changed to `wrong`."""
+    data = bytearray(reference.ckpt_entry("adam_m.w", "Float32", (len(content) // 4,), content))
+    at = len(data) - len(content) - len(reference.varint(len(content))) - 1
+    assert data[at] == 0x1A
+    data[at] = wrong
+    return bytes(data)
+
+
+@pytest.mark.parametrize("content", [bytes(8), bytes(1 << 22), b"\x7f" * (1 << 22)])
+@pytest.mark.parametrize("wrong", [0x0A, 0x12])
+def test_content_whose_tag_was_flipped_is_not_read_as_dims_or_type(wrong, content, tmp_path):
+    path = tmp_path / "src/rank_0/c.ckpt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(flipped(wrong, content))
+    with pytest.raises(rankxform.CheckpointError, match="c.ckpt: ") as caught:
+        rankxform.transform(tmp_path / "src", tmp_path / "dst")
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("stage", [-1, 1, 4294967295])
+def test_stages_that_cannot_be(stage, tmp_path):
+    (tmp_path / "a.ckpt").write_bytes(
+        reference.proto_strategy([("w", ([2], [0], 0, 0))], stage=stage)
+    )
+    source = write_checkpoint(tmp_path / "src", None, {"w": ((8,), "Float32")})
+    with pytest.raises(rankxform.StrategyError, match="no strategy of pipeline stage 0"):
+        rankxform.transform(source, tmp_path / "dst", tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("matrix", [[4294967295], [10**30], [2] * 70, [1 << 16, 1 << 16]])
+def test_device_matrices_that_cannot_be(matrix, tmp_path):
+    data = reference.json_strategy([("w", (matrix, [0], 0, 0))], shapes={"w": (8,)})
+    (tmp_path / "a.json").write_bytes(data)
+    for call in (
+        lambda: rankxform.ranks(tmp_path / "a.json", None),
+        lambda: rankxform.inspect(tmp_path / "a.json"),
+    ):
+        with pytest.raises(rankxform.StrategyError, match="a.json: 'w': device matrix") as caught:
+            call()
+        assert len(str(caught.value)) < 400
+
+
+def test_ranks_of_a_stage_without_a_common_parameter(tmp_path):
+    a = write_strategy(tmp_path / "a.ckpt", [{"a": ([2], [0], 0, 0)}])
+    b = write_strategy(tmp_path / "b.ckpt", [{"a": ([2], [0], 0, 0)}, {"x": ([2], [0], 0, 0)}])
+    with pytest.raises(rankxform.RequestError, match="destination rank 2 needs nothing"):
+        rankxform.ranks(a, b)
+
+
+def test_what_safetensors_cannot_name(tmp_path):
+    write_ckpt(
+        tmp_path / "src/rank_0/c.ckpt", {"__metadata__": ("Float32", np.ones(2, "<f4").view("<u4"))}
+    )
+    with pytest.raises(rankxform.RequestError, match="named '__metadata__'"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", format="safetensors")
+
+
+def test_metadata_are_kept_but_for_what_is_no_longer_true(tmp_path):
+    entries = {"q": ("Int4", full_tensor("q", (4,), "Int4"))}
+    told = {"q": "Int4", "quant": "Int4", "who": "me", "crc_num": "7", "remove_redundancy": "False"}
+    reference.write_safetensors(tmp_path / "src/rank_0/c.safetensors", entries, told)
+    rankxform.transform(tmp_path / "src", tmp_path / "dst")
+    metadata = rankxform.inspect(tmp_path / "dst/rank_0/checkpoint_0.safetensors")["metadata"]
+    assert metadata == {"format": "ms", "q": "Int4", "quant": "Int4", "who": "me"}
+
+
+def test_a_failed_merge_leaves_nothing(tmp_path):
+    folder = reference.write_stage_files(tmp_path / "s", [{"w": ([2], [0], 0, 0)}])
+    (tmp_path / "m.ckpt").mkdir()
+    with pytest.raises(rankxform.StorageError, match="m.ckpt"):
+        rankxform.merge(folder, tmp_path / "m.ckpt", overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.ckpt", "s"]
+
+
+def test_names_that_no_terminal_can_print(tmp_path):
+    write_ckpt(tmp_path / "src/rank_0/c.ckpt", {"w": ("Float32", np.ones(2, "<f4").view("<u4"))})
+    for argument in (b"caf\xe9", b"src"):
+        done = subprocess.run(
+            [sys.executable, "-m", "rankxform", "inspect", argument],
+            cwd=tmp_path, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == (2 if argument == b"caf\xe9" else 0)
+        assert b"Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path):
+    write_ckpt(tmp_path / "src/rank_0/c.ckpt", {"w": ("Float32", np.ones(2, "<f4").view("<u4"))})
+    for target in ("| true", "> /dev/full"):
+        line = f"{sys.executable} -m rankxform transform src 'dst{target}' {target}"
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line], cwd=tmp_path, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / f"dst{target}" / "rank_0/checkpoint_0.ckpt").exists()
