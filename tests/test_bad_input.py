@@ -326,7 +326,7 @@ def nobody(tmp_path):
     if os.getuid() != 0:
         pytest.skip("needs root, to become somebody else")
     place = Place(tmp_path, "ckpt")
-    for path in [tmp_path, *tmp_path.parents[:2]]:
+    for path in [tmp_path, *list(tmp_path.parents)[:2]]:
         path.chmod(0o755)
     yield place
     os.seteuid(0)
