@@ -203,9 +203,17 @@ def write_stage_files(folder, stages, kind="ckpt"):
 # -- checkpoints ----------------------------------------------------------------------------
 
 
+def ckpt_head(name, dtype, shape, nbytes):
+    """Return what stands before `nbytes` of content: three lengths, each of all that follows."""
+    before = dims(shape) + field(2, dtype.encode())
+    content = varint(3 << 3 | 2) + varint(nbytes)
+    tensor = varint(2 << 3 | 2) + varint(len(before) + len(content) + nbytes) + before + content
+    tag = field(1, name.encode())
+    return varint(1 << 3 | 2) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
+
+
 def ckpt_entry(name, dtype, shape, content):
-    tensor = dims(shape) + field(2, dtype.encode()) + field(3, content)
-    return field(1, field(1, name.encode()) + field(2, tensor))
+    return ckpt_head(name, dtype, shape, len(content)) + content
 
 
 def write_ckpt(path, entries):

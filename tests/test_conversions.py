@@ -250,3 +250,42 @@ def test_memory_does_not_grow_with_the_parameter(tmp_path):
             np.frombuffer(data, "<u4").reshape(found), reference.cut(words, dst_layout, rank)
         )
         path.unlink()
+
+
+def test_files_beyond_2_gib_and_parameters_in_pieces(tmp_path):
+    """Two slices of 1.1 GiB, in holes but for a few marks, become one file in five pieces."""
+    rows, columns = 2250, 1 << 20
+    nbytes, half = rows * columns, rows * columns // 2
+    piece = 512 << 20
+    marks = {0, 1, half - 1, half, half + 7, nbytes - 1, *range(piece - 2, nbytes, piece)}
+    for rank in range(2):
+        path = tmp_path / "src" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+        path.parent.mkdir(parents=True)
+        with path.open("wb") as file:
+            for start in range(0, half, piece):
+                length = min(piece, half - start)
+                file.write(reference.ckpt_head("w", "UInt8", (rows // 2, columns), length))
+                begin = file.tell()
+                for mark in marks:
+                    at = mark - rank * half - start
+                    if 0 <= at < length:
+                        file.seek(begin + at)
+                        file.write(bytes([mark % 251 + 1]))
+                file.seek(begin + length)
+            file.truncate()
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, fsync=False)
+    path = tmp_path / "dst" / "rank_0" / "checkpoint_0.ckpt"
+    with path.open("rb") as file:
+        for start in range(0, nbytes, piece):
+            length = min(piece, nbytes - start)
+            head = reference.ckpt_head("w", "UInt8", (rows, columns), length)
+            assert file.read(len(head)) == head
+            begin, found = file.tell(), {}
+            for at in range(0, length, 1 << 24):
+                block = np.frombuffer(file.read(min(1 << 24, length - at)), np.uint8)
+                found.update((start + at + int(i), int(block[i])) for i in np.flatnonzero(block))
+            assert found == {m: m % 251 + 1 for m in marks if start <= m < start + length}
+            assert file.tell() == begin + length
+        assert file.read(1) == b""
+    path.unlink()
