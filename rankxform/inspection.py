@@ -16,7 +16,7 @@ from rankxform.execution import folder, strategies
 from rankxform.execution.headers import container, index
 from rankxform.formats.index import Index
 from rankxform.geometry.box import Box
-from rankxform.layout.layout import Layout, mindspore_replica
+from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.plan import check_ranks, needed_stages
 
@@ -151,4 +151,5 @@ def _holding(have: Layout, want: Layout, local: int, name: str) -> set[int]:
     if have.split_rows or want.split_rows:
         shape = (sum(have.split_rows or want.split_rows), *shape[1:])
     box = want.grid(shape).box(want.cell(local)) if shape else Box((), ())
-    return {mindspore_replica(have, cell, local) for cell in have.grid(shape).cells_over(box)}
+    replica = have.replica(local)
+    return {have.holders[cell][replica] for cell in have.grid(shape).cells_over(box)}

@@ -216,13 +216,13 @@ def test_impossible_layouts(layout, words, place):
 
 
 def test_a_file_that_shrinks_while_it_is_read(place, monkeypatch):
-    load = engine._Transfer._load
+    read = engine._Sources.read
 
-    def shrink_first(self, rank, box, band):
+    def shrink_first(self, rank, *rest):
         os.truncate(place.shard(rank), 40)
-        return load(self, rank, box, band)
+        return read(self, rank, *rest)
 
-    monkeypatch.setattr(engine._Transfer, "_load", shrink_first)
+    monkeypatch.setattr(engine._Sources, "read", shrink_first)
     with pytest.raises(rankxform.CheckpointError, match="rank_0/.* changed"):
         rankxform.transform(place.src, place.dst, place.a, place.b)
     assert not [p for p in place.dst.rglob("*") if p.is_file()]

@@ -114,7 +114,7 @@ def _ranks(options: argparse.Namespace, processes: Team) -> None:
             )
         )
         conversion = job.prepare(request, processes)
-        found = {plan.rank: plan.src_ranks for plan in conversion.plans(conversion.ranks)}
+        found = {rank: conversion.planner.plan(rank).src_ranks for rank in conversion.ranks}
     else:
         found = processes.share(
             lambda: inspection.needed_ranks(

@@ -10,7 +10,7 @@ from typing import Any
 from rankxform.job import Conversion, Report
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.names import patterns
-from rankxform.planning.plan import distinct_bytes
+from rankxform.planning.plan import needed_bytes, read_by_rank
 from rankxform.planning.selection import LeftOut
 
 from .units import seconds, size, table
@@ -49,7 +49,7 @@ def _count(number: int, what: str) -> str:
 def closing(done: Report) -> str:
     """Say what was moved, what was left out, and what deserves a look."""
     selection = done.conversion.selection
-    needed = sum(distinct_bytes(done.conversion.plans(done.conversion.ranks)).values())
+    needed = done.needed
     lines = [
         f"read {size(done.read)} ({done.read / needed if needed else 1:.2f} times the "
         f"{size(needed)} needed), wrote {size(done.written)} in {_count(len(done.files), 'file')}, "
@@ -81,12 +81,14 @@ def _names(title: str, names: tuple[str, ...]) -> str:
 
 def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
     """Return the whole plan in numbers: for each destination rank, and in all."""
-    process_of = {r: p for p, ranks in enumerate(conversion.shares(processes)) for r in ranks}
-    plans = conversion.plans(conversion.ranks)
-    needed = distinct_bytes(plans)
-    by_process: dict[int, list[Any]] = {}
-    for plan in plans:
-        by_process.setdefault(process_of[plan.rank], []).append(plan)
+    planner, shares = conversion.planner, conversion.shares(processes)
+    plans = [planner.plan(rank) for rank in conversion.ranks]
+    moves = [planner.moves(portions) for portions in shares]
+    writers: dict[int, list[int]] = {}
+    for process, portions in enumerate(shares):
+        for portion in portions:
+            writers.setdefault(portion.rank, []).append(process)
+    from_rank = read_by_rank(move for some in moves for move in some)
     selection = conversion.selection
     return {
         "src": conversion.request.src,
@@ -95,18 +97,18 @@ def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
         "processes": processes,
         "step": "_".join(map(str, conversion.shards.step)) if conversion.shards.step else None,
         "parameters": len(selection.cut) + len(selection.everywhere),
-        "bytes_needed": sum(needed.values()),
-        "bytes_read": sum(sum(distinct_bytes(group).values()) for group in by_process.values()),
+        "bytes_needed": needed_bytes(planner.moves(conversion.everything)),
+        "bytes_read": sum(map(needed_bytes, moves)),
         "bytes_written": sum(plan.nbytes for plan in plans),
         "buffer_bytes_a_process": conversion.request.memory,
-        "bytes_from_source_rank": {str(r): needed[r] for r in sorted(needed)},
+        "bytes_from_source_rank": {str(r): from_rank[r] for r in sorted(from_rank)},
         "ranks": [
             {
                 "rank": plan.rank,
-                "process": process_of[plan.rank],
+                "processes": writers[plan.rank],
                 "parameters": len(plan.slices),
                 "copies": sum(len(s.copies) for s in plan.slices),
-                "bytes_read": sum(distinct_bytes([plan]).values()),
+                "bytes_read": plan.nbytes,
                 "bytes_written": plan.nbytes,
                 "src_ranks": list(plan.src_ranks),
             }
@@ -126,7 +128,7 @@ def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
     head = ("rank", "process", "parameters", "copies", "reads", "writes", "from source ranks")
     rows = [
         (
-            r["rank"], r["process"], r["parameters"], r["copies"],
+            r["rank"], _few(r["processes"]), r["parameters"], r["copies"],
             size(r["bytes_read"]), size(r["bytes_written"]), _few(r["src_ranks"]),
         )
         for r in summary["ranks"]

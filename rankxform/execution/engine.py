@@ -4,15 +4,20 @@ A parameter moves band by band. For each band every source file is read in one p
 destination file written in one piece, and between the two lies one strided numpy copy in words
 as wide as the cut allows; where a destination wants just what was read, there is none. All
 destination ranks that one process serves take their share from the same read.
+
+Parameters that are cut alike move alike: a recipe, with every byte range and every numpy view
+worked out, is made once and used for all of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import gcd, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +27,15 @@ from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Index, locate
 from rankxform.geometry.bands import bands
 from rankxform.geometry.box import Box
+from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import contiguous_runs, first_element
-from rankxform.planning.plan import RankPlan, Slice
+from rankxform.planning.plan import Move
 
-from .files import Buffer, Descriptors, Tick, create, make_folder, read_into
-from .output import Output, Writer, ordered, part_descriptors
+from .files import Buffer, Descriptors, Tick, read_into
+from .output import Output, Writer, part_descriptors
 
 DEFAULT_MEMORY = 64 << 20
-_BLOCK = 8 << 20
+_BLOCK = 4 << 20
 _WRITE_BUFFER = 256 << 10
 _LONG_RUN = 64 << 10
 _MEDIUM_RUN = 4 << 10
@@ -37,8 +43,11 @@ _SMALL_SHARE = 8
 _LEAST_BLOCK = 64 << 10
 _LEAST_BUFFER = 4 << 10
 _ALIGN = 64
+_MANY_BANDS = 64
+_MANY_RECIPES = 256
 
 Bytes = npt.NDArray[np.uint8]
+_Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass
@@ -50,14 +59,14 @@ class Traffic:
 
 
 def write_parts(
-    plans: Sequence[RankPlan],
+    moves: Iterable[Move],
     outputs: Mapping[int, Output],
     paths: Mapping[int, Path],
     indexes: Mapping[int, Index],
     memory: int,
     tick: Tick,
 ) -> Traffic:
-    """Write the files of `plans` under their part names, complete but for a checksum.
+    """Carry out `moves` into the part files of `outputs`, which are there.
 
     outputs: by destination rank; paths, indexes: by source rank. `memory` bounds the buffers,
     in bytes. `tick` is told the bytes written since the last call, and may raise to stop.
@@ -65,13 +74,21 @@ def write_parts(
     parts = part_descriptors()
     sources = _Sources(paths, indexes)
     try:
-        for plan in plans:
-            make_folder(outputs[plan.rank].final.parent)
-            create(outputs[plan.rank].part)
-        streams = _streams(plans, outputs, parts, memory // 4)
-        arena = np.empty(min(_BLOCK, max(memory // 2, _LEAST_BLOCK)), np.uint8)
-        for wanted in _by_parameter(plans, outputs):
-            _Transfer(wanted, sources, streams, arena).run(tick)
+        streams = _streams(outputs, parts, memory // 4)
+        kitchen = _Kitchen(memory // 2)
+        for move in moves:
+            name, readers, targets = move.parameter.name, move.readers, move.targets
+            for band in kitchen.recipe(move):
+                for cell, start, room in band.loads:
+                    sources.read(readers[cell], name, start, room)
+                for into, out in band.copies:
+                    into[...] = out
+                done = 0
+                for cell, start, data in band.stores:
+                    for rank in targets[cell]:
+                        streams[rank].put(name, start, data)
+                        done += len(data)
+                tick(done)
         for stream in streams.values():
             stream.finish()
         return Traffic(sources.nbytes, sum(s.written for s in streams.values()))
@@ -80,60 +97,51 @@ def write_parts(
         sources.close()
 
 
-def _streams(
-    plans: Sequence[RankPlan],
-    outputs: Mapping[int, Output],
-    parts: Descriptors,
-    memory: int,
-) -> dict[int, _Stream]:
-    share = min(_WRITE_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(plans))))
-    buffers = memoryview(bytearray(share * len(plans)))
+# -- destination files ----------------------------------------------------------------------
+
+
+def _streams(outputs: Mapping[int, Output], parts: Descriptors, memory: int) -> dict[int, _Stream]:
+    share = min(_WRITE_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
+    buffers = memoryview(bytearray(share * len(outputs)))
     return {
-        plan.rank: _Stream(outputs[plan.rank], parts, buffers[i * share : (i + 1) * share])
-        for i, plan in enumerate(plans)
+        rank: _Stream(output, parts, buffers[i * share : (i + 1) * share])
+        for i, (rank, output) in enumerate(outputs.items())
     }
-
-
-def _by_parameter(
-    plans: Sequence[RankPlan], outputs: Mapping[int, Output]
-) -> Iterator[list[tuple[int, Slice]]]:
-    """Yield, parameter by parameter in file order, the (destination rank, slice) that want it."""
-    found: dict[str, list[tuple[int, Slice]]] = {}
-    for plan in plans:
-        for piece in ordered(plan, outputs[plan.rank]):
-            found.setdefault(piece.parameter.name, []).append((plan.rank, piece))
-    return iter(found.values())
 
 
 class _Stream:
     """One destination file while it is written: tensor content in, headers in between."""
 
     def __init__(self, output: Output, parts: Descriptors, buffer: Buffer) -> None:
-        self._output = output
+        layout = output.layout
+        self._spans = layout.spans
+        self._heads: dict[int, Buffer] = {}  # by where they end, and content starts
         self._writer = Writer(output.part, parts, buffer)
-        self._headers = iter(output.headers)
-        self._next = next(self._headers, None)
+        if layout.metadata is None:
+            self._heads = {at + len(head): memoryview(head) for at, head in layout.headers}
+        elif output.owned:
+            self._writer.put(0, memoryview(layout.headers[0][1]))
 
     @property
     def written(self) -> int:
         return self._writer.written
 
     def put(self, name: str, start: int, data: Buffer) -> None:
-        """Write content of `name` from its content byte `start` on."""
+        """Write content of `name` from its content byte `start` on, in ascending order."""
+        spans = self._spans[name]
         done = 0
-        for span in locate(self._output.spans[name], start, len(data)):
-            self._headers_before(span.offset)
+        for span in locate(spans, start, len(data)) if len(data) else spans:
+            head = self._heads.get(span.offset)
+            if head is not None:
+                self._writer.put(span.offset - len(head), head)
             self._writer.put(span.offset, data[done : done + span.nbytes])
             done += span.nbytes
 
     def finish(self) -> None:
-        self._headers_before(self._output.size + 1)
         self._writer.flush()
 
-    def _headers_before(self, offset: int) -> None:
-        while self._next and self._next[0] < offset:
-            self._writer.put(self._next[0], memoryview(self._next[1]))
-            self._next = next(self._headers, None)
+
+# -- source files ---------------------------------------------------------------------------
 
 
 class _Sources:
@@ -145,16 +153,16 @@ class _Sources:
         self._checked: set[int] = set()
         self.nbytes = 0
 
-    def read(self, rank: int, name: str, start: int, target: Buffer) -> None:
-        """Fill `target` with the content of rank's `name` from content byte `start` on."""
-        path = self._paths[rank]
+    def read(self, rank: int, name: str, start: int, room: Buffer) -> None:
+        """Fill `room` with the content of rank's `name` from content byte `start` on."""
+        path, index = self._paths[rank], self._indexes[rank]
         fd = self._descriptors.get(path)
         if rank not in self._checked:
-            check_unchanged(path, os.fstat(fd), self._indexes[rank])
+            check_unchanged(path, os.fstat(fd), index)
             self._checked.add(rank)
         done = 0
-        for span in locate(self._indexes[rank].spans(name), start, len(target)):
-            read_into(fd, path, span.offset, target[done : done + span.nbytes])
+        for span in locate(index.spans(name), start, len(room)):
+            read_into(fd, path, span.offset, room[done : done + span.nbytes])
             done += span.nbytes
         self.nbytes += done
 
@@ -171,69 +179,122 @@ def check_unchanged(path: Path, status: os.stat_result, index: Index) -> None:
         )
 
 
-@dataclass
+# -- recipes --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Band:
+    """What is done for one band of a parameter.
+
+    loads: (source cell, first content byte, where in the arena to put it).
+    copies: (view of the arena to write, view to read).
+    stores: (destination cell, first content byte, what of the arena to write).
+    """
+
+    loads: Sequence[tuple[Cell, int, Buffer]]
+    copies: Sequence[tuple[_Words, _Words]]
+    stores: Sequence[tuple[Cell, int, Buffer]]
+
+
+class _Kitchen:
+    """Makes recipes, and keeps those of parameters that are small enough to have many alike."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._arena = np.empty(min(2 * _BLOCK, max(memory, _LEAST_BLOCK)), np.uint8)
+        self._kept: dict[object, Sequence[_Band]] = {}
+
+    def recipe(self, move: Move) -> Iterable[_Band]:
+        parameter = move.parameter
+        key = (
+            parameter.layout, parameter.shape, item_size(parameter.dtype), move.layout,
+            parameter.listed, tuple(move.targets),
+        )  # fmt: skip
+        if key in self._kept:
+            return self._kept[key]
+        made = _Recipe(move, self._arena).bands()
+        first = []
+        for band in made:
+            first.append(band)
+            if len(first) > _MANY_BANDS:
+                return chain(first, made)
+        if len(self._kept) >= _MANY_RECIPES:
+            self._kept.clear()
+        self._kept[key] = first
+        return first
+
+
+@dataclass(frozen=True)
 class _Held:
-    """A region of the parameter in memory, row-major."""
+    """A region of the parameter in the arena, row-major."""
 
     box: Box
     data: Bytes
 
 
-class _Transfer:
-    """Moves one parameter from the source files to all slices that this process writes."""
+class _Recipe:
+    """Works out the bands of one kind of move, in an arena that each band uses anew."""
 
-    def __init__(
-        self,
-        wanted: Sequence[tuple[int, Slice]],
-        sources: _Sources,
-        streams: Mapping[int, _Stream],
-        arena: Bytes,
-    ) -> None:
-        self._parameter = wanted[0][1].parameter
-        self._item = item_size(self._parameter.dtype)
-        self._sources, self._streams, self._arena = sources, streams, arena
+    def __init__(self, move: Move, arena: Bytes) -> None:
+        parameter = move.parameter
+        self._shape, self._item, self._arena = parameter.shape, item_size(parameter.dtype), arena
         self._used = 0
-        self._targets: dict[Slice, list[int]] = {}
-        self._wanted: dict[int, Box] = {}  # by source rank, the hull of what is wanted from it
-        for rank, piece in wanted:
-            self._targets.setdefault(piece, []).append(rank)
-            for copy in piece.copies:
-                hull = self._wanted.get(copy.src_rank)
-                self._wanted[copy.src_rank] = hull.hull(copy.box) if hull else copy.box
+        grid = move.layout.grid(parameter.shape)
+        self._targets = {cell: grid.box(cell) for cell in move.targets}
+        self._copies = {cell: move.copies(cell) for cell in move.targets}
+        self._held: dict[Cell, Box] = {}
+        self._wanted: dict[Cell, Box] = {}  # of a source cell, the hull of what is wanted
+        for copies in self._copies.values():
+            for cell, box in copies:
+                hull = self._wanted.get(cell)
+                self._wanted[cell] = hull.hull(box) if hull else box
+                self._held[cell] = parameter.grid.box(cell)
 
-    def run(self, tick: Tick) -> None:
-        held = {rank: self._parameter.box(rank) for rank in self._wanted}
-        shards = [*held.values(), *(piece.box for piece in self._targets)]
-        region = shards[len(held)]
-        for box in shards[len(held) + 1 :]:
+    def bands(self) -> Iterator[_Band]:
+        region, *others = self._targets.values()
+        for box in others:
             region = region.hull(box)
+        if not prod(self._shape):
+            empty = self._arena[:0].data
+            yield _Band((), (), [(cell, 0, empty) for cell in self._targets])
+            return
+        shards = [*self._held.values(), *self._targets.values()]
         limit = (len(self._arena) - _ALIGN * len(shards)) // self._item
-        for band in bands(self._parameter.shape, region, shards, max(1, limit)):
-            self._used = 0
-            loaded = {
-                rank: self._load(rank, box, band)
-                for rank, box in held.items()
-                if band.intersect(self._wanted[rank])
-            }
-            tick(sum(self._store(piece, band, loaded) for piece in self._targets))
+        for band in bands(self._shape, region, shards, max(1, limit)):
+            yield self._band(band)
 
-    def _load(self, rank: int, box: Box, band: Box) -> _Held:
-        """Read what is wanted of `band` from source `rank`, which holds `box` of the parameter."""
-        mine, need = band.intersect(box), band.intersect(self._wanted[rank])
+    def _band(self, band: Box) -> _Band:
+        self._used = 0
+        loads: list[tuple[Cell, int, Buffer]] = []
+        loaded = {
+            cell: self._load(cell, band, loads)
+            for cell, wanted in self._wanted.items()
+            if band.intersect(wanted)
+        }
+        copies: list[tuple[_Words, _Words]] = []
+        stores = []
+        for cell, box in self._targets.items():
+            target = band.intersect(box)
+            if target is not None:
+                data = self._assemble(cell, target, loaded, copies)
+                stores.append((cell, _offset(target, box, self._item), data.data))
+        return _Band(loads, copies, stores)
+
+    def _load(self, cell: Cell, band: Box, loads: list[tuple[Cell, int, Buffer]]) -> _Held:
+        """Plan to read what is wanted of `band` from source `cell`; return where it will be."""
+        box = self._held[cell]
+        mine, need = band.intersect(box), band.intersect(self._wanted[cell])
         assert mine is not None
         assert need is not None
-        name, frame = self._parameter.name, need.relative_to(mine)
+        frame, start = need.relative_to(mine), _offset(mine, box, self._item)
         if need == mine or not self._worth_picking(frame, mine.shape):
             data = self._take(mine.size)
-            start = first_element(mine.relative_to(box), box.shape) * self._item
-            self._sources.read(rank, name, start, data.data)
+            loads.append((cell, start, data.data))
             return _Held(mine, data)
         data, done = self._take(need.size), 0
-        base = first_element(mine.relative_to(box), box.shape)
-        for start, count in contiguous_runs(frame, mine.shape):
+        for first, count in contiguous_runs(frame, mine.shape):
             nbytes = count * self._item
-            part = data[done : done + nbytes]
-            self._sources.read(rank, name, (base + start) * self._item, part.data)
+            loads.append((cell, start + first * self._item, data[done : done + nbytes].data))
             done += nbytes
         return _Held(need, data)
 
@@ -243,27 +304,25 @@ class _Transfer:
         share = prod(shape) // frame.size
         return first_run >= _LONG_RUN or (first_run >= _MEDIUM_RUN and share >= _SMALL_SHARE)
 
-    def _store(self, piece: Slice, band: Box, loaded: Mapping[int, _Held]) -> int:
-        """Write the part of `piece` that lies in `band`; return its bytes, over all its ranks."""
-        target = band.intersect(piece.box)
-        if target is None:
-            return 0
+    def _assemble(
+        self,
+        cell: Cell,
+        target: Box,
+        loaded: Mapping[Cell, _Held],
+        copies: list[tuple[_Words, _Words]],
+    ) -> Bytes:
+        """Plan to put `target`, of destination `cell`, together; return where it will be."""
         parts = [
-            (copy.src_rank, part)
-            for copy in piece.copies
-            if (part := copy.box.intersect(target)) is not None
+            (at, part)
+            for at, box in self._copies[cell]
+            if (part := box.intersect(target)) is not None
         ]
         if len(parts) == 1 and loaded[parts[0][0]].box == target:
-            data = loaded[parts[0][0]].data
-        else:
-            data = self._take(target.size)
-            for rank, part in parts:
-                _copy(_Held(target, data), loaded[rank], part, self._item)
-        start = first_element(target.relative_to(piece.box), piece.box.shape) * self._item
-        ranks = self._targets[piece]
-        for rank in ranks:
-            self._streams[rank].put(self._parameter.name, start, data.data)
-        return data.nbytes * len(ranks)
+            return loaded[parts[0][0]].data
+        data = self._take(target.size)
+        for at, part in parts:
+            copies.append(_views(_Held(target, data), loaded[at], part, self._item))
+        return data
 
     def _take(self, elements: int) -> Bytes:
         """Return aligned room for `elements` in the arena, which is used anew for each band."""
@@ -273,14 +332,20 @@ class _Transfer:
         return self._arena[start : self._used]
 
 
-def _copy(target: _Held, source: _Held, part: Box, item: int) -> None:
-    """Copy `part`, a box of the full parameter, from one region in memory to another."""
+def _offset(part: Box, box: Box, item: int) -> int:
+    """Return the content byte at which `part` starts in a slice that holds `box`."""
+    return first_element(part.relative_to(box), box.shape) * item
+
+
+def _views(target: _Held, source: _Held, part: Box, item: int) -> tuple[_Words, _Words]:
+    """Return `part`, a box of the full parameter, as it lies in two regions of the arena."""
     if not part.ndim:
-        target.data[:] = source.data
-        return
+        return target.data, source.data
     word = _word(target.box, source.box, part, item)
-    into = _view(target, item, word)[_index(part, target.box, item, word)]
-    into[...] = _view(source, item, word)[_index(part, source.box, item, word)]
+    return (
+        _view(target, item, word)[_index(part, target.box, item, word)],
+        _view(source, item, word)[_index(part, source.box, item, word)],
+    )
 
 
 def _word(a: Box, b: Box, part: Box, item: int) -> int:
@@ -289,7 +354,7 @@ def _word(a: Box, b: Box, part: Box, item: int) -> int:
     return gcd(8, *(n * item for n in (*last, a.shape[-1], b.shape[-1])))
 
 
-def _view(held: _Held, item: int, word: int) -> npt.NDArray[np.unsignedinteger]:
+def _view(held: _Held, item: int, word: int) -> _Words:
     shape = held.box.shape
     return held.data.view(f"u{word}").reshape(*shape[:-1], shape[-1] * item // word)
 

@@ -5,33 +5,44 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankxform.errors import RequestError
 from rankxform.formats import ckpt, safetensors
-from rankxform.formats.dtype import INT4, TEXT, item_size
-from rankxform.formats.index import Span
-from rankxform.planning.plan import RankPlan, Slice
+from rankxform.formats.dtype import INT4, TEXT, content_bytes, item_size
+from rankxform.formats.index import Shape, Span
 
 from .files import Buffer, Descriptors, Tick, blocks, write_from
 
 
 @dataclass(frozen=True)
-class Output:
-    """The bytes of one destination file, planned.
+class FileLayout:
+    """The bytes of a destination file, planned; the same for all ranks with slices of one shape.
 
     headers: (offset, bytes) of everything that is not tensor content, ascending.
     spans: where the content of each parameter goes, in order.
     size: the file's bytes, without a trailing checksum.
+    metadata: what safetensors keeps beside tensors; None in a `.ckpt`.
     """
 
-    final: Path
     headers: tuple[tuple[int, bytes], ...]
     spans: Mapping[str, tuple[Span, ...]]
     size: int
     metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One destination file: its name, its layout, and whether it is written from the start.
+
+    A process that writes a later portion of a file does not create, finish or publish it.
+    """
+
+    final: Path
+    layout: FileLayout
+    owned: bool = True
 
     @property
     def part(self) -> Path:
@@ -39,53 +50,56 @@ class Output:
         return self.final.with_name(self.final.name + ".part")
 
 
-def lay_out(plan: RankPlan, final: Path, metadata: Mapping[str, str], crc: bool) -> Output:
-    """Plan the file `final` of one destination rank; its name tells the format.
+Entry = tuple[str, str, Shape]
+"""Name, type and slice shape of a parameter."""
 
-    `metadata` is kept by safetensors. Raises RequestError for what the format cannot hold.
-    """
-    if final.suffix == ".safetensors":
-        return _safetensors(plan, final, metadata, crc)
+
+def lay_out_ckpt(entries: Sequence[Entry]) -> FileLayout:
+    """Plan a `.ckpt` file of `entries`, in their order."""
     headers, spans, at = [], {}, 0
-    for piece in plan.slices:
-        parameter, found = piece.parameter, []
-        for nbytes in ckpt.pieces(piece.nbytes):
-            head = ckpt.header(parameter.name, parameter.dtype, piece.box.shape, nbytes)
+    for name, dtype, shape in entries:
+        found = []
+        for nbytes in ckpt.pieces(content_bytes(dtype, shape)):
+            head = ckpt.header(name, dtype, shape, nbytes)
             headers.append((at, head))
             found.append(Span(at + len(head), nbytes))
             at += len(head) + nbytes
-        spans[parameter.name] = tuple(found)
-    return Output(final, tuple(headers), spans, at)
+        spans[name] = tuple(found)
+    return FileLayout(tuple(headers), spans, at)
 
 
-def _safetensors(plan: RankPlan, final: Path, metadata: Mapping[str, str], crc: bool) -> Output:
-    texts = [s.parameter.name for s in plan.slices if s.parameter.dtype == TEXT]
-    if texts:
-        raise RequestError(
-            f"safetensors cannot hold texts, such as {texts[0]!r}; "
-            f"leave them out (--exclude '^{texts[0]}$') or write --format ckpt"
-        )
-    # The library's own order: wide types first, so that every tensor is aligned; then by name.
-    order = sorted(plan.slices, key=lambda s: (-item_size(s.parameter.dtype), s.parameter.name))
-    entries = [(s.parameter.name, s.parameter.dtype, s.box.shape) for s in order]
-    if any(name == safetensors.METADATA_KEY for name, _, _ in entries):
-        raise RequestError(
-            f"safetensors cannot hold a parameter named {safetensors.METADATA_KEY!r}; "
-            f"leave it out (--exclude '^{safetensors.METADATA_KEY}$') or write --format ckpt"
-        )
+def lay_out_safetensors(
+    entries: Sequence[Entry], metadata: Mapping[str, str], crc: bool
+) -> FileLayout:
+    """Plan a safetensors file of `entries`; `metadata` are kept, but for what becomes untrue.
+
+    The order is the library's own: wide types first, so that every tensor is aligned; then by
+    name. Raises RequestError for what the format cannot hold.
+    """
+    for name, dtype, _ in entries:
+        if dtype == TEXT or name == safetensors.METADATA_KEY:
+            what = "texts, such as" if dtype == TEXT else "a parameter named"
+            raise RequestError(
+                f"safetensors cannot hold {what} {name!r}; leave it out (--exclude '^{name}$') "
+                "or write --format ckpt"
+            )
+    order = sorted(entries, key=safetensors_order)
     dropped = (safetensors.CRC_KEY, safetensors.REDUNDANCY_KEY)
     kept = {key: value for key, value in metadata.items() if key not in dropped}
-    marks = {name: INT4 for name, dtype, _ in entries if dtype == INT4}
+    marks = {name: INT4 for name, dtype, _ in order if dtype == INT4}
     described = {"format": "ms", **kept, **marks}
-    head, offsets = safetensors.header(entries, described, reserve=40 if crc else 0)
-    spans = {s.parameter.name: (Span(offset, s.nbytes),) for s, offset in zip(order, offsets)}
-    size = len(head) + sum(s.nbytes for s in order)
-    return Output(final, ((0, head),), spans, size, described)
+    head, offsets = safetensors.header(order, described, reserve=40 if crc else 0)
+    sizes = [content_bytes(dtype, shape) for _, dtype, shape in order]
+    spans = {
+        name: (Span(offset, nbytes),) for (name, _, _), offset, nbytes in zip(order, offsets, sizes)
+    }
+    return FileLayout(((0, head),), spans, len(head) + sum(sizes), described)
 
 
-def ordered(plan: RankPlan, output: Output) -> list[Slice]:
-    """Return the slices in the order of their content in the file."""
-    return sorted(plan.slices, key=lambda s: output.spans[s.parameter.name][0].offset)
+def safetensors_order(entry: Entry) -> tuple[int, str]:
+    """Return where an entry's data stand among others': wide types first, then by name."""
+    name, dtype, _ = entry
+    return -item_size(dtype), name
 
 
 class Writer:
@@ -125,14 +139,14 @@ def add_crc(output: Output, descriptors: Descriptors, tick: Tick) -> None:
     `.ckpt`: crc32 of all bytes, in a trailer. safetensors: crc32 chained over name and bytes of
     each tensor in name order, in the metadata.
     """
-    fd = descriptors.get(output.part)
-    if output.metadata is None:
-        trailer = ckpt.crc_trailer(file_crc(fd, output.part, [Span(0, output.size)], 0, tick))
-        write_from(fd, output.part, output.size, memoryview(trailer))
+    fd, layout = descriptors.get(output.part), output.layout
+    if layout.metadata is None:
+        trailer = ckpt.crc_trailer(file_crc(fd, output.part, [Span(0, layout.size)], 0, tick))
+        write_from(fd, output.part, layout.size, memoryview(trailer))
         return
-    crc = tensors_crc(fd, output.part, output.spans, tick)
-    entries_head = output.headers[0][1]
-    head = _with_metadata(entries_head, {**output.metadata, safetensors.CRC_KEY: str(crc)})
+    crc = tensors_crc(fd, output.part, layout.spans, tick)
+    told = {**layout.metadata, safetensors.CRC_KEY: str(crc)}
+    head = _with_metadata(layout.headers[0][1], told)
     write_from(fd, output.part, 0, memoryview(head))
 
 

@@ -39,6 +39,7 @@ def parse(data: bytes, label: str) -> StrategyRecord:
     current_stage = 0
     operator_stages: list[int] = []
     layouts: dict[str, Layout] = {}
+    alike: dict[bytes, Layout] = {}  # few ways to cut many parameters
     for number, value in fields(memoryview(data)):
         if number == 1:
             current_stage = integer(value)
@@ -46,8 +47,11 @@ def parse(data: bytes, label: str) -> StrategyRecord:
             operator_stages.append(_operator_stage(message(value)))
         elif number == 3:
             name, content = _layout_item(message(value))
+            written = bytes(content)
             try:
-                layouts[name] = _layout(content)
+                if written not in alike:
+                    alike[written] = _layout(content)
+                layouts[name] = alike[written]
             except (FormatError, StrategyError) as error:
                 raise type(error)(f"{name!r}: {error}") from error
     return StrategyRecord(label, current_stage, tuple(operator_stages), layouts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from rankxform.formats.index import Contents, Index
 from rankxform.formats.safetensors import REDUNDANCY_KEY
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.names import in_few_words
-from rankxform.planning.plan import Planner, RankPlan, check_ranks, needed_stages, share_out
+from rankxform.planning.plan import Planner, Portion, check_ranks, needed_stages
 from rankxform.planning.selection import Selection, select
+from rankxform.planning.sharing import share
 from rankxform.planning.source import Source, survey
 from rankxform.transport import Team
 
@@ -51,13 +52,14 @@ class Conversion:
             Path(self.request.dst) / f"rank_{rank}" / f"{self.request.prefix}{rank}.{self.format}"
         )
 
-    def shares(self, processes: int) -> list[list[int]]:
-        """Return the destination ranks that each process writes."""
-        weights = [self.planner.nbytes(rank) + 1 for rank in self.ranks]
-        return [[self.ranks[i] for i in run] for run in share_out(weights, processes)]
+    def shares(self, processes: int) -> list[list[Portion]]:
+        """Return the portions of destination files that each process writes."""
+        return share(self.planner, self.ranks, processes)
 
-    def plans(self, ranks: Iterable[int]) -> list[RankPlan]:
-        return [self.planner.plan(rank) for rank in ranks]
+    @property
+    def everything(self) -> list[Portion]:
+        """All files, whole."""
+        return [Portion(rank, 0, len(self.planner.names(rank))) for rank in self.ranks]
 
 
 def prepare(request: Request, team: Team) -> Conversion:
@@ -74,7 +76,9 @@ def prepare(request: Request, team: Team) -> Conversion:
         chosen = found.request
         selection = select(source, found.dst, chosen.include, chosen.exclude, chosen.one_sided)
         ranks = check_ranks(chosen.ranks, found.dst)
-        planner = Planner(source, found.dst, selection, ranks, chosen.replicas)
+        planner = Planner(source, found.dst, selection, chosen.replicas)
+        for rank in ranks:
+            planner.names(rank)  # raises where a shape does not divide, or nothing lands
         return Conversion(
             chosen, source, found.dst, found.shards, inside, outside, selection, ranks, planner,
             found.notices,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
@@ -89,6 +89,13 @@ class Layout:
                 f"tensor map {self.printable_map})"
             )
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.device_matrix, self.tensor_map, self.opt_step, self.opt_size))
+
     @property
     def printable_map(self) -> list[int | list[int]]:
         """The tensor map as MindSpore prints it: -1 for an uncut axis, a list for several axes."""
@@ -97,7 +104,7 @@ class Layout:
             for axes in self.tensor_map
         ]
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Number of ranks in the device matrix."""
         return prod(self.device_matrix)
@@ -105,7 +112,7 @@ class Layout:
     def _axis_size(self, axis: int) -> int:
         return self.device_matrix[len(self.device_matrix) - 1 - axis]
 
-    @property
+    @cached_property
     def cuts(self) -> tuple[int, ...]:
         """Parts of each tensor axis under the tensor map alone, without the optimizer shard."""
         return tuple(prod(map(self._axis_size, axes)) for axes in self.tensor_map)
@@ -122,7 +129,7 @@ class Layout:
             return 1
         return self.free_ranks if self.opt_size == -1 else self.opt_size
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Parts of each tensor axis, the optimizer shard included."""
         if not self.tensor_map:
@@ -131,18 +138,38 @@ class Layout:
 
     def cell(self, rank: int) -> Cell:
         """Return which cell of the grid stage-local `rank` holds (modulo the matrix's ranks)."""
-        return _cells(self)[rank % self.ranks]
+        return self._cells[rank % self.ranks]
 
-    @property
+    @cached_property
+    def _cells(self) -> tuple[Cell, ...]:
+        return _cells(self)
+
+    @cached_property
     def holders(self) -> Mapping[Cell, tuple[int, ...]]:
         """For each cell of the grid the ranks of the device matrix that hold it, ascending."""
         return _holders(self)
+
+    def replica(self, rank: int) -> int:
+        """Return where stage-local `rank` stands among the ranks that hold the same cell.
+
+        MindSpore reads every cell from the rank that stands there among the cell's holders, for a
+        destination rank whose own number (modulo this layout's ranks) is `rank`. Within a cell
+        the coordinates on the axes that do not cut ascend with the rank, so that rank has the
+        destination's coordinates on them, and under an optimizer shard is in its chunk.
+
+        >>> Layout((2, 2), ((0,),)).replica(2)
+        1
+        """
+        return self.holders[self.cell(rank)].index(rank % self.ranks)
 
     def grid(self, shape: Shape) -> Grid:
         """Return the cells of a parameter of full `shape`, in elements.
 
         Raises RequestError where the shape does not divide, or the rule is not known.
         """
+        return _grid(self, shape)
+
+    def _make_grid(self, shape: Shape) -> Grid:
         if self.field:
             raise RequestError(
                 f"an embedding of {self.field} fields interleaves its rows; "
@@ -237,6 +264,11 @@ class Layout:
 
 
 @cache
+def _grid(layout: Layout, shape: Shape) -> Grid:
+    return layout._make_grid(shape)
+
+
+@cache
 def _cells(layout: Layout) -> tuple[Cell, ...]:
     sizes = layout.device_matrix
     cutting = {a for axes in layout.tensor_map for a in axes}
@@ -275,22 +307,3 @@ def _holders(layout: Layout) -> Mapping[Cell, tuple[int, ...]]:
 def whole(ndim: int) -> Layout:
     """Return the layout of a parameter that one rank holds complete."""
     return Layout((1,), ((),) * ndim)
-
-
-def mindspore_replica(layout: Layout, cell: Cell, dst_rank: int) -> int:
-    """Return the rank from which MindSpore reads `cell` for a destination rank.
-
-    Both ranks are stage-local. The choice has the destination's coordinates on all axes that do
-    not cut the tensor; under an optimizer shard the position in the group of equal slices is the
-    destination's chunk, and in it the shard. The mapping's ranks are those that hold `cell`.
-
-    >>> mindspore_replica(Layout((2, 2), ((0,),)), (1,), dst_rank=2)
-    3
-    """
-    candidates = layout.holders[cell]
-    if len(candidates) == 1:
-        return candidates[0]
-    me = dst_rank % layout.ranks
-    # Within one cell the free coordinates ascend with the rank, so the rank that shares them
-    # stands where the destination's own rank stands among the holders of its own cell.
-    return candidates[layout.holders[_cells(layout)[me]].index(me)]

@@ -8,25 +8,68 @@ For a 4x4 tensor cut by rows on 2 ranks and wanted by columns on 2::
 
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
+
+A model has many parameters and few ways to cut them, so the plan is kept as moves: a move names
+a parameter and shares everything else with all parameters that are cut alike. `RankPlan` is the
+same written out for one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import lcm
+from typing import NoReturn
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell, Grid
-from rankxform.layout.layout import Layout, mindspore_replica
+from rankxform.geometry.grid import Cell
+from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
 from .selection import Selection, destination_layout
 from .source import Parameter, Source
 
 REPLICAS = ("spread", "mindspore")
+
+Readers = Mapping[Cell, int]
+"""For every cell of a parameter's source grid that is needed, the global rank to read it from."""
+
+
+Targets = Mapping[Cell, "tuple[int, ...]"]
+"""For every wanted cell of a destination grid the global ranks that get it, ascending."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A run of the slices of one destination rank's file: those from `first` to `stop` - 1."""
+
+    rank: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """One parameter, from its source layout to one destination layout.
+
+    layout: the destination's. targets: by cell of its grid the global destination ranks that get
+    it. readers: by cell of the source's grid the rank to take it from.
+    """
+
+    parameter: Parameter
+    layout: Layout
+    targets: Targets
+    readers: Readers
+
+    def copies(self, cell: Cell) -> tuple[tuple[Cell, Box], ...]:
+        """Return (source cell, region) for all that makes up destination `cell`."""
+        if not self.parameter.listed:
+            box = self.layout.grid(self.parameter.shape).box(cell)
+            return (((0,) * len(self.parameter.shape), box),)
+        return overlaps(self.parameter.layout, self.layout, self.parameter.shape, cell)
 
 
 @dataclass(frozen=True)
@@ -72,66 +115,181 @@ class RankPlan:
 
 
 class Planner:
-    """Plans any destination rank of one conversion.
+    """Plans any destination ranks of one conversion.
 
-    The choice among replicas looks at all `dst_ranks` together: each distinct source box is read
+    The choice among replicas does not depend on the ranks asked for: the parameters of one
+    layout and shape take the source's replicas in turn, so that each distinct source box is read
     from one rank, and the ranks share the bytes evenly.
     """
 
     def __init__(
-        self,
-        source: Source,
-        dst: Strategy,
-        selection: Selection,
-        dst_ranks: Sequence[int],
-        replicas: str = "spread",
+        self, source: Source, dst: Strategy, selection: Selection, replicas: str = "spread"
     ) -> None:
         self._source, self._dst, self._selection = source, dst, selection
-        self._layouts = {
-            stage: self._stage_layouts(stage)
-            for stage in sorted({dst.stage_of(rank) for rank in dst_ranks})
-        }
-        self._choose = (
-            self._mindspore_choice if replicas == "mindspore" else self._spread_choice(dst_ranks)
-        )
+        self._mindspore = replicas == "mindspore"
+        self._turns = _turns(source.listed.values())
+        self._stages: dict[int, dict[str, Layout]] = {}
+        self._targets: dict[object, Targets] = {}
+        self._readers: dict[object, Readers] = {}
+        self._held: dict[object, tuple[Targets, int]] = {}
 
-    def plan(self, rank: int) -> RankPlan:
-        """Plan global destination `rank`. Raises RequestError where nothing lands on it."""
+    def names(self, rank: int) -> Mapping[str, Layout]:
+        """Return the layouts of what lands on global destination `rank`, in file order.
+
+        MindSpore writes first what both strategies list and then the rest, each in the order of
+        the source files that it loads for the stage, highest rank first. Raises RequestError
+        where nothing lands on the rank.
+        """
         stage = self._dst.stage_of(rank)
-        slices = tuple(
-            self._slice(rank, name, layout) for name, layout in self._layouts[stage].items()
-        )
-        if not slices:
+        if stage not in self._stages:
+            self._stages[stage] = self._stage_layouts(stage)
+        if not self._stages[stage]:
             raise RequestError(
                 f"destination rank {rank} would get no parameter: no file holds one of those "
                 f"that {self._dst.label} lists for pipeline stage {stage}"
             )
-        return RankPlan(rank, slices)
+        return self._stages[stage]
 
-    def nbytes(self, rank: int) -> int:
-        """Return the content bytes of a destination rank's file, without planning it."""
-        total = 0
-        for name, layout in self._layouts[self._dst.stage_of(rank)].items():
-            parameter = self._parameter(name)
-            box = layout.grid(parameter.shape).box(layout.cell(rank % self._dst.stage_size))
-            total += content_bytes(parameter.dtype, box.shape)
-        return total
+    def slices(self, rank: int) -> list[tuple[Parameter, tuple[int, ...]]]:
+        """Return what lands on a rank and the shapes of its slices, in file order."""
+        local = rank % self._dst.stage_size
+        return [
+            (parameter, layout.grid(parameter.shape).box(layout.cell(local)).shape)
+            for name, layout in self.names(rank).items()
+            if (parameter := self._parameter(name))
+        ]
+
+    def likeness(self, rank: int) -> tuple[int, tuple[Cell, ...]]:
+        """Return what ranks have in common that hold the same boxes: stage and cells."""
+        stage, local = self._dst.stage_of(rank), rank % self._dst.stage_size
+        layouts = dict.fromkeys(self.names(rank).values())
+        return stage, tuple(layout.cell(local) for layout in layouts)
+
+    def plan(self, rank: int) -> RankPlan:
+        """Write out the plan of one global destination rank."""
+        slices = []
+        for move in self.moves([Portion(rank, 0, len(self.names(rank)))]):
+            (cell,) = move.targets
+            copies = tuple(Copy(move.readers[at], part) for at, part in move.copies(cell))
+            box = move.layout.grid(move.parameter.shape).box(cell)
+            slices.append(Slice(move.parameter, box, copies))
+        return RankPlan(rank, tuple(slices))
+
+    def moves(self, portions: Iterable[Portion]) -> list[Move]:
+        """Plan parts of some destination files, parameter by parameter in file order.
+
+        Raises CheckpointError where no source file holds what is needed.
+        """
+        wanted: dict[tuple[str, Layout], list[int]] = {}
+        for portion in portions:
+            names = list(self.names(portion.rank).items())[portion.first : portion.stop]
+            for key in names:
+                wanted.setdefault(key, []).append(portion.rank)
+        return [
+            Move(parameter, layout, self._targets_of(layout, ranks), readers)
+            for (name, layout), every in wanted.items()
+            if (parameter := self._parameter(name))
+            for readers, ranks in self._read_alike(parameter, layout, tuple(every))
+        ]
+
+    def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> Targets:
+        key = layout, ranks
+        if key not in self._targets:
+            found: dict[Cell, tuple[int, ...]] = {}
+            for rank in ranks:
+                cell = layout.cell(rank % self._dst.stage_size)
+                found[cell] = (*found.get(cell, ()), rank)
+            self._targets[key] = found
+        return self._targets[key]
+
+    def _read_alike(
+        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...]
+    ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
+        """Yield the readers of `parameter`, and the destination ranks that share them."""
+        if not parameter.listed:
+            by_reader: dict[int, list[int]] = {}
+            for rank in ranks:
+                by_reader.setdefault(self._unlisted_rank(parameter, rank), []).append(rank)
+            nowhere = (0,) * len(parameter.shape)
+            for reader, alike in by_reader.items():
+                yield {nowhere: reader}, tuple(alike)
+        elif self._mindspore:
+            alike_by: dict[int, list[int]] = {}
+            for rank in ranks:
+                own = rank % self._dst.stage_size % parameter.layout.ranks
+                alike_by.setdefault(parameter.layout.replica(own), []).append(rank)
+            for replica, alike in alike_by.items():
+                yield self._readers_of(parameter, layout, tuple(alike), replica), tuple(alike)
+        else:
+            yield self._readers_of(parameter, layout, ranks, None), ranks
+
+    def _readers_of(
+        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], replica: int | None
+    ) -> Readers:
+        """Choose a reader for every source cell that `ranks` need.
+
+        With `replica`, the rank of that number among the replicas of each cell, if it holds it.
+        """
+        held, period = self._held_by(parameter)
+        turn = self._turns[parameter.name] % period
+        key = (
+            parameter.layout, parameter.first_rank, parameter.holders, parameter.shape,
+            layout, ranks, turn if replica is None else ~replica,
+        )  # fmt: skip
+        if key not in self._readers:
+            readers = {}
+            for dst_cell in self._targets_of(layout, ranks):
+                for cell, _ in overlaps(parameter.layout, layout, parameter.shape, dst_cell):
+                    if cell not in readers:
+                        found = held.get(cell) or self._nobody(parameter, cell)
+                        readers[cell] = found[turn % len(found)]
+                        if replica is not None:
+                            rank = parameter.first_rank + parameter.layout.holders[cell][replica]
+                            readers[cell] = rank if rank in found else found[0]
+            self._readers[key] = readers
+        return self._readers[key]
+
+    def _held_by(self, parameter: Parameter) -> tuple[Targets, int]:
+        """Return for each source cell the ranks whose file holds it, and after how many turns
+        the choice among them repeats."""
+        key = parameter.layout, parameter.first_rank, parameter.holders
+        if key not in self._held:
+            held = parameter.ranks_by_cell
+            self._held[key] = held, lcm(*map(len, held.values()))
+        return self._held[key]
+
+    def _nobody(self, parameter: Parameter, cell: Cell) -> NoReturn:
+        should = [parameter.first_rank + r for r in parameter.layout.holders[cell]]
+        raise CheckpointError(
+            f"no source file holds {parameter.grid.box(cell)} of {parameter.name!r}: it should be "
+            f"in rank {' or '.join(map(str, should))} ({self._source.strategy.label}); "
+            "bring the missing rank folder, or use another checkpoint"
+        )
+
+    def _unlisted_rank(self, parameter: Parameter, dst_rank: int) -> int:
+        """Return the rank whose copy of an unlisted parameter `dst_rank` gets, as MindSpore does.
+
+        It is the one that is congruent to the destination's stage-local rank, in the lowest
+        stage that MindSpore loads for the destination's stage.
+        """
+        src = self._source.strategy
+        stages = needed_stages(src, self._dst, self._dst.stage_of(dst_rank))
+        local = dst_rank % self._dst.stage_size % src.stage_size
+        for stage in stages:
+            if src.ranks_in(stage)[local] in parameter.holders:
+                return src.ranks_in(stage)[local]
+        return next(r for s in stages for r in src.ranks_in(s) if r in parameter.holders)
 
     def _stage_layouts(self, stage: int) -> dict[str, Layout]:
-        """Return the layouts of the names that land in destination `stage`, in file order.
-
-        MindSpore writes first what both strategies list and then the rest, each in the order of
-        the source files that it loads for the stage, highest rank first.
-        """
-        cut, rest = {}, {}
+        cut: dict[str, Layout] = {}
+        rest: dict[str, Layout] = {}
         for name in self._source.names_in(needed_stages(self._source.strategy, self._dst, stage)):
-            if name in self._selection.everywhere:
-                rest[name] = self._layout(name, stage)
-            elif name in self._selection.cut:
+            everywhere = name in self._selection.everywhere
+            if everywhere or name in self._selection.cut:
                 layout = self._layout(name, stage)
                 if layout is not None:
-                    cut[name] = layout
-        return {name: layout for name, layout in [*cut.items(), *rest.items()] if layout}
+                    (rest if everywhere else cut)[name] = layout
+        return {**cut, **rest}
 
     def _layout(self, name: str, stage: int) -> Layout | None:
         layout = destination_layout(self._selection, self._dst, name, stage)
@@ -148,72 +306,40 @@ class Planner:
     def _parameter(self, name: str) -> Parameter:
         return self._selection.cut.get(name) or self._selection.everywhere[name]
 
-    def _slice(self, rank: int, name: str, layout: Layout) -> Slice:
-        parameter = self._parameter(name)
-        local = rank % self._dst.stage_size
-        box = layout.grid(parameter.shape).box(layout.cell(local))
-        if not parameter.listed:
-            return Slice(parameter, box, (Copy(self._unlisted_rank(parameter, rank), box),))
-        overlaps = _overlaps(parameter.layout, layout, parameter.shape, layout.cell(local))
-        copies = tuple(Copy(self._choose(parameter, cell, local), part) for cell, part in overlaps)
-        return Slice(parameter, box, copies)
 
-    def _unlisted_rank(self, parameter: Parameter, dst_rank: int) -> int:
-        """Return the rank whose copy of an unlisted parameter `dst_rank` gets, as MindSpore does.
+def _turns(parameters: Iterable[Parameter]) -> dict[str, int]:
+    """Number the parameters of one stage, layout, shape and type; each kind starts one later."""
+    counts: dict[object, int] = {}
+    turns = {}
+    for p in parameters:
+        kind = p.first_rank, p.layout, p.shape, p.dtype
+        turns[p.name] = counts.setdefault(kind, len(counts))
+        counts[kind] += 1
+    return turns
 
-        It is the one that is congruent to the destination's stage-local rank, in the lowest
-        stage that MindSpore loads for the destination's stage.
-        """
-        src = self._source.strategy
-        stages = needed_stages(src, self._dst, self._dst.stage_of(dst_rank))
-        local = dst_rank % self._dst.stage_size % src.stage_size
-        holders = set(parameter.holders)
-        for stage in stages:
-            if src.ranks_in(stage)[local] in holders:
-                return src.ranks_in(stage)[local]
-        return next(r for s in stages for r in src.ranks_in(s) if r in holders)
 
-    def _mindspore_choice(self, parameter: Parameter, cell: Cell, dst_local: int) -> int:
-        rank = parameter.first_rank + mindspore_replica(parameter.layout, cell, dst_local)
-        return (
-            rank
-            if rank in parameter.ranks_by_cell.get(cell, ())
-            else self._held(parameter, cell)[0]
-        )
+def needed_bytes(moves: Iterable[Move]) -> int:
+    """Return the distinct source bytes that `moves` need, of all destination ranks together.
 
-    def _held(self, parameter: Parameter, cell: Cell) -> tuple[int, ...]:
-        """Return the ranks that hold `cell`. Raises CheckpointError where there are none."""
-        ranks = parameter.ranks_by_cell.get(cell)
-        if ranks:
-            return ranks
-        should = [parameter.first_rank + r for r in parameter.layout.holders[cell]]
-        raise CheckpointError(
-            f"no source file holds {parameter.grid.box(cell)} of {parameter.name!r}: it should be "
-            f"in rank {' or '.join(map(str, should))} ({self._source.strategy.label}); "
-            "bring the missing rank folder, or use another checkpoint"
-        )
+    A region that two destination layouts of a shared parameter want counts for both.
+    """
+    return sum(
+        move.layout.grid(move.parameter.shape).box(cell).size * item_size(move.parameter.dtype)
+        for move in moves
+        for cell in move.targets
+    )
 
-    def _spread_choice(self, dst_ranks: Sequence[int]) -> Callable[[Parameter, Cell, int], int]:
-        """Give every needed cell to the least loaded of the ranks that hold it."""
-        locals_by_stage: dict[int, set[int]] = {}
-        for rank in dst_ranks:
-            stage = self._dst.stage_of(rank)
-            locals_by_stage.setdefault(stage, set()).add(rank % self._dst.stage_size)
-        chosen: dict[tuple[str, Cell], int] = {}
-        loads: dict[int, int] = {}
-        for stage, layouts in self._layouts.items():
-            for name, layout in layouts.items():
-                parameter = self._parameter(name)
-                if not parameter.listed:
-                    continue
-                for cell in _needed_cells(parameter, layout, locals_by_stage[stage]):
-                    if (name, cell) not in chosen:
-                        ranks = self._held(parameter, cell)
-                        rank = min(ranks, key=lambda r: loads.get(r, 0))
-                        chosen[name, cell] = rank
-                        nbytes = parameter.grid.box(cell).size * item_size(parameter.dtype)
-                        loads[rank] = loads.get(rank, 0) + nbytes
-        return lambda parameter, cell, dst_local: chosen[parameter.name, cell]
+
+def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:
+    """Return for each source rank the bytes that `moves` read of its file."""
+    found: dict[int, int] = {}
+    for move in moves:
+        item = item_size(move.parameter.dtype)
+        for dst_cell in move.targets:
+            for cell, box in move.copies(dst_cell):
+                rank = move.readers[cell]
+                found[rank] = found.get(rank, 0) + box.size * item
+    return found
 
 
 def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
@@ -230,66 +356,21 @@ def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
     )
 
 
-def _needed_cells(parameter: Parameter, layout: Layout, local_ranks: set[int]) -> Iterator[Cell]:
-    """Yield the source cells that the destination's `local_ranks` need, in order."""
-    cells = dict.fromkeys(layout.cell(rank) for rank in sorted(local_ranks))
-    needed = {
-        cell: None
-        for dst_cell in cells
-        for cell, _ in _overlaps(parameter.layout, layout, parameter.shape, dst_cell)
-    }
-    return iter(sorted(needed))
-
-
 @cache
-def _overlaps(
+def overlaps(
     src: Layout, dst: Layout, shape: tuple[int, ...], dst_cell: Cell
 ) -> tuple[tuple[Cell, Box], ...]:
     """Return (source cell, common region) for every source cell that `dst_cell` overlaps."""
     box = dst.grid(shape).box(dst_cell)
     if not box.size:
         return ((src.cell(0), box),)
-    grid: Grid = src.grid(shape)
+    grid = src.grid(shape)
     found = []
     for cell in grid.cells_over(box):
         common = grid.box(cell).intersect(box)
         assert common is not None
         found.append((cell, common))
     return tuple(found)
-
-
-def share_out(weights: Sequence[int], processes: int) -> list[list[int]]:
-    """Give each process a run of neighbouring destination ranks, balanced by bytes.
-
-    Neighbours mostly need the same source files. The largest share is as small as it can be.
-    Returns for each process its positions in `weights`; there may be none.
-
-    >>> share_out([5, 5, 5, 5], 3)
-    [[0, 1], [2, 3], []]
-    >>> share_out([9, 1, 1, 1], 2)
-    [[0], [1, 2, 3]]
-    """
-    low, high = max(weights, default=0), sum(weights)
-    while low < high:
-        limit = (low + high) // 2
-        if len(_runs_within(weights, limit)) <= processes:
-            high = limit
-        else:
-            low = limit + 1
-    shares = _runs_within(weights, low)
-    return [*shares, *([] for _ in range(processes - len(shares)))]
-
-
-def _runs_within(weights: Sequence[int], limit: int) -> list[list[int]]:
-    runs: list[list[int]] = []
-    total = limit + 1
-    for position, weight in enumerate(weights):
-        if total + weight > limit:
-            runs.append([])
-            total = 0
-        runs[-1].append(position)
-        total += weight
-    return runs
 
 
 def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
@@ -301,17 +382,3 @@ def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
             f"{dst.ranks - 1}"
         )
     return wanted
-
-
-def distinct_bytes(plans: Iterable[RankPlan]) -> Mapping[int, int]:
-    """Return for each source rank the bytes that must be read from it, each counted once."""
-    seen: set[tuple[str, Copy]] = set()
-    totals: dict[int, int] = {}
-    for plan in plans:
-        for piece in plan.slices:
-            for copy in piece.copies:
-                if (piece.parameter.name, copy) not in seen:
-                    seen.add((piece.parameter.name, copy))
-                    nbytes = copy.box.size * item_size(piece.parameter.dtype)
-                    totals[copy.src_rank] = totals.get(copy.src_rank, 0) + nbytes
-    return totals

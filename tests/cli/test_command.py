@@ -142,7 +142,7 @@ def test_a_truncated_shard_under_mpirun_ends_all_processes_with_one_message(plac
 def test_a_killed_process_takes_the_others_down_and_leaves_no_final_name(place):
     """The victim stops itself while the others work and wait."""
     program = (
-        "import os, sys; from rankxform import job; from rankxform.cli.main import main\n"
+        "import os, sys; from rankxform.job import convert as job; from rankxform.cli.main import main\n"
         "write = job.write_parts\n"
         "def die(*a):\n"
         "    done = write(*a)\n"
@@ -234,10 +234,10 @@ def test_plan_as_json(processes, place):
     assert code == 0, output
     plan = json.loads(output)
     assert plan["bytes_needed"] == 8 * 6 * 4 == plan["bytes_written"]
-    assert [(r["rank"], r["process"], r["src_ranks"]) for r in plan["ranks"]] == [
-        (0, 0, [0, 1, 2, 3]),
-        (1, 0, [0, 1, 2, 3]),
-        (2, 1, [0, 1, 2, 3]),
+    assert [(r["rank"], r["processes"], r["src_ranks"]) for r in plan["ranks"]] == [
+        (0, [0], [0, 1, 2, 3]),
+        (1, [0], [0, 1, 2, 3]),
+        (2, [1], [0, 1, 2, 3]),
     ]
 
 
@@ -283,7 +283,7 @@ def test_a_pipe_that_closes_early_is_no_error(place):
 
 def test_an_interrupt_says_so(place):
     program = (
-        "import time; from rankxform import job; job.write_parts = lambda *a: time.sleep(60)\n"
+        "import time; from rankxform.job import convert as job; job.write_parts = lambda *a: time.sleep(60)\n"
         "import sys; from rankxform.cli.main import main; sys.exit(main())"
     )
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 
 from rankxform.errors import RequestError, StrategyError
 from rankxform.execution import strategies
-from rankxform.layout.layout import Layout, mindspore_replica
+from rankxform.layout.layout import Layout
 from tests import reference
 from tests.cases import random_case
 
@@ -107,9 +107,11 @@ def test_fewer_ranks_than_the_stage_repeat():
 
 def test_mindspores_replica_shares_the_coordinates_that_do_not_cut():
     layout = Layout((2, 2), ((0,), ()), opt_step=0)
-    assert [mindspore_replica(layout, (0, 0), rank) for rank in range(4)] == [0, 0, 2, 2]
+    readers = [layout.holders[0, 0][layout.replica(rank)] for rank in range(4)]
+    assert readers == [0, 0, 2, 2]
     sharded = Layout((4,), ((), ()), opt_step=1, opt_size=2)
-    assert [mindspore_replica(sharded, (1, 0), rank) for rank in range(4)] == [1, 1, 3, 3]
+    readers = [sharded.holders[1, 0][sharded.replica(rank)] for rank in range(4)]
+    assert readers == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Contents, Index
 from rankxform.geometry.box import Box
 from rankxform.planning.names import patterns
-from rankxform.planning.plan import Copy, Planner, distinct_bytes, share_out
+from rankxform.planning.plan import Copy, Planner, Portion, needed_bytes, read_by_rank
 from rankxform.planning.selection import select
+from rankxform.planning.sharing import share, share_out
 from rankxform.planning.source import survey
 from tests import reference
 
@@ -37,12 +38,12 @@ def source_of(strategy, params):
     return survey(strategy, indexes, {rank: f"rank_{rank}" for rank in indexes}, indexes)
 
 
-def planner(tmp, src, dst, params, ranks=None, replicas="spread"):
+def planner(tmp, src, dst, params, replicas="spread"):
     a, b = (
         strategies.load(reference.write_strategy(tmp / n, s)) for n, s in (("a", src), ("b", dst))
     )
     source = source_of(a, params)
-    return Planner(source, b, select(source, b), ranks or range(b.ranks), replicas)
+    return Planner(source, b, select(source, b), replicas)
 
 
 def test_a_plan_worked_out_by_hand(tmp_path):
@@ -63,12 +64,12 @@ def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):
     params = {f"p{i}": ((8, 8), "Float32") for i in range(12)}
     src = [dict.fromkeys(params, ([4], [-1, -1], 0, 0))]
     dst = [dict.fromkeys(params, ([2], [0, -1], 0, 0))]
-    plans = [planner(tmp_path, src, dst, params).plan(r) for r in range(2)]
-    read = distinct_bytes(plans)
+    plan = planner(tmp_path, src, dst, params)
+    read = read_by_rank(plan.moves([Portion(rank, 0, 12) for rank in range(2)]))
     assert sum(read.values()) == 12 * 256
     assert set(read.values()) == {3 * 256}
-    again = [planner(tmp_path, src, dst, params).plan(r) for r in range(2)]
-    assert [p.slices for p in again] == [p.slices for p in plans]
+    again = planner(tmp_path, src, dst, params)
+    assert all(again.plan(rank) == plan.plan(rank) for rank in range(2))
 
 
 def test_destination_replicas_are_copied_from_one_source(tmp_path):
@@ -116,6 +117,28 @@ def test_work_is_dealt_in_runs_whose_largest_is_smallest(weights, processes):
     assert not weights or not fits(largest - 1)
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 5, 7])
+def test_every_slice_is_written_by_one_process(processes, tmp_path):
+    params = {f"p{i}": ((8, 1024), "Float32") for i in range(10)}
+    stages = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
+    plan = planner(tmp_path, stages, stages, params)
+    shares = share(plan, range(4), processes)
+    assert len(shares) == processes
+    written = [(p.rank, i) for portions in shares for p in portions for i in range(p.first, p.stop)]
+    assert sorted(written) == [(rank, i) for rank in range(4) for i in range(10)]
+    loads = [sum(p.stop - p.first for p in portions) for portions in shares]
+    assert max(loads) <= -(-40 // processes)
+    whole = [p for portions in shares for p in portions if p.stop - p.first == 10]
+    assert len(whole) == 4 or 4 % processes, "files are cut only where whole ones do not balance"
+
+
+def test_ranks_with_equal_boxes_are_written_by_one_process(tmp_path):
+    params = {"w": ((8, 1024), "Float32")}
+    stages = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
+    shares = share(planner(tmp_path, stages, stages, params), range(4), 2)
+    assert [[p.rank for p in portions] for portions in shares] == [[0, 2], [1, 3]]
+
+
 def test_names_are_summed_up_by_pattern():
     names = [f"layers.{i}.w.{j}" for i in range(3) for j in range(2)] + ["head2"]
     assert patterns(names) == ["layers.*.w.* (6)", "head2"]
@@ -135,14 +158,16 @@ def deepseek():
             if state + name in src and "expert_load" not in name:
                 params[state + name] = full, "Float32"
     source = source_of(src, params)
-    return src, dst, params, Planner(source, dst, select(source, dst), range(dst.ranks))
+    return src, dst, params, Planner(source, dst, select(source, dst))
 
 
 def test_deepseek_v3_reads_what_it_needs_once(deepseek):
     _, dst, params, plan = deepseek
     assert dst.ranks == 512
     total = sum(int(np.prod(shape, dtype=object)) * item_size(t) for shape, t in params.values())
-    assert sum(distinct_bytes(plan.plan(r) for r in range(512)).values()) == total
+    everything = [Portion(rank, 0, len(plan.names(rank))) for rank in range(512)]
+    moves = plan.moves(everything)
+    assert needed_bytes(moves) == sum(read_by_rank(moves).values()) == total
     assert 8.1e12 < total < 8.3e12
 
 

@@ -12,9 +12,19 @@ from pathlib import Path
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import samples
 from rankxform.execution.engine import Traffic, write_parts
-from rankxform.execution.files import Tick, publish, remove, sync
-from rankxform.execution.output import Output, add_crc, lay_out, part_descriptors
-from rankxform.formats.dtype import INT4
+from rankxform.execution.files import Tick, create, make_folder, publish, remove, sync
+from rankxform.execution.headers import SAFETENSORS
+from rankxform.execution.output import (
+    Entry,
+    FileLayout,
+    Output,
+    add_crc,
+    lay_out_ckpt,
+    lay_out_safetensors,
+    part_descriptors,
+    safetensors_order,
+)
+from rankxform.formats.dtype import INT4, item_size
 from rankxform.planning.agreement import (
     check_extra_rank,
     check_slices_differ,
@@ -23,7 +33,7 @@ from rankxform.planning.agreement import (
     probes,
     to_compare,
 )
-from rankxform.planning.plan import RankPlan
+from rankxform.planning.plan import Move, Portion, needed_bytes
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
@@ -35,13 +45,15 @@ from .request import Request
 class Report:
     """What a transform did, over all processes.
 
-    read, written: bytes of tensor content and files; compared: bytes of unlisted parameters that
-    were read to compare ranks; peak_memory: of the largest process, in bytes.
+    read, written: bytes of tensor content and files. needed: distinct source bytes. compared:
+    bytes of unlisted parameters that were read to compare ranks. peak_memory: of the largest
+    process, in bytes.
     """
 
     conversion: Conversion
     files: tuple[str, ...]
     read: int
+    needed: int
     written: int
     compared: int
     seconds: float
@@ -65,23 +77,31 @@ def transform(
     team.share(lambda: _check_target(conversion))
     compared, notices = _compare_ranks(conversion, team)
     with team.together():
-        mine = conversion.plans(conversion.shares(team.size)[team.rank])
-        outputs = _lay_out(conversion, mine)
-    totals = team.gather(lambda: sum(output.size for output in outputs.values()))
-    show = begin(conversion, sum(totals)) if team.rank == 0 else lambda done, end: None
+        mine = conversion.shares(team.size)[team.rank]
+        moves = _moves(conversion, mine)
+        outputs = _outputs(conversion, mine)
+    total = sum(team.gather(lambda: sum(map(_target_bytes, moves))))
+    show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
+    owned = [output for output in outputs.values() if output.owned]
     try:
-        traffic = team.work(lambda tick: _write(conversion, mine, outputs, tick), show)
         with team.together():
-            for output in outputs.values():
+            for output in owned:
+                make_folder(output.final.parent)
+                create(output.part)
+        traffic = team.work(lambda tick: _write(conversion, moves, outputs, tick), show)
+        team.work(lambda tick: _finish(conversion.request, owned, tick), lambda done, end: None)
+        with team.together():
+            for output in owned:
                 publish(output.part, output.final, durable=conversion.request.fsync)
     finally:
-        for output in outputs.values():
+        for output in owned:
             remove(output.part)
     every = team.gather(lambda: (traffic, _peak_memory()))
     return Report(
         conversion,
         tuple(str(conversion.final(rank)) for rank in conversion.ranks),
         sum(t.read for t, _ in every),
+        needed_bytes(conversion.planner.moves(conversion.everything)),
         sum(t.written for t, _ in every),
         compared,
         time.monotonic() - began,
@@ -165,39 +185,67 @@ def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
     return replace(found, nbytes=nbytes)
 
 
-def _lay_out(conversion: Conversion, plans: Sequence[RankPlan]) -> dict[int, Output]:
+def _moves(conversion: Conversion, mine: Sequence[Portion]) -> list[Move]:
+    """Return the moves of this process's share, in the order of the destination files."""
+    moves = conversion.planner.moves(mine)
+    if conversion.format == SAFETENSORS:
+        moves.sort(key=lambda m: safetensors_order((m.parameter.name, m.parameter.dtype, ())))
+    return moves
+
+
+def _outputs(conversion: Conversion, mine: Sequence[Portion]) -> dict[int, Output]:
+    """Plan the files of this process's share; ranks with slices of one shape share a layout."""
+    request, planner = conversion.request, conversion.planner
     first = conversion.indexes[min(conversion.indexes)]
     metadata = {
         key: value
         for key, value in first.metadata.items()
         if not (value == INT4 and key in first)  # a mark of the source's; the output has its own
     }
-    crc = conversion.request.crc
-    return {p.rank: lay_out(p, conversion.final(p.rank), metadata, crc) for p in plans}
+    layouts: dict[tuple[Entry, ...], FileLayout] = {}
+    outputs = {}
+    for portion in mine:
+        entries = tuple((p.name, p.dtype, shape) for p, shape in planner.slices(portion.rank))
+        if entries not in layouts:
+            layouts[entries] = (
+                lay_out_safetensors(entries, metadata, request.crc)
+                if conversion.format == SAFETENSORS
+                else lay_out_ckpt(entries)
+            )
+        final = conversion.final(portion.rank)
+        outputs[portion.rank] = Output(final, layouts[entries], owned=portion.first == 0)
+    return outputs
 
 
 def _write(
-    conversion: Conversion,
-    plans: Sequence[RankPlan],
-    outputs: Mapping[int, Output],
-    tick: Callable[[int], None],
+    conversion: Conversion, moves: Sequence[Move], outputs: Mapping[int, Output], tick: Tick
 ) -> Traffic:
-    request = conversion.request
-    traffic = write_parts(
-        plans, outputs, conversion.shards.paths, conversion.indexes, request.memory, tick
-    )
-    if request.crc:
-        parts = part_descriptors()
-        try:
-            for output in outputs.values():
-                add_crc(output, parts, tick)
-        finally:
-            parts.close()
-    if request.fsync:
+    paths, memory = conversion.shards.paths, conversion.request.memory
+    traffic = write_parts(moves, outputs, paths, conversion.indexes, memory, tick)
+    if conversion.request.fsync:
         for output in outputs.values():
             sync(output.part)
             tick(0)
     return traffic
+
+
+def _finish(request: Request, owned: Sequence[Output], tick: Tick) -> None:
+    """Add what needs the complete file, once every process has written its portions."""
+    if not request.crc:
+        return
+    parts = part_descriptors()
+    try:
+        for output in owned:
+            add_crc(output, parts, tick)
+            if request.fsync:
+                sync(output.part)
+    finally:
+        parts.close()
+
+
+def _target_bytes(move: Move) -> int:
+    grid, item = move.layout.grid(move.parameter.shape), item_size(move.parameter.dtype)
+    return sum(grid.box(cell).size * item * len(ranks) for cell, ranks in move.targets.items())
 
 
 def _peak_memory() -> int:
