@@ -6,30 +6,38 @@
 # Change by environment variables:
 #   PROCESSES  how many to start (default: one for each core of this machine)
 #   HOSTFILE   hosts to use (see hostfiles/); every host must see the same files and this Python
-#   PYTHON     the Python that has rankxform (default: python3)
+#   PYTHON     the Python that has rankxform (default: .venv/bin/python if it is there, else python3)
 #   MPIRUN     the mpirun of that Python's MPI library (default: the one beside it, else in PATH)
 set -eu
 
-PYTHON=${PYTHON:-python3}
-PROCESSES=${PROCESSES:-$(nproc)}
-beside=$(dirname "$(command -v "$PYTHON")")/mpirun
-if [ -z "${MPIRUN:-}" ]; then
-    if [ -x "$beside" ]; then MPIRUN=$beside; else MPIRUN=mpirun; fi
+home=$(dirname "$0")/..
+if [ -z "${PYTHON:-}" ]; then
+    if [ -x "$home/.venv/bin/python" ]; then PYTHON=$home/.venv/bin/python; else PYTHON=python3; fi
 fi
+python=$(command -v "$PYTHON") || { echo "$0: no such Python: $PYTHON; set PYTHON" >&2; exit 2; }
+if [ -z "${MPIRUN:-}" ]; then
+    MPIRUN=$(dirname "$python")/mpirun
+    [ -x "$MPIRUN" ] || MPIRUN=$(command -v mpirun) || {
+        echo "$0: no mpirun beside $python nor in PATH; set MPIRUN or PYTHON" >&2
+        exit 2
+    }
+fi
+PROCESSES=${PROCESSES:-$(nproc)}
 
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
-options="-n $PROCESSES"
+set -- "$python" -m rankxform "$@"
 if "$MPIRUN" --version 2>&1 | grep -q -i -e "open mpi" -e prrte; then
-    options="$options --bind-to none"
-    if [ "$(id -u)" = 0 ]; then options="$options --allow-run-as-root"; fi
     if [ -n "${HOSTFILE:-}" ]; then
-        options="$options --hostfile $HOSTFILE -x PATH -x PYTHONPATH -x LD_LIBRARY_PATH"
+        for name in PATH PYTHONPATH LD_LIBRARY_PATH; do
+            if printenv "$name" >/dev/null; then set -- -x "$name" "$@"; fi
+        done
+        set -- --hostfile "$HOSTFILE" "$@"
     elif [ "$PROCESSES" -gt "$(nproc)" ]; then
-        options="$options --oversubscribe"
+        set -- --oversubscribe "$@"
     fi
+    if [ "$(id -u)" = 0 ]; then set -- --allow-run-as-root "$@"; fi
+    set -- --bind-to none "$@"
 elif [ -n "${HOSTFILE:-}" ]; then
-    options="$options -f $HOSTFILE"
+    set -- -f "$HOSTFILE" "$@"
 fi
-
-# shellcheck disable=SC2086  # the options are meant to be split
-exec "$MPIRUN" $options "$PYTHON" -m rankxform "$@"
+exec "$MPIRUN" -n "$PROCESSES" "$@"

@@ -6,12 +6,13 @@ Under mpirun they are collective: every process calls them alike, with the commu
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rankxform import inspection, job
 from rankxform.cli.report import plan_summary
-from rankxform.errors import StorageError, storage_errors
+from rankxform.errors import StorageError, UsageError, storage_errors
 from rankxform.execution import strategies
 from rankxform.transport import team
 
@@ -29,7 +30,9 @@ def transform(
 
     A strategy is a file, a folder of stage files, or None. `comm` is an mpi4py communicator;
     without one the launcher's world is used, or this process alone. `options` are the other
-    fields of `rankxform.job.Request`. Raises RankxformError, the same on every process.
+    fields of `rankxform.job.Request`: prefix, format, ranks, src_pattern, step, suffix, include,
+    exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
+    overwrite, fsync, memory. Raises RankxformError, of one class on every process.
     """
     return job.transform(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
 
@@ -84,6 +87,16 @@ def _request(
     dst_strategy: str | os.PathLike[str] | None,
     options: dict[str, Any],
 ) -> job.Request:
+    for several in ("include", "exclude"):
+        if several in options:
+            given = options[several]
+            options[several] = (given,) if isinstance(given, str) else tuple(given)
+    known = {option.name for option in fields(job.Request)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UsageError(
+            f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
+        )
     return job.Request(
         os.fspath(src), _text(dst), _text(src_strategy), _text(dst_strategy), **options
     )

@@ -10,7 +10,9 @@
     │                               that do not divide, names that only one side knows
     ├── StorageError             4  reading or writing failed: space, permission, device
     ├── StoppedError            75  stopped by a signal or a stall; run the command again
-    └── PeerError                *  another process failed first: its message, its code
+    └── PeerError               70  another process met a bug
+
+Under MPI the failure of one process is raised on all, as one class with one message.
 
 A message says what was found where, what was wanted, and what to do about it.
 """
@@ -79,21 +81,25 @@ class StoppedError(RankxformError):
 
 
 class PeerError(RankxformError):
-    """The agreed failure of a run: raised on every process with the same text and code."""
+    """Another process failed in a way that is no RankxformError: a bug of ours."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
+
+def peer_error(name: str, message: str) -> RankxformError:
+    """Return the error that every process raises for one that failed with class `name`.
+
+    >>> peer_error("StorageError", "disk full"), peer_error("KeyError", "x")
+    (StorageError('disk full'), PeerError('x'))
+    """
+    kinds = {kind.__name__: kind for kind in RankxformError.__subclasses__()}
+    return kinds.get(name, PeerError)(message)
 
 
 def exit_code(error: BaseException) -> int:
     """Return the process exit code for `error`.
 
-    >>> exit_code(StorageError("disk full")), exit_code(PeerError("x", 3)), exit_code(KeyError())
-    (4, 3, 70)
+    >>> exit_code(StorageError("disk full")), exit_code(KeyError())
+    (4, 70)
     """
-    if isinstance(error, PeerError):
-        return error.code
     if isinstance(error, RankxformError):
         return error.exit_code
     return RankxformError.exit_code

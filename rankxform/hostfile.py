@@ -40,14 +40,21 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
     try:
         hosts = _version_0(document) if "group_list" in document else _version_1(document)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{label}: not a rank table: {type(error).__name__} {error}") from None
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UsageError(f"{label}: not a rank table: {what}") from None
     return _checked(hosts, label)
 
 
 def _version_1(document: dict[str, Any]) -> list[Host]:
+    if str(document.get("version", "1.0")) not in ("1.0", "1.2"):
+        raise ValueError(f"version {document['version']!r} is not 0, 1.0 or 1.2")
     servers = []
+    seen: set[int] = set()
     for server in document["server_list"]:
         ranks = sorted(int(device["rank_id"]) for device in server["device"])
+        if seen.intersection(ranks):
+            raise ValueError(f"rank {min(seen.intersection(ranks))} is listed twice")
+        seen.update(ranks)
         servers.append((ranks[0], Host(_address(server), len(ranks))))
     return [host for _, host in sorted(servers, key=lambda item: item[0])]
 

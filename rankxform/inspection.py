@@ -36,11 +36,7 @@ def _is_strategy(path: Path) -> bool:
             p for p in sorted(path.iterdir()) if p.is_file() and p.suffix in strategies.SUFFIXES
         ]
         return bool(files) and all(map(_is_strategy, files))
-    if path.suffix == ".safetensors":
-        return False
-    if path.suffix == ".json":
-        return True
-    return path.stat().st_size > 0 and not strategies.looks_like_a_checkpoint(path)
+    return strategies.is_strategy(path)
 
 
 def _strategy(path: Path) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_a_damaged_json_strategy(seed, place):
 
 def test_a_missing_rank(place):
     place.shard(1).unlink()
-    place.refused(rankxform.CheckpointError, "no source file holds .*should be in rank 1", 3)
+    place.refused(rankxform.CheckpointError, "file of rank 1 is missing .*no source file holds", 3)
 
 
 def test_a_missing_stage(place, tmp_path):

@@ -295,3 +295,44 @@ def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert (tmp_path / f"dst{target}" / "rank_0/checkpoint_0.ckpt").exists()
+
+
+def test_a_pipelines_strategy_for_a_checkpoint_that_is_none(tmp_path):
+    """As many ranks, and half of the parameters in each stage: nothing else would tell."""
+    names = [f"p{i}" for i in range(8)]
+    params = dict.fromkeys(names, ((8, 4), "Float32"))
+    source = write_checkpoint(
+        tmp_path / "src", [dict.fromkeys(names, ([4], [0, -1], 0, 0))], params
+    )
+    layout = ([2], [0, -1], 0, 0)
+    stages = [dict.fromkeys(names[:4], layout), dict.fromkeys(names[4:], layout)]
+    a = write_strategy(tmp_path / "a.ckpt", stages)
+    with pytest.raises(
+        rankxform.CheckpointError, match="4 parameters that .* places in other pipe"
+    ):
+        rankxform.transform(source, tmp_path / "dst", a, None)
+
+
+def test_one_shard_as_a_complete_checkpoint_is_a_notice(tmp_path):
+    source = write_checkpoint(tmp_path / "src", TIED, PARAMS)
+    report = rankxform.transform(f"{source}/rank_0/checkpoint_0.ckpt", tmp_path / "dst")
+    assert any("3 more rank folders lie beside it" in notice for notice in report.notices)
+    with pytest.raises(rankxform.CheckpointError, match="one rank's folder; name the folder above"):
+        rankxform.transform(f"{source}/rank_0", tmp_path / "no")
+
+
+def test_options_of_the_function_are_checked(tmp_path):
+    source = write_checkpoint(tmp_path / "src", None, PARAMS)
+    rankxform.transform(source, tmp_path / "dst", include="^a$")
+    assert set(reference.read_ckpt(tmp_path / "dst/rank_0/checkpoint_0.ckpt")) == {"a"}
+    for wrong in ({"memory": "lots"}, {"ranks": "0"}, {"formt": "ckpt"}, {"format": "pth"}):
+        with pytest.raises(rankxform.UsageError):
+            rankxform.transform(source, tmp_path / "no", **wrong)
+
+
+def test_strategies_of_two_networks(tmp_path):
+    source = write_checkpoint(tmp_path / "src", [{"w": ([2], [0], 0, 0)}], {"w": ((8,), "Float32")})
+    a = write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0], 0, 0)}])
+    b = write_strategy(tmp_path / "b.ckpt", [{"x": ([2], [0], 0, 0)}])
+    with pytest.raises(rankxform.RequestError, match="share none of the checkpoint's parameters"):
+        rankxform.transform(source, tmp_path / "dst", a, b)

@@ -68,7 +68,7 @@ def request(options: argparse.Namespace) -> Request:
 
 def ignored(options: argparse.Namespace) -> list[str]:
     """Return the options of other tools that were given and mean nothing here."""
-    names = ("rank_id", "world_size", "transform_process_num", "transform_by_rank")
+    names = ("rank_id", "world_size", "transform_process_num", "process_num", "transform_by_rank")
     return ["--" + n for n in names if getattr(options, n, None) is not None]
 
 

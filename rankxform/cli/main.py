@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         processes = team()
     except RankxformError as error:
-        return _say(error)
+        return exit_code(error) if launched_rank() else _say(error)
     try:
         code = _run(argv, processes)
     except RankxformError as error:

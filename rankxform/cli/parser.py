@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -42,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises UsageError, so that one process speaks for all."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\n{textwrap.dedent(self.format_usage()).strip()}")
+        raise UsageError(f"{message} (see: python -m {self.prog} --help)")
 
 
 class _Version(argparse.Action):
@@ -71,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+_PROCESS_COUNTS = ("--transform-process-num", "--process-num")
+
+
 def _transform(verb: argparse.ArgumentParser) -> None:
     _add_conversion(verb)
     run = verb.add_argument_group("how it is done")
@@ -84,8 +86,13 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not wait for the device before a file gets its name",
     )
-    run.add_argument("--progress", choices=("auto", "bar", "lines", "none"), default="auto")
-    for ignored in ("--rank-id", "--world-size", "--transform-process-num", "--transform-by-rank"):
+    run.add_argument(
+        "--progress",
+        choices=("auto", "bar", "lines", "none"),
+        default="auto",
+        help="a bar on a terminal, lines in a log (default: auto)",
+    )
+    for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
 
@@ -205,19 +212,19 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         choices=ONE_SIDED,
         default="error",
         help="parameters that only one strategy lists: leave them out, or take them to be "
-        "whole on the other side",
+        "whole on the other side (default: error)",
     )
     what.add_argument(
         "--unlisted",
         choices=("error", "take-one"),
         default="error",
-        help="parameters in no strategy that differ between ranks: take one rank's",
+        help="parameters in no strategy that differ between ranks: take one's (default: error)",
     )
     what.add_argument(
         "--replicas",
         choices=REPLICAS,
         default="spread",
-        help="which of several equal source copies is read: one for all, or MindSpore's choice",
+        help="which of equal source copies is read: one for all, or MindSpore's (default: spread)",
     )
 
 
@@ -232,9 +239,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--step",
         metavar="E_S",
-        help="epoch and step to take (default: the newest that all ranks have)",
+        help="epoch and step to take, such as 10_73 (default: the newest that all ranks have)",
     )
-    source.add_argument("--suffix", metavar="TEXT", help="end of the files' names before .ckpt")
+    source.add_argument(
+        "--suffix", metavar="TEXT", help="end of the files' names before .ckpt, such as _breakpoint"
+    )
     source.add_argument(
         "--check-crc",
         action="store_true",

@@ -11,7 +11,7 @@ from rankxform.job import Conversion, Report
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.names import patterns
 from rankxform.planning.plan import needed_bytes, read_by_rank
-from rankxform.planning.selection import LeftOut
+from rankxform.planning.selection import NOT_CHOSEN, LeftOut
 
 from .units import seconds, size, table
 
@@ -23,11 +23,14 @@ def opening(conversion: Conversion, processes: int) -> str:
     source, dst, shards = conversion.source, conversion.dst, conversion.shards
     step = f", epoch {shards.step[0]} step {shards.step[1]}" if shards.step else ""
     found = _count(len(conversion.indexes), "rank")
+    where = f"{conversion.request.dst}: " if conversion.request.dst else ""
+    some, every = len(conversion.ranks), dst.ranks
+    ranks = _count(every, "rank") if some == every else f"{some} of {_count(every, 'rank')}"
     return "\n".join(
         (
             f"source       {conversion.request.src}: {found}{step}",
             f"             cut by {_strategy(source.strategy)}",
-            f"destination  {conversion.request.dst}: {_count(len(conversion.ranks), 'rank')}",
+            f"destination  {where}{ranks}",
             f"             cut by {_strategy(dst)}",
             f"processes    {processes} (need not equal the number of ranks)",
         )
@@ -49,17 +52,18 @@ def _count(number: int, what: str) -> str:
 def closing(done: Report) -> str:
     """Say what was moved, what was left out, and what deserves a look."""
     selection = done.conversion.selection
-    needed = done.needed
+    times = done.read / done.needed if done.needed else 1
+    why = "; equal slices are read by every process that writes one" if times > 1.05 else ""
     lines = [
-        f"read {size(done.read)} ({done.read / needed if needed else 1:.2f} times the "
-        f"{size(needed)} needed), wrote {size(done.written)} in {_count(len(done.files), 'file')}, "
-        f"{seconds(done.seconds)} ({size(done.written / max(done.seconds, 1e-9))}/s), "
-        f"peak memory {size(done.peak_memory)} a process"
+        f"read {size(done.read)}, {times:.2f} times the {size(done.needed)} needed{why}",
+        f"wrote {size(done.written)} in {_count(len(done.files), 'file')}, "
+        f"{seconds(done.seconds)}, {size(done.written / max(done.seconds, 1e-9))}/s, "
+        f"peak memory {size(done.peak_memory)} a process",
     ]
     if done.compared:
-        lines.append(
-            f"compared {size(done.compared)} of parameters in no strategy between the ranks"
-        )
+        names = patterns(p.name for p in done.conversion.source.unlisted.values())
+        few = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        lines.append(f"compared between ranks, in no strategy: {few} ({size(done.compared)})")
     lines += [_left_out(left) for left in selection.left_out]
     if selection.absent:
         lines.append(_names("in the strategies, not in the checkpoint", selection.absent))
@@ -68,15 +72,15 @@ def closing(done: Report) -> str:
 
 
 def _left_out(left: LeftOut) -> str:
-    return _names(f"left out, {size(left.nbytes)}: {left.reason}", left.names)
+    most = 0 if left.reason == NOT_CHOSEN else 8
+    return _names(f"left out, {size(left.nbytes)}: {left.reason}", left.names, most)
 
 
-def _names(title: str, names: tuple[str, ...]) -> str:
-    shown = patterns(names)
-    more = [f"  and {len(shown) - 8} patterns more"] if len(shown) > 8 else []
-    return "\n".join(
-        [f"{title} ({_count(len(names), 'parameter')})", *(f"  {p}" for p in shown[:8]), *more]
-    )
+def _names(title: str, names: tuple[str, ...], most: int = 8) -> str:
+    shown = patterns(names) if most else []
+    more = [f"  and {len(shown) - most} patterns more"] if len(shown) > most else []
+    lines = [f"{title} ({_count(len(names), 'parameter')})", *(f"  {p}" for p in shown[:most])]
+    return "\n".join(lines + more)
 
 
 def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
@@ -134,13 +138,13 @@ def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
         for r in summary["ranks"]
     ]  # fmt: skip
     processes = summary["processes"]
-    lines = [opening(conversion, processes).replace(": None", ""), "", _cut(table(head, rows))]
+    lines = [opening(conversion, processes), "", _cut(table(head, rows))]
     lines += [
         "",
         f"in all: {size(summary['bytes_needed'])} of the source are needed, "
         f"{size(summary['bytes_read'])} read, {size(summary['bytes_written'])} written; "
-        f"buffers of {size(summary['buffer_bytes_a_process'])} on each of "
-        f"{_count(processes, 'process').replace('processs', 'processes')}",
+        f"buffers of at most {size(summary['buffer_bytes_a_process'])} on each of "
+        f"{processes} process{'es' if processes > 1 else ''}",
     ]
     lines += [_left_out(left) for left in conversion.selection.left_out]
     if conversion.selection.absent:

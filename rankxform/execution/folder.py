@@ -67,6 +67,10 @@ def find(
         rank: [_candidate(path, rank) for path in paths]
         for rank, paths in _by_rank(where, pattern).items()
     }
+    if not candidates and re.fullmatch(r"rank_\d+", where.name):
+        raise CheckpointError(
+            f"{where}: is one rank's folder; name the folder above it, {where.parent}"
+        )
     if not candidates:
         raise CheckpointError(
             f"{where}: holds no checkpoint at {pattern} ({' or '.join(SUFFIXES)}); "

@@ -46,18 +46,30 @@ def read(path: Path) -> StrategyRecord:
     """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
     as_json = path.name.endswith(".json")
     parse = strategy_json.parse if as_json else strategy_proto.parse
-    if not as_json and looks_like_a_checkpoint(path):
-        raise StrategyError(f"{path}: is a checkpoint file, not a strategy file")
+    if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
+        what = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
+        raise StrategyError(f"{path}: is {what}")
     try:
         return parse(read_bytes(path), str(path))
     except (FormatError, StrategyError) as error:
         raise StrategyError(f"{path}: {error}") from error
 
 
-def looks_like_a_checkpoint(path: Path) -> bool:
-    """Tell by the first byte: a checkpoint starts with its first parameter (field 1, bytes)."""
+_FIRST_BYTES = (b"", b"\x08", b"\x12", b"\x1a")
+"""How a strategy may start: its stage, an operator, a layout. A checkpoint starts with b"\\n"."""
+
+
+def first_byte(path: Path) -> bytes:
+    """Return the first byte of a file, none of an empty one."""
     with opened(path) as (fd, _):
-        return range_reader(fd, path)(0, 1) not in (b"", b"\x08", b"\x12", b"\x1a")
+        return range_reader(fd, path)(0, 1)
+
+
+def is_strategy(path: Path) -> bool:
+    """Tell a strategy file from a checkpoint by its name and first byte."""
+    if path.suffix in (".json", ".safetensors"):
+        return path.suffix == ".json"
+    return first_byte(path) in _FIRST_BYTES[1:]
 
 
 def merge(folder: Path, target: Path) -> Strategy:

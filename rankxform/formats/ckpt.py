@@ -63,7 +63,8 @@ def read_index(read_at: ReadAt, size: int) -> Index:
         start = at
         number, at, end = window.field(at, size)
         if number != 1 or end is None:
-            raise FormatError(f"byte {start}: no parameter starts here; this is no checkpoint file")
+            what = "damaged" if start else "no checkpoint"
+            raise FormatError(f"byte {start}: no parameter starts here; the file is {what}")
         entry = _value(window, at, end)
         if entry.name == last:
             entry = _joined(entries[last], entry)

@@ -35,6 +35,13 @@ class Contents:
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.dtypes, self.shapes))
+
     @cached_property
     def position(self) -> Mapping[str, int]:
         return {name: i for i, name in enumerate(self.names)}
@@ -119,6 +126,23 @@ def _check(entry: Entry) -> None:
             f"{entry.name!r} is {entry.dtype} {list(entry.shape)}, which takes {want} bytes, "
             f"but the file holds {have}; copy or save the file again"
         )
+
+
+def gaps(index: Index) -> Iterator[Span]:
+    """Yield what of a file is no parameter's content: its headers, in order.
+
+    A checksum behind the last parameter is of the content, and left out.
+    """
+    spans = sorted(
+        (span for name in index.contents.names for span in index.spans(name)),
+        key=lambda span: (span.offset, span.nbytes),
+    )
+    end = index.size if index.crc is None else index.crc
+    at = 0
+    for span in [*spans, Span(end, 0)]:
+        if span.offset > at:
+            yield Span(at, span.offset - at)
+        at = max(at, span.offset + span.nbytes)
 
 
 def locate(spans: Sequence[Span], start: int, nbytes: int) -> Iterator[Span]:

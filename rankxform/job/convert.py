@@ -41,7 +41,7 @@ from .prepare import Conversion, prepare
 from .request import Request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What a transform did, over all processes.
 
@@ -60,6 +60,12 @@ class Report:
     processes: int
     peak_memory: int
     notices: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({len(self.files)} files, read={self.read}, written={self.written}, "
+            f"seconds={self.seconds:.3f}, processes={self.processes})"
+        )
 
 
 def transform(

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.execution import strategies
 from rankxform.execution.folder import Shards, find
-from rankxform.execution.headers import container, index
+from rankxform.execution.headers import Indexer, container
 from rankxform.formats.index import Contents, Index
 from rankxform.formats.safetensors import REDUNDANCY_KEY
 from rankxform.layout.strategy import Strategy, WholeStrategy
@@ -165,9 +165,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _gather_indexes(team: Team, paths: Mapping[int, Path]) -> dict[int, Index]:
     """Index the files, each process its share, and give every process all of them."""
     mine = list(paths.items())[team.rank :: team.size]
-    shares = team.gather(lambda: {rank: index(path) for rank, path in mine})
+    indexer = Indexer()
+    shares = team.gather(lambda: {rank: indexer.index(path) for rank, path in mine})
     found = {rank: one for share in shares for rank, one in share.items()}
-    same: dict[Contents, Contents] = {}  # most ranks of a stage hold the same: keep it once
+    same: dict[Contents, Contents] = {}  # what several processes found is kept once
     for one in found.values():
         one.contents = same.setdefault(one.contents, one.contents)
     return dict(sorted(found.items()))
@@ -181,9 +182,16 @@ def _dealt_out(found: _Found, indexes: Mapping[int, Index]) -> Strategy:
     """
     where, ranks = found.request.src, sorted(indexes)
     if len(ranks) == 1:
+        path = found.shards.paths[ranks[0]]
+        siblings = [p for p in path.parent.parent.glob("rank_*") if p != path.parent and p.is_dir()]
+        if path.parent.name.startswith("rank_") and siblings:
+            found.notices.append(
+                f"{path}: was taken for a complete checkpoint, and {len(siblings)} more rank "
+                "folders lie beside it"
+            )
         if indexes[ranks[0]].metadata.get(REDUNDANCY_KEY) == "True":
             raise UsageError(
-                f"{found.shards.paths[ranks[0]]}: was saved with remove_redundancy and holds one "
+                f"{path}: was saved with remove_redundancy and holds one "
                 "rank's share of the parameters; name the folder with all ranks"
             )
         return found.src

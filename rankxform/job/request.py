@@ -66,6 +66,8 @@ class Request:
                 raise UsageError(
                     f"{option} is {value!r}; {' or '.join(map(str, allowed))} is wanted"
                 )
+        if not isinstance(self.memory, int) or not all(isinstance(r, int) for r in self.ranks):
+            raise UsageError("memory is a number of bytes, ranks are numbers")
         if "/" in self.prefix or self.prefix.startswith("."):
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
         if self.memory < 1 << 20:

@@ -25,15 +25,14 @@ def followed(name: str) -> str:
 def patterns(names: Iterable[str]) -> list[str]:
     """Sum up names by pattern, numbers between dots replaced by ``*``, commonest first.
 
-    >>> patterns(["blocks.0.w", "blocks.1.w", "head"])
-    ['blocks.*.w (2)', 'head']
+    >>> patterns(["blocks.0.w", "blocks.1.w", "head.0"])
+    ['blocks.*.w (2)', 'head.0']
     """
-    counts: dict[str, int] = {}
+    alike: dict[str, list[str]] = {}
     for name in names:
-        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        counts[pattern] = counts.get(pattern, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [f"{pattern} ({count})" if count > 1 else pattern for pattern, count in ordered]
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
+    ordered = sorted(alike.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
 
 
 def in_few_words(names: Iterable[str], most: int = 12) -> str:

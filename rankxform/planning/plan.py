@@ -261,9 +261,9 @@ class Planner:
     def _nobody(self, parameter: Parameter, cell: Cell) -> NoReturn:
         should = [parameter.first_rank + r for r in parameter.layout.holders[cell]]
         raise CheckpointError(
-            f"no source file holds {parameter.grid.box(cell)} of {parameter.name!r}: it should be "
-            f"in rank {' or '.join(map(str, should))} ({self._source.strategy.label}); "
-            "bring the missing rank folder, or use another checkpoint"
+            f"the file of rank {' or '.join(map(str, should))} is missing or incomplete: no source "
+            f"file holds {parameter.grid.box(cell)} of {parameter.name!r} "
+            f"({self._source.strategy.label}); bring the rank's folder, or use another checkpoint"
         )
 
     def _unlisted_rank(self, parameter: Parameter, dst_rank: int) -> int:
@@ -300,7 +300,10 @@ class Planner:
             layout = layout.fold(parameter.shape, slices=False)
             layout.grid(parameter.shape)
         except RequestError as error:
-            raise RequestError(f"{self._dst.label}: {name!r}: {error}") from error
+            raise RequestError(
+                f"{self._dst.label}: {name!r}: {error} (the shape is what "
+                f"{self._source.strategy.label} makes of the source's slices)"
+            ) from error
         return layout
 
     def _parameter(self, name: str) -> Parameter:

@@ -18,6 +18,7 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from .names import followed, in_few_words
 from .source import Parameter, Source, effective_layout
 
+NOT_CHOSEN = "not chosen by --include and --exclude"
 ONE_SIDED = ("error", "leave-out", "whole")
 
 
@@ -80,6 +81,11 @@ def select(
             (cut if there else everywhere)[name] = parameter
         else:
             alone.append(parameter)
+    if not cut and alone and one_sided == "error":
+        raise RequestError(
+            f"{source.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
+            f"such as {in_few_words([p.name for p in alone], 3)}; one of them is another network's"
+        )
     lost = [name for name in source.unreachable if name in dst and wanted(name)]
     if lost:
         raise CheckpointError(_unreachable_message(lost, source))
@@ -95,7 +101,7 @@ def select(
     reasons = (
         ("optimizer state that the destination strategy does not list", state),
         ("only one of the two strategies lists it", alone),
-        ("not chosen by --include and --exclude", filtered),
+        (NOT_CHOSEN, filtered),
     )
     left_out = tuple(_left_out(reason, parameters) for reason, parameters in reasons if parameters)
     known = {*source.strategy.stages_of, *dst.stages_of}

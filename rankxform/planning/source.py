@@ -17,7 +17,10 @@ from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, Shape, whole
 from rankxform.layout.strategy import Strategy
 
-from .names import followed
+from .names import followed, in_few_words
+
+_FEW_TIED = 2
+"""Parameters that pipeline stages usually share: an embedding, and one more."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,9 @@ def survey(
         for shelf in stage_shelves:
             for name in shelf.contents.names:
                 found.setdefault(name, []).append((stage, shelf))
+    for stage, stage_shelves in enumerate(shelves):
+        for shelf in stage_shelves:
+            _check_stage(strategy, stage, shelf, paths)
     listed: dict[str, Parameter] = {}
     unlisted: dict[str, Parameter] = {}
     holders: dict[tuple[int, ...], tuple[int, ...]] = {}  # one tuple for all that share it
@@ -173,6 +179,25 @@ def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> La
     if base.split_rows and not layout.split_rows and same:
         return replace(layout, split_rows=base.split_rows, split_offsets=base.split_offsets)
     return layout
+
+
+def _check_stage(strategy: Strategy, stage: int, shelf: Shelf, paths: Mapping[int, str]) -> None:
+    """Refuse files that hold much of what the strategy places in other pipeline stages.
+
+    A copy of a tied embedding is usual; a quarter of the parameters is another strategy's file.
+    """
+    every = {followed(name) for name in shelf.contents.names}
+    foreign = {
+        base
+        for name in shelf.contents.names
+        if (base := followed(name)) in strategy.stages_of and not _lists(strategy, base, stage)
+    }
+    if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
+        raise CheckpointError(
+            f"{paths[shelf.ranks[0]]}: holds {len(foreign)} parameters that {strategy.label} "
+            f"places in other pipeline stages than its {stage}, such as "
+            f"{in_few_words(foreign, 3)}; the strategy is not this checkpoint's"
+        )
 
 
 def _lists(strategy: Strategy, name: str, stage: int) -> bool:

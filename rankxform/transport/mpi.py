@@ -28,7 +28,7 @@ from rankxform.errors import (
     RankxformError,
     StoppedError,
     UsageError,
-    exit_code,
+    peer_error,
     storage_errors,
 )
 
@@ -173,9 +173,9 @@ class MpiTeam(Team):
         record = b""
         if first == self.rank:
             assert failure is not None
-            record = pickle.dumps((self._describe(failure), exit_code(failure)))
-        message, code = pickle.loads(self._broadcast(record, first))
-        raise PeerError(message, code) from failure
+            record = pickle.dumps((type(failure).__name__, self._describe(failure)))
+        name, message = pickle.loads(self._broadcast(record, first))
+        raise peer_error(name, message) from failure
 
     def _describe(self, failure: BaseException) -> str:
         if isinstance(failure, RankxformError):
@@ -237,7 +237,7 @@ class _Rounds:
         elif self._request.Test():
             self._complete()
             if self._total[2]:
-                raise PeerError("another process failed", StoppedError.exit_code)
+                raise PeerError("another process failed")
 
     def end(self, failed: bool) -> None:
         """Take part until every process has ended."""

@@ -19,7 +19,7 @@ class Team(ABC):
     """Processes that call the same methods in the same order.
 
     Every method but `rank` and `size` is collective. A failure on one process is raised on all,
-    as PeerError with one message and code.
+    as one class with one message.
     """
 
     rank: int
