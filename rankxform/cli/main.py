@@ -91,6 +91,8 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
     done = job.transform(request, processes, begin)
     if processes.rank == 0:
         _tell(report.closing(done))
+        if options.profile:
+            _tell(report.profile(done))
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:

@@ -77,6 +77,7 @@ def _transform(verb: argparse.ArgumentParser) -> None:
     _add_conversion(verb)
     run = verb.add_argument_group("how it is done")
     run.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    run.add_argument("--profile", action="store_true", help="print where each process's time went")
     run.add_argument("--overwrite", action="store_true", help="replace destination files")
     run.add_argument(
         "--crc", action="store_true", help="write the checksum that MindSpore's crc_check expects"

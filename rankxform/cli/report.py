@@ -71,6 +71,17 @@ def closing(done: Report) -> str:
     return "\n".join(lines)
 
 
+def profile(done: Report) -> str:
+    """Write the seconds that each process spent in each phase."""
+    names = [n for n in done.phases[0] if any(seconds[n] >= 5e-5 for seconds in done.phases)]
+    rows = [
+        (process, *(f"{seconds[n]:.4f}" for n in names), f"{sum(seconds.values()):.4f}")
+        for process, seconds in enumerate(done.phases)
+    ]
+    moved = f"moved in {done.move_seconds:.4f} s, from the finished plan to the last file's name"
+    return f"\n{table(('process', *names, 'all'), rows)}\n{moved}"
+
+
 def _left_out(left: LeftOut) -> str:
     most = 0 if left.reason == NOT_CHOSEN else 8
     return _names(f"left out, {size(left.nbytes)}: {left.reason}", left.names, most)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import gcd, prod
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,12 @@ _Words = npt.NDArray[np.unsignedinteger[Any]]
 
 @dataclass
 class Traffic:
-    """Bytes that one process moved: read from source files, written to destination files."""
+    """What one process moved: bytes read from source files and written to destination files, and
+    the seconds it took to read, to gather in memory, and to write."""
 
     read: int = 0
     written: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def write_parts(
@@ -76,22 +79,34 @@ def write_parts(
     try:
         streams = _streams(outputs, parts, memory // 4)
         kitchen = _Kitchen(memory // 2)
+        reading = gathering = writing = 0.0
+        clock = perf_counter
         for move in moves:
             name, readers, targets = move.parameter.name, move.readers, move.targets
             for band in kitchen.recipe(move):
+                began = clock()
                 for cell, start, room in band.loads:
                     sources.read(readers[cell], name, start, room)
+                read = clock()
                 for into, out in band.copies:
                     into[...] = out
+                gathered = clock()
                 done = 0
                 for cell, start, data in band.stores:
                     for rank in targets[cell]:
                         streams[rank].put(name, start, data)
                         done += len(data)
+                written = clock()
+                reading += read - began
+                gathering += gathered - read
+                writing += written - gathered
                 tick(done)
+        began = clock()
         for stream in streams.values():
             stream.finish()
-        return Traffic(sources.nbytes, sum(s.written for s in streams.values()))
+        writing += clock() - began
+        seconds = {"read": reading, "gather": gathering, "write": writing}
+        return Traffic(sources.nbytes, sum(s.written for s in streams.values()), seconds)
     finally:
         parts.close()
         sources.close()

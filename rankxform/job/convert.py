@@ -37,6 +37,7 @@ from rankxform.planning.plan import Move, Portion, needed_bytes
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
+from .phases import Phases
 from .prepare import Conversion, prepare
 from .request import Request
 
@@ -46,8 +47,9 @@ class Report:
     """What a transform did, over all processes.
 
     read, written: bytes of tensor content and files. needed: distinct source bytes. compared:
-    bytes of unlisted parameters that were read to compare ranks. peak_memory: of the largest
-    process, in bytes.
+    bytes of unlisted parameters that were read to compare ranks. seconds: of the whole call;
+    move_seconds: from the finished plan to the last file's name. peak_memory: of the largest
+    process, in bytes. phases: of each process, seconds by name.
     """
 
     conversion: Conversion
@@ -57,9 +59,11 @@ class Report:
     written: int
     compared: int
     seconds: float
+    move_seconds: float
     processes: int
     peak_memory: int
     notices: tuple[str, ...]
+    phases: tuple[Mapping[str, float], ...]
 
     def __repr__(self) -> str:
         return (
@@ -78,43 +82,67 @@ def transform(
     `begin` is called on process 0 with the prepared conversion and the bytes to write, before
     the first is; it returns the function that is shown the progress.
     """
+    phases = Phases()
     began = time.monotonic()
-    conversion = prepare(request, team)
-    team.share(lambda: _check_target(conversion))
-    compared, notices = _compare_ranks(conversion, team)
-    with team.together():
+    conversion = prepare(request, team, phases)
+    with phases.phase("compare"):
+        team.share(lambda: _check_target(conversion))
+        compared, notices = _compare_ranks(conversion, team)
+    with phases.phase("plan"), team.together():
         mine = conversion.shares(team.size)[team.rank]
         moves = _moves(conversion, mine)
         outputs = _outputs(conversion, mine)
     total = sum(team.gather(lambda: sum(map(_target_bytes, moves))))
     show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
+    moving = time.monotonic()
+    traffic = _carry_out(conversion, team, moves, outputs, show, phases)
+    moved = time.monotonic() - moving
+    for name, seconds in traffic.seconds.items():
+        phases.seconds[name] += seconds
+    phases.seconds["wait"] = phases.seconds["start"] + time.monotonic() - began - phases.total
+    every = team.gather(lambda: (traffic, _peak_memory(), phases.seconds))
+    return Report(
+        conversion,
+        tuple(str(conversion.final(rank)) for rank in conversion.ranks),
+        sum(t.read for t, _, _ in every),
+        needed_bytes(conversion.planner.moves(conversion.everything)),
+        sum(t.written for t, _, _ in every),
+        compared,
+        time.monotonic() - began,
+        moved,
+        team.size,
+        max(peak for _, peak, _ in every),
+        (*conversion.notices, *notices),
+        tuple(seconds for _, _, seconds in every),
+    )
+
+
+def _carry_out(
+    conversion: Conversion,
+    team: Team,
+    moves: Sequence[Move],
+    outputs: Mapping[int, Output],
+    show: Show,
+    phases: Phases,
+) -> Traffic:
+    """Write this process's share, and give the files their names when all are complete."""
     owned = [output for output in outputs.values() if output.owned]
     try:
         with team.together():
             for output in owned:
                 make_folder(output.final.parent)
                 create(output.part)
-        traffic = team.work(lambda tick: _write(conversion, moves, outputs, tick), show)
-        team.work(lambda tick: _finish(conversion.request, owned, tick), lambda done, end: None)
-        with team.together():
+        traffic = team.work(lambda tick: _write(conversion, moves, outputs, tick, phases), show)
+        if conversion.request.crc:
+            quiet: Show = lambda done, end: None  # noqa: E731
+            team.work(lambda tick: _add_checksums(conversion.request, owned, tick), quiet)
+        with phases.phase("publish"), team.together():
             for output in owned:
                 publish(output.part, output.final, durable=conversion.request.fsync)
+        return traffic
     finally:
         for output in owned:
             remove(output.part)
-    every = team.gather(lambda: (traffic, _peak_memory()))
-    return Report(
-        conversion,
-        tuple(str(conversion.final(rank)) for rank in conversion.ranks),
-        sum(t.read for t, _ in every),
-        needed_bytes(conversion.planner.moves(conversion.everything)),
-        sum(t.written for t, _ in every),
-        compared,
-        time.monotonic() - began,
-        team.size,
-        max(peak for _, peak in every),
-        (*conversion.notices, *notices),
-    )
 
 
 # -- after the plan -------------------------------------------------------------------------
@@ -224,21 +252,24 @@ def _outputs(conversion: Conversion, mine: Sequence[Portion]) -> dict[int, Outpu
 
 
 def _write(
-    conversion: Conversion, moves: Sequence[Move], outputs: Mapping[int, Output], tick: Tick
+    conversion: Conversion,
+    moves: Sequence[Move],
+    outputs: Mapping[int, Output],
+    tick: Tick,
+    phases: Phases,
 ) -> Traffic:
     paths, memory = conversion.shards.paths, conversion.request.memory
     traffic = write_parts(moves, outputs, paths, conversion.indexes, memory, tick)
     if conversion.request.fsync:
-        for output in outputs.values():
-            sync(output.part)
-            tick(0)
+        with phases.phase("fsync"):
+            for output in outputs.values():
+                sync(output.part)
+                tick(0)
     return traffic
 
 
-def _finish(request: Request, owned: Sequence[Output], tick: Tick) -> None:
+def _add_checksums(request: Request, owned: Sequence[Output], tick: Tick) -> None:
     """Add what needs the complete file, once every process has written its portions."""
-    if not request.crc:
-        return
     parts = part_descriptors()
     try:
         for output in owned:

@@ -20,6 +20,7 @@ from rankxform.planning.sharing import share
 from rankxform.planning.source import Source, survey
 from rankxform.transport import Team
 
+from .phases import Phases
 from .request import Request
 
 
@@ -62,11 +63,14 @@ class Conversion:
         return [Portion(rank, 0, len(self.planner.names(rank))) for rank in self.ranks]
 
 
-def prepare(request: Request, team: Team) -> Conversion:
+def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conversion:
     """Do everything that needs no tensor byte; every process gets the same."""
-    found = team.share(lambda: _inputs(request))
-    indexes = _gather_indexes(team, {**found.shards.paths})
-    with team.together():
+    phases = phases or Phases()
+    with phases.phase("plan"):
+        found = team.share(lambda: _inputs(request))
+    with phases.phase("index"):
+        indexes = _gather_indexes(team, {**found.shards.paths})
+    with phases.phase("plan"), team.together():
         src = _dealt_out(found, indexes) if isinstance(found.src, WholeStrategy) else found.src
         inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
         outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
