@@ -36,8 +36,9 @@ from .files import Buffer, Descriptors, Tick, read_into
 from .output import Output, Writer, part_descriptors
 
 DEFAULT_MEMORY = 64 << 20
-_BLOCK = 4 << 20
-_WRITE_BUFFER = 256 << 10
+_BLOCK = 8 << 20
+_STRAIGHT = 4 << 20
+_WRITE_BUFFER = 64 << 10
 _LONG_RUN = 64 << 10
 _MEDIUM_RUN = 4 << 10
 _SMALL_SHARE = 8
@@ -87,19 +88,20 @@ def write_parts(
                 began = clock()
                 for cell, start, room in band.loads:
                     sources.read(readers[cell], name, start, room)
-                read = clock()
-                for into, out in band.copies:
-                    into[...] = out
-                gathered = clock()
+                before = clock()
+                reading += before - began
                 done = 0
-                for cell, start, data in band.stores:
+                for cell, start, data, copies in band.stores:
+                    for into, out in copies:
+                        into[...] = out
+                    gathered = clock()
                     for rank in targets[cell]:
                         streams[rank].put(name, start, data)
                         done += len(data)
-                written = clock()
-                reading += read - began
-                gathering += gathered - read
-                writing += written - gathered
+                    written = clock()
+                    gathering += gathered - before
+                    writing += written - gathered
+                    before = written
                 tick(done)
         began = clock()
         for stream in streams.values():
@@ -202,13 +204,13 @@ class _Band:
     """What is done for one band of a parameter.
 
     loads: (source cell, first content byte, where in the arena to put it).
-    copies: (view of the arena to write, view to read).
-    stores: (destination cell, first content byte, what of the arena to write).
+    stores: (destination cell, first content byte, what of the arena to write, and the copies
+    that put it together: view of the arena to write, view to read). All are put together in the
+    same place, one after the other, which so stays in the cache.
     """
 
     loads: Sequence[tuple[Cell, int, Buffer]]
-    copies: Sequence[tuple[_Words, _Words]]
-    stores: Sequence[tuple[Cell, int, Buffer]]
+    stores: Sequence[tuple[Cell, int, Buffer, Sequence[tuple[_Words, _Words]]]]
 
 
 class _Kitchen:
@@ -216,7 +218,7 @@ class _Kitchen:
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
-        self._arena = np.empty(min(2 * _BLOCK, max(memory, _LEAST_BLOCK)), np.uint8)
+        self._arena = np.empty(min(_BLOCK, max(memory, _LEAST_BLOCK)), np.uint8)
         self._kept: dict[object, Sequence[_Band]] = {}
 
     def recipe(self, move: Move) -> Iterable[_Band]:
@@ -271,12 +273,21 @@ class _Recipe:
             region = region.hull(box)
         if not prod(self._shape):
             empty = self._arena[:0].data
-            yield _Band((), (), [(cell, 0, empty) for cell in self._targets])
+            yield _Band((), [(cell, 0, empty, ()) for cell in self._targets])
             return
         shards = [*self._held.values(), *self._targets.values()]
-        limit = (len(self._arena) - _ALIGN * len(shards)) // self._item
+        room = len(self._arena) - _ALIGN * len(shards)
+        limit = (min(room, _STRAIGHT) if self._straight() else room) // self._item
         for band in bands(self._shape, region, shards, max(1, limit)):
             yield self._band(band)
+
+    def _straight(self) -> bool:
+        """Whether only rows are cut, so that nothing needs gathering."""
+        return all(
+            box.shape[1:] == self._held[at].shape[1:] == self._targets[cell].shape[1:]
+            for cell, copies in self._copies.items()
+            for at, box in copies
+        )
 
     def _band(self, band: Box) -> _Band:
         self._used = 0
@@ -286,14 +297,15 @@ class _Recipe:
             for cell, wanted in self._wanted.items()
             if band.intersect(wanted)
         }
-        copies: list[tuple[_Words, _Words]] = []
         stores = []
+        behind = self._used
         for cell, box in self._targets.items():
             target = band.intersect(box)
             if target is not None:
-                data = self._assemble(cell, target, loaded, copies)
-                stores.append((cell, _offset(target, box, self._item), data.data))
-        return _Band(loads, copies, stores)
+                self._used = behind
+                data, copies = self._assemble(cell, target, loaded)
+                stores.append((cell, _offset(target, box, self._item), data.data, copies))
+        return _Band(loads, stores)
 
     def _load(self, cell: Cell, band: Box, loads: list[tuple[Cell, int, Buffer]]) -> _Held:
         """Plan to read what is wanted of `band` from source `cell`; return where it will be."""
@@ -320,24 +332,19 @@ class _Recipe:
         return first_run >= _LONG_RUN or (first_run >= _MEDIUM_RUN and share >= _SMALL_SHARE)
 
     def _assemble(
-        self,
-        cell: Cell,
-        target: Box,
-        loaded: Mapping[Cell, _Held],
-        copies: list[tuple[_Words, _Words]],
-    ) -> Bytes:
-        """Plan to put `target`, of destination `cell`, together; return where it will be."""
+        self, cell: Cell, target: Box, loaded: Mapping[Cell, _Held]
+    ) -> tuple[Bytes, list[tuple[_Words, _Words]]]:
+        """Plan to put `target`, of destination `cell`, together; return where, and the copies."""
         parts = [
             (at, part)
             for at, box in self._copies[cell]
             if (part := box.intersect(target)) is not None
         ]
         if len(parts) == 1 and loaded[parts[0][0]].box == target:
-            return loaded[parts[0][0]].data
+            return loaded[parts[0][0]].data, []
         data = self._take(target.size)
-        for at, part in parts:
-            copies.append(_views(_Held(target, data), loaded[at], part, self._item))
-        return data
+        held = _Held(target, data)
+        return data, [_views(held, loaded[at], part, self._item) for at, part in parts]
 
     def _take(self, elements: int) -> Bytes:
         """Return aligned room for `elements` in the arena, which is used anew for each band."""

@@ -16,6 +16,8 @@ from rankxform.formats.index import Shape, Span
 
 from .files import Buffer, Descriptors, Tick, blocks, write_from
 
+_PAGE = 4096
+
 
 @dataclass(frozen=True)
 class FileLayout:
@@ -103,7 +105,11 @@ def safetensors_order(entry: Entry) -> tuple[int, str]:
 
 
 class Writer:
-    """Writes by position into one file, small neighbouring ones gathered into one call."""
+    """Writes by position into one file, in calls that start and end on page boundaries.
+
+    Small neighbouring pieces are gathered in the buffer; of a large one only the ends that share
+    a page with something else go through it.
+    """
 
     def __init__(self, path: Path, descriptors: Descriptors, buffer: Buffer) -> None:
         self._path, self._descriptors, self._buffer = path, descriptors, buffer
@@ -112,15 +118,27 @@ class Writer:
 
     def put(self, offset: int, data: Buffer) -> None:
         """Write `data` at `offset`; it may stay in the buffer until `flush`."""
-        if offset != self._start + self._fill or self._fill + len(data) > len(self._buffer):
+        if offset != self._start + self._fill:
             self.flush()
             self._start = offset
-        if len(data) > len(self._buffer):
-            self._write(offset, data)
-            self._start = offset + len(data)
+        fill, nbytes = self._fill, len(data)
+        if fill + nbytes <= len(self._buffer):
+            self._buffer[fill : fill + nbytes] = data
+            self._fill = fill + nbytes
             return
-        self._buffer[self._fill : self._fill + len(data)] = data
-        self._fill += len(data)
+        head = -offset % _PAGE
+        if fill + head > len(self._buffer):
+            self.flush()
+            fill = 0
+        self._buffer[fill : fill + head] = data[:head]
+        self._fill = fill + head
+        self.flush()
+        bulk = (nbytes - head) // _PAGE * _PAGE
+        if bulk:
+            self._write(offset + head, data[head : head + bulk])
+        tail = nbytes - head - bulk
+        self._buffer[:tail] = data[nbytes - tail :]
+        self._start, self._fill = offset + nbytes - tail, tail
 
     def flush(self) -> None:
         if self._fill:

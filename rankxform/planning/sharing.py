@@ -7,32 +7,61 @@ their bytes once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rankxform.formats.dtype import content_bytes
 
-from .plan import Planner, Portion
+from .plan import Planner, Portion, needed_bytes
 
 _TOLERANCE = 1.08
 """Whole files are kept while the largest share is within this of the mean."""
+
+_REPEATED = 1.5
+"""Parameters are dealt instead of files where bytes would be read more often than this."""
 
 
 def share(planner: Planner, ranks: Sequence[int], processes: int) -> list[list[Portion]]:
     """Return for each process the portions of destination files that it writes.
 
-    Every slice of every rank is in exactly one portion, and every file's first slice in the
-    portion of the process that is to create and finish it.
+    Every slice of every rank is in exactly one portion. Three ways, the first that serves: whole
+    files; files cut where that balances; the same parameters of all files to each process, where
+    otherwise most bytes would be read by several processes.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.likeness(rank), rank))
     sizes = {rank: _sizes(planner, rank) for rank in ordered}
     weights = [sum(sizes[rank]) for rank in ordered]
     runs = share_out(weights, processes)
+    shares = [[Portion(ordered[i], 0, len(sizes[ordered[i]])) for i in run] for run in runs]
     largest = max(sum(weights[i] for i in run) for run in runs)
-    if largest * processes <= _TOLERANCE * sum(weights):
-        return [[Portion(ordered[i], 0, len(sizes[ordered[i]])) for i in run] for run in runs]
-    pieces = [(rank, i) for rank in ordered for i in range(len(sizes[rank]))]
-    runs = share_out([sizes[rank][i] for rank, i in pieces], processes)
-    return [_portions([pieces[i] for i in run]) for run in runs]
+    if largest * processes > _TOLERANCE * sum(weights):
+        pieces = [(rank, i) for rank in ordered for i in range(len(sizes[rank]))]
+        runs = share_out([sizes[rank][i] for rank, i in pieces], processes)
+        shares = [_portions([pieces[i] for i in run]) for run in runs]
+    if processes > 1 and _times_read(planner, ranks, shares) > _REPEATED:
+        return _by_parameter(planner, ranks, sizes, processes)
+    return shares
+
+
+def _times_read(planner: Planner, ranks: Sequence[int], shares: list[list[Portion]]) -> float:
+    """Return how often the average needed byte is read if each process reads for itself."""
+    whole = [Portion(rank, 0, len(planner.names(rank))) for rank in ranks]
+    needed = needed_bytes(planner.moves(whole))
+    return sum(needed_bytes(planner.moves(portions)) for portions in shares) / max(1, needed)
+
+
+def _by_parameter(
+    planner: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
+) -> list[list[Portion]]:
+    """Give each process a run of the parameters, in all files of a pipeline stage."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank in ranks:
+        alike.setdefault(tuple(planner.names(rank)), []).append(rank)
+    pieces = [(group, i) for names, group in alike.items() for i in range(len(names))]
+    weights = [sum(sizes[rank][i] for rank in group) for group, i in pieces]
+    return [
+        _portions(sorted((rank, pieces[at][1]) for at in run for rank in pieces[at][0]))
+        for run in share_out(weights, processes)
+    ]
 
 
 def _sizes(planner: Planner, rank: int) -> list[int]:

@@ -132,6 +132,22 @@ def test_every_slice_is_written_by_one_process(processes, tmp_path):
     assert len(whole) == 4 or 4 % processes, "files are cut only where whole ones do not balance"
 
 
+def test_parameters_are_dealt_where_files_would_read_everything_often(tmp_path):
+    """One file cut into eight by columns: each of two processes would read all rows."""
+    params = {f"w{i}": ((8, 1024), "Float32") for i in range(4)}
+    plan = planner(
+        tmp_path,
+        [dict.fromkeys(params, ([1], [-1, -1], 0, 0))],
+        [dict.fromkeys(params, ([8], [-1, -1], 0, 0))],
+        params,
+    )
+    shares = share(plan, range(8), 2)
+    assert [[(p.rank, p.first, p.stop) for p in portions] for portions in shares] == [
+        [(rank, 0, 2) for rank in range(8)],
+        [(rank, 2, 4) for rank in range(8)],
+    ]
+
+
 def test_ranks_with_equal_boxes_are_written_by_one_process(tmp_path):
     params = {"w": ((8, 1024), "Float32")}
     stages = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]

@@ -1,0 +1,107 @@
+"""The time to move the bytes, against the fastest plain copy of the output's bytes.
+
+``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--repeat 5] [--processes 2]
+[--link hard]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
+prints the medians and the ratio of the medians. Warm: no fsync on either side. ``--cold`` drops
+the page cache before each run (as root) and syncs on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.cases import CASES, make
+from tests.mpi_launch import environment, mpirun
+
+
+def rankxform(src, dst, a, b, processes, *options):
+    """Run the command; return seconds of the move, of the whole process, and its output."""
+    line = [
+        *mpirun(processes),
+        sys.executable,
+        "-m",
+        "rankxform",
+        "transform",
+        src,
+        dst,
+        "--profile",
+    ]
+    line += [*(("--src-strategy", a) if a else ()), *(("--dst-strategy", b) if b else ()), *options]
+    began = time.perf_counter()
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+    whole = time.perf_counter() - began
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return float(re.search(r"moved in ([\d.]+) s", done.stdout)[1]), whole, done.stdout
+
+
+def limit(folder, target, processes, *options):
+    line = [*mpirun(processes), sys.executable, "-m", "benchmarks.limit", folder, target, *options]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def prepare(cold):
+    os.sync()
+    if cold:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def measure(name, folder, kind, cold, repeat, processes, link=None):
+    case, src, a, b = make(name, folder, kind)
+    dst, copy = (f"{folder}/{name}-{kind}/{n}" for n in ("dst", "copy"))
+    options = () if cold else ("--no-fsync",)
+    ours, wholes, limits, output = [], [], [], ""
+    for run in range(repeat + 1):  # the first is not counted
+        shutil.rmtree(dst, ignore_errors=True)
+        prepare(cold)
+        move, whole, output = rankxform(src, dst, a, b, processes, *options)
+        if link:
+            reference = f"{dst}-unlinked"
+            shutil.rmtree(reference, ignore_errors=True)
+            os.rename(dst, reference)
+            prepare(cold)
+            move, whole, output = rankxform(src, dst, a, b, processes, *options, "--link", link)
+        else:
+            reference = dst
+        found = limit(reference, copy, processes, *(("--cold", "--fsync") if cold else ()))
+        if run:
+            ours.append(move)
+            wholes.append(whole)
+            limits.append(min(found.values()))
+        print(f"# move {move:.4f} whole {whole:.3f} limit {found}", file=sys.stderr)
+    move, least = statistics.median(ours), statistics.median(limits)
+    shutil.rmtree(dst, ignore_errors=True)
+    shutil.rmtree(f"{dst}-unlinked", ignore_errors=True)
+    return {
+        "case": name, "about": case.about, "kind": kind, "cold": cold, "bytes": case.output,
+        "processes": processes, "move": move, "whole": statistics.median(wholes), "limit": least,
+        "of_limit": least / move, "profile": output,
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--folder", default="/tmp/rankxform-bench")
+    parser.add_argument("--kind", default="ckpt", choices=("ckpt", "safetensors"))
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--link")
+    row = measure(**{"name" if k == "case" else k: v for k, v in vars(parser.parse_args()).items()})
+    print(row.pop("profile"), file=sys.stderr)
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
