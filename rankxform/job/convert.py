@@ -15,7 +15,6 @@ from rankxform.execution.engine import Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, remove, sync
 from rankxform.execution.headers import SAFETENSORS
 from rankxform.execution.output import (
-    Entry,
     FileLayout,
     Output,
     add_crc,
@@ -236,18 +235,19 @@ def _outputs(conversion: Conversion, mine: Sequence[Portion]) -> dict[int, Outpu
         for key, value in first.metadata.items()
         if not (value == INT4 and key in first)  # a mark of the source's; the output has its own
     }
-    layouts: dict[tuple[Entry, ...], FileLayout] = {}
+    layouts: dict[int, FileLayout] = {}
     outputs = {}
     for portion in mine:
-        entries = tuple((p.name, p.dtype, shape) for p, shape in planner.slices(portion.rank))
-        if entries not in layouts:
-            layouts[entries] = (
+        slices = planner.slices(portion.rank)  # one list for all ranks with the same
+        if id(slices) not in layouts:
+            entries = [(p.name, p.dtype, shape) for p, shape in slices]
+            layouts[id(slices)] = (
                 lay_out_safetensors(entries, metadata, request.crc)
                 if conversion.format == SAFETENSORS
                 else lay_out_ckpt(entries)
             )
         final = conversion.final(portion.rank)
-        outputs[portion.rank] = Output(final, layouts[entries], owned=portion.first == 0)
+        outputs[portion.rank] = Output(final, layouts[id(slices)], owned=portion.first == 0)
     return outputs
 
 

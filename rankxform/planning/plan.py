@@ -129,6 +129,7 @@ class Planner:
         self._mindspore = replicas == "mindspore"
         self._turns = _turns(source.listed.values())
         self._stages: dict[int, dict[str, Layout]] = {}
+        self._slices: dict[object, list[tuple[Parameter, tuple[int, ...]]]] = {}
         self._targets: dict[object, Targets] = {}
         self._readers: dict[object, Readers] = {}
         self._held: dict[object, tuple[Targets, int]] = {}
@@ -152,12 +153,17 @@ class Planner:
 
     def slices(self, rank: int) -> list[tuple[Parameter, tuple[int, ...]]]:
         """Return what lands on a rank and the shapes of its slices, in file order."""
-        local = rank % self._dst.stage_size
-        return [
-            (parameter, layout.grid(parameter.shape).box(layout.cell(local)).shape)
-            for name, layout in self.names(rank).items()
-            if (parameter := self._parameter(name))
-        ]
+        stage, local = self._dst.stage_of(rank), rank % self._dst.stage_size
+        layouts = self.names(rank)
+        uneven = any(layout.split_rows for layout in layouts.values())
+        key = stage, local if uneven else None  # even cuts give all ranks of a stage one shape
+        if key not in self._slices:
+            self._slices[key] = [
+                (parameter, layout.grid(parameter.shape).box(layout.cell(local)).shape)
+                for name, layout in layouts.items()
+                if (parameter := self._parameter(name))
+            ]
+        return self._slices[key]
 
     def likeness(self, rank: int) -> tuple[int, tuple[Cell, ...]]:
         """Return what ranks have in common that hold the same boxes: stage and cells."""
@@ -326,11 +332,15 @@ def needed_bytes(moves: Iterable[Move]) -> int:
 
     A region that two destination layouts of a shared parameter want counts for both.
     """
-    return sum(
-        move.layout.grid(move.parameter.shape).box(cell).size * item_size(move.parameter.dtype)
-        for move in moves
-        for cell in move.targets
-    )
+    known: dict[object, int] = {}
+    total = 0
+    for move in moves:
+        key = move.layout, move.parameter.shape, id(move.targets)
+        if key not in known:
+            grid = move.layout.grid(move.parameter.shape)
+            known[key] = sum(grid.box(cell).size for cell in move.targets)
+        total += known[key] * item_size(move.parameter.dtype)
+    return total
 
 
 def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:

@@ -28,7 +28,13 @@ def share(planner: Planner, ranks: Sequence[int], processes: int) -> list[list[P
     otherwise most bytes would be read by several processes.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.likeness(rank), rank))
-    sizes = {rank: _sizes(planner, rank) for rank in ordered}
+    alike: dict[int, list[int]] = {}
+    sizes = {}
+    for rank in ordered:
+        slices = planner.slices(rank)  # one list for all ranks with the same
+        sizes[rank] = alike.setdefault(id(slices), [])
+        if not sizes[rank]:
+            sizes[rank] += [content_bytes(p.dtype, shape) + _SLICE_COST for p, shape in slices]
     weights = [sum(sizes[rank]) for rank in ordered]
     runs = share_out(weights, processes)
     shares = [[Portion(ordered[i], 0, len(sizes[ordered[i]])) for i in run] for run in runs]
@@ -62,11 +68,6 @@ def _by_parameter(
         _portions(sorted((rank, pieces[at][1]) for at in run for rank in pieces[at][0]))
         for run in share_out(weights, processes)
     ]
-
-
-def _sizes(planner: Planner, rank: int) -> list[int]:
-    """Return the weight of every slice of a rank's file: its bytes, and a little for itself."""
-    return [content_bytes(p.dtype, shape) + _SLICE_COST for p, shape in planner.slices(rank)]
 
 
 _SLICE_COST = 4096

@@ -1,0 +1,144 @@
+"""Planning DeepSeek-V3 671B from 1,024 to 512 ranks, and indexing 1,024 files, on one process.
+
+``python -m benchmarks.planning plan`` works from the real strategy files and shapes; no
+checkpoint is there. ``index`` makes 1,024 sparse files with 160,000 entries in all, as the ranks
+of 16 stages would save them, and indexes them from their headers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import sys
+import time
+from array import array
+from pathlib import Path
+
+from rankxform.execution import strategies
+from rankxform.execution.headers import Indexer
+from rankxform.formats.dtype import item_size
+from rankxform.formats.index import Contents, Index
+from rankxform.planning.plan import Planner, Portion, needed_bytes
+from rankxform.planning.selection import select
+from rankxform.planning.sharing import share
+from rankxform.planning.source import survey
+from tests import reference
+
+DEEPSEEK = Path(__file__).parents[1] / "tests/data/models/deepseek_v3"
+SRC = DEEPSEEK / "full671b_1024p_dp16mp4pp16ep8"
+DST = DEEPSEEK / "dst_512p_dp16mp4pp8ep32"
+
+
+def rss():
+    """Return this process's anonymous memory, in bytes."""
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def saved(src):
+    """Return full shapes of the parameters that DeepSeek-V3's training saves."""
+    params = {}
+    for name, shape in re.findall(r"PARAM (\S+) \(([\d, ]*)\)", (SRC / "params.txt").read_text()):
+        full = tuple(int(n) for n in shape.split(",") if n.strip())
+        for state in ("", "adam_m.", "adam_v."):
+            if state + name in src and "expert_load" not in name:
+                params[state + name] = full
+    return params
+
+
+def indexes_of(src, params):
+    found = {}
+    for stage, layouts in enumerate(src.stages):
+        held = [(n, layouts[n], params[n]) for n in layouts if n in params]
+        shapes = tuple(tuple(s // c for s, c in zip(shape, lay.counts)) for _, lay, shape in held)
+        contents = Contents(tuple(n for n, *_ in held), ("Float32",) * len(held), shapes)
+        for rank in src.ranks_in(stage):
+            found[rank] = Index(contents, array("q"), {}, 0)
+    return found
+
+
+def plan():
+    src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
+    dst = strategies.load(str(DST / "merged_ckpt_strategy.ckpt"))
+    params = saved(src)
+    indexes = indexes_of(src, params)
+    paths = {rank: f"rank_{rank}" for rank in indexes}
+    before = rss()
+    began = time.perf_counter()
+    source = survey(src, indexes, paths, indexes)
+    planner = Planner(source, dst, select(source, dst))
+    everything = [Portion(rank, 0, len(planner.names(rank))) for rank in range(dst.ranks)]
+    moves = planner.moves(everything)
+    seconds = time.perf_counter() - began
+    memory = rss() - before
+    began = time.perf_counter()
+    share(planner, range(dst.ranks), 64)
+    shared = time.perf_counter() - began
+    copies = sum(len(m.copies(c)) * len(ranks) for m in moves for c, ranks in m.targets.items())
+    total = sum(item_size("Float32") * _elements(shape) for shape in params.values())
+    return {
+        "parameters": len(params), "copies": copies, "seconds": seconds, "memory": memory,
+        "sharing among 64": shared, "bytes to read": needed_bytes(moves), "bytes needed": total,
+    }  # fmt: skip
+
+
+def _elements(shape):
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def index(folder="/tmp/rankxform-bench/index"):
+    src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
+    params = saved(src)
+    root = Path(folder)
+    paths = []
+    for stage, layouts in enumerate(src.stages):
+        entries = [
+            (n, tuple(s // c for s, c in zip(params[n], lay.counts)))
+            for n, lay in layouts.items()
+            if n in params
+        ]
+        heads = []
+        at = 0
+        for name, shape in entries:
+            nbytes = 4 * _elements(shape)
+            left = nbytes
+            while left:
+                piece = min(left, 512 << 20)
+                head = reference.ckpt_head(name, "Float32", shape, piece)
+                heads.append((at, head))
+                at += len(head) + piece
+                left -= piece
+        for rank in src.ranks_in(stage):
+            path = root / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+            paths.append(path)
+            if not path.exists():
+                path.parent.mkdir(parents=True)
+                with path.open("wb") as file:
+                    for offset, head in heads:
+                        file.seek(offset)
+                        file.write(head)
+                    file.truncate(at)
+    seconds, memory, entries = [], 0, 0
+    for _ in range(5):
+        before = rss()
+        began = time.perf_counter()
+        indexer = Indexer()
+        found = [indexer.index(path) for path in paths]
+        seconds.append(time.perf_counter() - began)
+        memory = rss() - before
+        entries = sum(len(one.contents.names) for one in found)
+    shutil.rmtree(root)
+    return {
+        "files": len(paths),
+        "entries": entries,
+        "seconds": statistics.median(seconds),
+        "memory": memory,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"plan": plan, "index": index}[sys.argv[1]]()))
