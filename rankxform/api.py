@@ -32,7 +32,7 @@ def transform(
     without one the launcher's world is used, or this process alone. `options` are the other
     fields of `rankxform.job.Request`: prefix, format, ranks, src_pattern, step, suffix, include,
     exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
-    overwrite, fsync, memory. Raises RankxformError, of one class on every process.
+    overwrite, fsync, link, memory. Raises RankxformError, of one class on every process.
     """
     return job.transform(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
 

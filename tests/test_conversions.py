@@ -291,3 +291,34 @@ def test_files_beyond_2_gib_and_parameters_in_pieces(tmp_path):
             assert file.tell() == begin + length
         assert file.read(1) == b""
     path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_equal_files_are_written_once_and_linked_on_request(kind, tmp_path):
+    params = {f"w{i}": ((8, 16), "Float32") for i in range(3)}
+    src = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
+    dst = [dict.fromkeys(params, ([4, 2], [-1, 0], 0, 0))]
+    folder = reference.write_checkpoint(tmp_path / "src", src, params, kind=kind)
+    a, b = (
+        reference.write_strategy(tmp_path / f"{n}.ckpt", s) for n, s in (("a", src), ("b", dst))
+    )
+    report = rankxform.transform(folder, tmp_path / "dst", a, b, link="hard")
+    assert reference.wrong_slices(tmp_path / "dst", dst, params, kind) == []
+    files = [tmp_path / "dst" / f"rank_{r}" / f"checkpoint_{r}.{kind}" for r in range(8)]
+    assert len({path.stat().st_ino for path in files}) == 2
+    assert report.linked == 6 and report.written == sum(p.stat().st_size for p in files[:2])
+    assert not list((tmp_path / "dst").rglob("*.part"))
+    plain = rankxform.transform(folder, tmp_path / "plain", a, b, link="none")
+    assert plain.linked == 0 and plain.written == 4 * report.written
+
+
+def test_files_that_differ_in_a_counter_are_not_linked(tmp_path):
+    layouts = [{"w": ([2], [-1], 0, 0)}]
+    folder = reference.write_checkpoint(
+        tmp_path / "src", layouts, {"w": ((8,), "Float32")},
+        lambda rank: {"step": ("Int32", np.array([rank], "<i4"))},
+    )  # fmt: skip
+    a = reference.write_strategy(tmp_path / "a.ckpt", layouts)
+    for options in ({"link": "hard"}, {"link": "hard", "replicas": "mindspore"}):
+        report = rankxform.transform(folder, tmp_path / "dst", a, a, overwrite=True, **options)
+        assert report.linked == 0

@@ -62,6 +62,7 @@ def request(options: argparse.Namespace) -> Request:
         crc=given.get("crc", False),
         overwrite=given.get("overwrite", False),
         fsync=not given.get("no_fsync", False),
+        link=options.link,
         memory=options.memory,
     )
 

@@ -10,6 +10,7 @@ from rankxform.errors import UsageError
 from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
+from rankxform.execution.links import LINKS, REFLINK
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 
@@ -268,6 +269,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--prefix", default="checkpoint_", help="files are rank_N/<prefix>N (default: %(default)s)"
     )
     out.add_argument("--format", choices=FORMATS, help="default: the source's")
+    out.add_argument(
+        "--link",
+        choices=LINKS,
+        default=REFLINK,
+        help="equal files: shared blocks where the file system can, hard links, or each written "
+        "(default: reflink)",
+    )
     out.add_argument(
         "--memory",
         type=_size,

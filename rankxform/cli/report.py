@@ -54,9 +54,10 @@ def closing(done: Report) -> str:
     selection = done.conversion.selection
     times = done.read / done.needed if done.needed else 1
     why = "; equal slices are read by every process that writes one" if times > 1.05 else ""
+    linked = f" ({done.linked} linked to equal ones)" if done.linked else ""
     lines = [
         f"read {size(done.read)}, {times:.2f} times the {size(done.needed)} needed{why}",
-        f"wrote {size(done.written)} in {_count(len(done.files), 'file')}, "
+        f"wrote {size(done.written)} in {_count(len(done.files), 'file')}{linked}, "
         f"{seconds(done.seconds)}, {size(done.written / max(done.seconds, 1e-9))}/s, "
         f"peak memory {size(done.peak_memory)} a process",
     ]

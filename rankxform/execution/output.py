@@ -40,16 +40,23 @@ class Output:
     """One destination file: its name, its layout, and whether it is written from the start.
 
     A process that writes a later portion of a file does not create, finish or publish it.
+    `alike` are other final names whose files are to hold the same bytes.
     """
 
     final: Path
     layout: FileLayout
     owned: bool = True
+    alike: tuple[Path, ...] = ()
 
     @property
     def part(self) -> Path:
         """The name the file has while it is written."""
-        return self.final.with_name(self.final.name + ".part")
+        return part_of(self.final)
+
+
+def part_of(final: Path) -> Path:
+    """Return the name that a file has until it is complete."""
+    return final.with_name(final.name + ".part")
 
 
 Entry = tuple[str, str, Shape]

@@ -14,6 +14,7 @@ from rankxform.execution import samples
 from rankxform.execution.engine import Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, remove, sync
 from rankxform.execution.headers import SAFETENSORS
+from rankxform.execution.links import NONE, REFLINK, can_reflink, publish_alike
 from rankxform.execution.output import (
     FileLayout,
     Output,
@@ -21,6 +22,7 @@ from rankxform.execution.output import (
     lay_out_ckpt,
     lay_out_safetensors,
     part_descriptors,
+    part_of,
     safetensors_order,
 )
 from rankxform.formats.dtype import INT4, item_size
@@ -45,6 +47,8 @@ from .request import Request
 class Report:
     """What a transform did, over all processes.
 
+    files: all destination files; linked: how many of them share another's bytes.
+
     read, written: bytes of tensor content and files. needed: distinct source bytes. compared:
     bytes of unlisted parameters that were read to compare ranks. seconds: of the whole call;
     move_seconds: from the finished plan to the last file's name. peak_memory: of the largest
@@ -53,6 +57,7 @@ class Report:
 
     conversion: Conversion
     files: tuple[str, ...]
+    linked: int
     read: int
     needed: int
     written: int
@@ -87,10 +92,11 @@ def transform(
     with phases.phase("compare"):
         team.share(lambda: _check_target(conversion))
         compared, notices = _compare_ranks(conversion, team)
+        alike = _alike(conversion, team, agreed=not notices)
     with phases.phase("plan"), team.together():
-        mine = conversion.shares(team.size)[team.rank]
+        mine = conversion.shares(team.size, list(alike))[team.rank]
         moves = _moves(conversion, mine)
-        outputs = _outputs(conversion, mine)
+        outputs = _outputs(conversion, mine, alike)
     total = sum(team.gather(lambda: sum(map(_target_bytes, moves))))
     show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
     moving = time.monotonic()
@@ -103,6 +109,7 @@ def transform(
     return Report(
         conversion,
         tuple(str(conversion.final(rank)) for rank in conversion.ranks),
+        len(conversion.ranks) - len(alike),
         sum(t.read for t, _, _ in every),
         needed_bytes(conversion.planner.moves(conversion.everything)),
         sum(t.written for t, _, _ in every),
@@ -136,12 +143,15 @@ def _carry_out(
             quiet: Show = lambda done, end: None  # noqa: E731
             team.work(lambda tick: _add_checksums(conversion.request, owned, tick), quiet)
         with phases.phase("publish"), team.together():
+            request = conversion.request
             for output in owned:
-                publish(output.part, output.final, durable=conversion.request.fsync)
+                publish_alike(output.part, output.alike, request.link, durable=request.fsync)
+                publish(output.part, output.final, durable=request.fsync)
         return traffic
     finally:
         for output in owned:
-            remove(output.part)
+            for final in (output.final, *output.alike):
+                remove(part_of(final))
 
 
 # -- after the plan -------------------------------------------------------------------------
@@ -226,7 +236,28 @@ def _moves(conversion: Conversion, mine: Sequence[Portion]) -> list[Move]:
     return moves
 
 
-def _outputs(conversion: Conversion, mine: Sequence[Portion]) -> dict[int, Output]:
+def _alike(conversion: Conversion, team: Team, agreed: bool) -> dict[int, list[int]]:
+    """Return which destination files are written, each with the ranks that get its bytes.
+
+    `agreed` is whether parameters in no strategy are the same on all source ranks; where they
+    are not, or MindSpore's replicas are wanted, ranks with equal boxes may differ.
+    """
+    request = conversion.request
+    each = {rank: [rank] for rank in conversion.ranks}
+    if request.link == NONE or not agreed or request.replicas != "spread":
+        return each
+    alike = conversion.alike()
+    if len(alike) == len(each) or request.dst is None:
+        return each
+    dst = Path(request.dst)
+    if request.link == REFLINK and not team.share(lambda: can_reflink(dst)):
+        return each
+    return alike
+
+
+def _outputs(
+    conversion: Conversion, mine: Sequence[Portion], alike: Mapping[int, Sequence[int]]
+) -> dict[int, Output]:
     """Plan the files of this process's share; ranks with slices of one shape share a layout."""
     request, planner = conversion.request, conversion.planner
     first = conversion.indexes[min(conversion.indexes)]
@@ -246,8 +277,10 @@ def _outputs(conversion: Conversion, mine: Sequence[Portion]) -> dict[int, Outpu
                 if conversion.format == SAFETENSORS
                 else lay_out_ckpt(entries)
             )
-        final = conversion.final(portion.rank)
-        outputs[portion.rank] = Output(final, layouts[id(slices)], owned=portion.first == 0)
+        final, *others = map(conversion.final, alike[portion.rank])
+        outputs[portion.rank] = Output(
+            final, layouts[id(slices)], owned=portion.first == 0, alike=tuple(others)
+        )
     return outputs
 
 

@@ -53,9 +53,17 @@ class Conversion:
             Path(self.request.dst) / f"rank_{rank}" / f"{self.request.prefix}{rank}.{self.format}"
         )
 
-    def shares(self, processes: int) -> list[list[Portion]]:
-        """Return the portions of destination files that each process writes."""
-        return share(self.planner, self.ranks, processes)
+    def shares(self, processes: int, ranks: Sequence[int] | None = None) -> list[list[Portion]]:
+        """Return the portions of the files of `ranks` (None: all) that each process writes."""
+        return share(self.planner, self.ranks if ranks is None else ranks, processes)
+
+    def alike(self) -> dict[int, list[int]]:
+        """Return the destination ranks by the lowest one whose file has the same boxes."""
+        first: dict[object, int] = {}
+        found: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(first.setdefault(self.planner.likeness(rank), rank), []).append(rank)
+        return found
 
     @property
     def everything(self) -> list[Portion]:

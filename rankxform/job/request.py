@@ -8,6 +8,7 @@ from rankxform.errors import UsageError
 from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
+from rankxform.execution.links import LINKS, REFLINK
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 
@@ -27,6 +28,8 @@ class Request:
     allow_equal_slices, allow_extra_ranks: accept what otherwise shows a strategy that is not the
         checkpoint's.
     check_crc: compare source files with the checksums they carry; crc: write such checksums.
+    link: how destination files with equal bytes are made of one: "reflink" where the file system
+        can share blocks (else each is written), "hard" links, or "none".
     overwrite: replace destination files. fsync: wait for the device before a file gets its name.
     replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
     memory: bytes of buffers on each process.
@@ -53,6 +56,7 @@ class Request:
     crc: bool = False
     overwrite: bool = False
     fsync: bool = True
+    link: str = REFLINK
     memory: int = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
@@ -60,6 +64,7 @@ class Request:
             ("one_sided", self.one_sided, ONE_SIDED),
             ("unlisted", self.unlisted, ("error", "take-one")),
             ("replicas", self.replicas, REPLICAS),
+            ("link", self.link, LINKS),
             ("format", self.format, (None, *FORMATS)),
         ):
             if value not in allowed:
