@@ -18,10 +18,9 @@ from itertools import chain
 from math import gcd, prod
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
@@ -48,8 +47,11 @@ _ALIGN = 64
 _MANY_BANDS = 64
 _MANY_RECIPES = 256
 
-Bytes = npt.NDArray[np.uint8]
-_Words = npt.NDArray[np.unsignedinteger[Any]]
+if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    _Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass
