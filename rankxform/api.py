@@ -46,7 +46,10 @@ def plan(
     comm: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return what `transform` would read and write, as ``plan --json`` prints it."""
+    """Return what `transform` would read and write, as ``plan --json`` prints it.
+
+    `options` are those of `transform`, and `shapes`: a JSON file of full shapes in place of `src`.
+    """
     together = team(comm)
     request = _request(src, None, src_strategy, dst_strategy, options)
     return plan_summary(job.prepare(request, together), processes or together.size)

@@ -36,7 +36,8 @@ def _plain(word: str) -> str:
 def request(options: argparse.Namespace) -> Request:
     """Turn the options of ``transform`` or ``plan`` into a request. Raises UsageError."""
     given: dict[str, Any] = vars(options)
-    src = _one("SRC", options.src, options.src_option)
+    shapes = given.get("shapes")
+    src = "" if shapes else _one("SRC", options.src, options.src_option)
     dst = options.dst or options.dst_option
     if options.verb == "transform" and not options.dry_run:
         dst = _one("DST", options.dst, options.dst_option)
@@ -64,6 +65,7 @@ def request(options: argparse.Namespace) -> Request:
         fsync=not given.get("no_fsync", False),
         link=options.link,
         memory=options.memory,
+        shapes=shapes,
     )
 
 

@@ -101,6 +101,11 @@ def _transform(verb: argparse.ArgumentParser) -> None:
 def _plan(verb: argparse.ArgumentParser) -> None:
     _add_conversion(verb)
     verb.add_argument(
+        "--shapes",
+        metavar="FILE",
+        help='plan without a checkpoint: JSON {name: {"shape": [...], "dtype": "Float32"}}',
+    )
+    verb.add_argument(
         "--processes",
         type=_count,
         metavar="P",

@@ -28,7 +28,7 @@ def opening(conversion: Conversion, processes: int) -> str:
     ranks = _count(every, "rank") if some == every else f"{some} of {_count(every, 'rank')}"
     return "\n".join(
         (
-            f"source       {conversion.request.src}: {found}{step}",
+            f"source       {conversion.request.src or 'imagined from shapes'}: {found}{step}",
             f"             cut by {_strategy(source.strategy)}",
             f"destination  {where}{ranks}",
             f"             cut by {_strategy(dst)}",

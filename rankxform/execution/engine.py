@@ -36,7 +36,7 @@ from .output import Output, Writer, part_descriptors
 
 DEFAULT_MEMORY = 64 << 20
 _BLOCK = 8 << 20
-_STRAIGHT = 4 << 20
+_SMALL_BAND = 4 << 20
 _WRITE_BUFFER = 64 << 10
 _LONG_RUN = 64 << 10
 _MEDIUM_RUN = 4 << 10
@@ -71,16 +71,18 @@ def write_parts(
     indexes: Mapping[int, Index],
     memory: int,
     tick: Tick,
+    behind: bool = False,
 ) -> Traffic:
     """Carry out `moves` into the part files of `outputs`, which are there.
 
     outputs: by destination rank; paths, indexes: by source rank. `memory` bounds the buffers,
-    in bytes. `tick` is told the bytes written since the last call, and may raise to stop.
+    in bytes. With `behind` the device writes while the work goes on, for files that are synced
+    in the end. `tick` is told the bytes written since the last call, and may raise to stop.
     """
     parts = part_descriptors()
     sources = _Sources(paths, indexes)
     try:
-        streams = _streams(outputs, parts, memory // 4)
+        streams = _streams(outputs, parts, memory // 4, behind)
         kitchen = _Kitchen(memory // 2)
         reading = gathering = writing = 0.0
         clock = perf_counter
@@ -119,11 +121,13 @@ def write_parts(
 # -- destination files ----------------------------------------------------------------------
 
 
-def _streams(outputs: Mapping[int, Output], parts: Descriptors, memory: int) -> dict[int, _Stream]:
+def _streams(
+    outputs: Mapping[int, Output], parts: Descriptors, memory: int, behind: bool
+) -> dict[int, _Stream]:
     share = min(_WRITE_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
     buffers = memoryview(bytearray(share * len(outputs)))
     return {
-        rank: _Stream(output, parts, buffers[i * share : (i + 1) * share])
+        rank: _Stream(output, parts, buffers[i * share : (i + 1) * share], behind)
         for i, (rank, output) in enumerate(outputs.items())
     }
 
@@ -131,11 +135,11 @@ def _streams(outputs: Mapping[int, Output], parts: Descriptors, memory: int) -> 
 class _Stream:
     """One destination file while it is written: tensor content in, headers in between."""
 
-    def __init__(self, output: Output, parts: Descriptors, buffer: Buffer) -> None:
+    def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
         layout = output.layout
         self._spans = layout.spans
         self._heads: dict[int, Buffer] = {}  # by where they end, and content starts
-        self._writer = Writer(output.part, parts, buffer)
+        self._writer = Writer(output.part, parts, buffer, behind)
         if layout.metadata is None:
             self._heads = {at + len(head): memoryview(head) for at, head in layout.headers}
         elif output.owned:
@@ -279,7 +283,8 @@ class _Recipe:
             return
         shards = [*self._held.values(), *self._targets.values()]
         room = len(self._arena) - _ALIGN * len(shards)
-        limit = (min(room, _STRAIGHT) if self._straight() else room) // self._item
+        split = len(self._held) < len(self._targets)
+        limit = (min(room, _SMALL_BAND) if split or self._straight() else room) // self._item
         for band in bands(self._shape, region, shards, max(1, limit)):
             yield self._band(band)
 

@@ -137,6 +137,15 @@ def write_from(fd: int, path: Path, offset: int, source: Buffer) -> None:
             ) from error
 
 
+def start_writing(fd: int, offset: int, nbytes: int) -> None:
+    """Ask the kernel to begin writing a range to the device; a hint, so errors do not matter.
+
+    "Don't need" starts the writing of what is dirty, and drops nothing of it.
+    """
+    with suppress(OSError):
+        os.posix_fadvise(fd, max(0, offset), nbytes, os.POSIX_FADV_DONTNEED)
+
+
 def create(path: Path) -> None:
     """Make an empty file that does not share its bytes with anything that had its name."""
     try:

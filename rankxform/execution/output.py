@@ -14,9 +14,10 @@ from rankxform.formats import ckpt, safetensors
 from rankxform.formats.dtype import INT4, TEXT, content_bytes, item_size
 from rankxform.formats.index import Shape, Span
 
-from .files import Buffer, Descriptors, Tick, blocks, write_from
+from .files import Buffer, Descriptors, Tick, blocks, start_writing, write_from
 
 _PAGE = 4096
+_BEHIND = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,13 @@ class Writer:
     a page with something else go through it.
     """
 
-    def __init__(self, path: Path, descriptors: Descriptors, buffer: Buffer) -> None:
+    def __init__(
+        self, path: Path, descriptors: Descriptors, buffer: Buffer, behind: bool = False
+    ) -> None:
+        """With `behind`, the device is set to write what is there while the work goes on."""
         self._path, self._descriptors, self._buffer = path, descriptors, buffer
         self._start = self._fill = 0
+        self._behind, self._begun = behind, 0
         self.written = 0
 
     def put(self, offset: int, data: Buffer) -> None:
@@ -154,8 +159,12 @@ class Writer:
             self._fill = 0
 
     def _write(self, offset: int, data: Buffer) -> None:
-        write_from(self._descriptors.get(self._path), self._path, offset, data)
+        fd = self._descriptors.get(self._path)
+        write_from(fd, self._path, offset, data)
         self.written += len(data)
+        if self._behind and self.written - self._begun >= _BEHIND:
+            start_writing(fd, offset + len(data) - (self.written - self._begun), _BEHIND)
+            self._begun = self.written
 
 
 def add_crc(output: Output, descriptors: Descriptors, tick: Tick) -> None:

@@ -162,6 +162,8 @@ def _check_target(conversion: Conversion) -> None:
     request = conversion.request
     if request.dst is None:
         raise UsageError("no destination folder")
+    if request.shapes is not None:
+        raise UsageError("shapes are for a plan; a transform reads a checkpoint")
     src = Path(request.src).resolve()
     source_folders = {path.resolve().parent for path in conversion.shards.paths.values()}
     for rank in conversion.ranks:
@@ -291,9 +293,11 @@ def _write(
     tick: Tick,
     phases: Phases,
 ) -> Traffic:
-    paths, memory = conversion.shards.paths, conversion.request.memory
-    traffic = write_parts(moves, outputs, paths, conversion.indexes, memory, tick)
-    if conversion.request.fsync:
+    request, paths = conversion.request, conversion.shards.paths
+    traffic = write_parts(
+        moves, outputs, paths, conversion.indexes, request.memory, tick, behind=request.fsync
+    )
+    if request.fsync:
         with phases.phase("fsync"):
             for output in outputs.values():
                 sync(output.part)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.execution import strategies
+from rankxform.execution.files import read_bytes
 from rankxform.execution.folder import Shards, find
 from rankxform.execution.headers import Indexer, container
 from rankxform.formats.index import Contents, Index
 from rankxform.formats.safetensors import REDUNDANCY_KEY
+from rankxform.formats.shapes import parse as parse_shapes
+from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.names import in_few_words
 from rankxform.planning.plan import Planner, Portion, check_ranks, needed_stages
@@ -77,9 +81,11 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
     with phases.phase("plan"):
         found = team.share(lambda: _inputs(request))
     with phases.phase("index"):
-        indexes = _gather_indexes(team, {**found.shards.paths})
+        indexes = found.imagined or _gather_indexes(team, {**found.shards.paths})
     with phases.phase("plan"), team.together():
-        src = _dealt_out(found, indexes) if isinstance(found.src, WholeStrategy) else found.src
+        src = found.src
+        if isinstance(src, WholeStrategy) and not found.imagined:
+            src = _dealt_out(found, indexes)
         inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
         outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
         _check_extra_names(found, inside, outside)
@@ -108,12 +114,36 @@ class _Found:
     shards: Shards
     wanted: tuple[int, ...]
     notices: list[str]
+    imagined: Mapping[int, Index] = field(default_factory=dict)
+
+
+def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _Found:
+    """Imagine the checkpoint that `src` cuts of parameters with the given full shapes."""
+    try:
+        known = parse_shapes(read_bytes(shapes))
+    except FormatError as error:
+        raise UsageError(f"{shapes}: {error}") from error
+    indexes: dict[int, Index] = {}
+    for stage in range(len(src.stages)):
+        names = [n for n in known if n in src and stage in src.stages_of.get(n, (0,))]
+        sliced = []
+        for name in names:
+            shape, _ = known[name]
+            layout = src.layout(name, stage, len(shape)).fold(shape, slices=False)
+            sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
+        types = tuple(known[name][1] for name in names)
+        contents = Contents(tuple(names), types, tuple(sliced))
+        indexes.update((rank, Index(contents, array("q"), {}, 0)) for rank in src.ranks_in(stage))
+    shards = Shards({rank: Path(f"rank_{rank}") for rank in indexes}, None)
+    return _Found(request, src, dst, shards, tuple(indexes), [], indexes)
 
 
 def _inputs(request: Request) -> _Found:
     """Read strategies and folders; process 0 alone does this."""
     src = strategies.load(request.src_strategy)
     dst = strategies.load(request.dst_strategy)
+    if request.shapes is not None:
+        return _imagined(request, src, dst, Path(request.shapes))
     where = Path(request.src).absolute()
     whole = isinstance(src, WholeStrategy)
     wanted = None if whole else _needed_ranks(src, dst, request)

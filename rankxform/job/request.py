@@ -33,6 +33,7 @@ class Request:
     overwrite: replace destination files. fsync: wait for the device before a file gets its name.
     replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
     memory: bytes of buffers on each process.
+    shapes: a JSON file of full shapes, for a plan where there is no checkpoint in `src`.
     """
 
     src: str
@@ -58,6 +59,7 @@ class Request:
     fsync: bool = True
     link: str = REFLINK
     memory: int = DEFAULT_MEMORY
+    shapes: str | None = None
 
     def __post_init__(self) -> None:
         for option, value, allowed in (

@@ -117,9 +117,9 @@ class RankPlan:
 class Planner:
     """Plans any destination ranks of one conversion.
 
-    The choice among replicas does not depend on the ranks asked for: the parameters of one
-    layout and shape take the source's replicas in turn, so that each distinct source box is read
-    from one rank, and the ranks share the bytes evenly.
+    The choice among replicas does not depend on the ranks asked for: the parameters of one layout
+    are read from the source's replicas in long runs of equal bytes, so that each distinct source
+    box is read from one rank, and the ranks share the bytes evenly.
     """
 
     def __init__(
@@ -317,13 +317,23 @@ class Planner:
 
 
 def _turns(parameters: Iterable[Parameter]) -> dict[str, int]:
-    """Number the parameters of one stage, layout, shape and type; each kind starts one later."""
-    counts: dict[object, int] = {}
-    turns = {}
+    """Tell for each parameter which of its equal copies is read.
+
+    The parameters of one stage and layout are taken in file order and cut into as many runs of
+    equal bytes as there are copies, so that each file is read in long stretches: what is skipped
+    in between would be read ahead by the system for nothing.
+    """
+    kinds: dict[tuple[int, Layout], list[Parameter]] = {}
     for p in parameters:
-        kind = p.first_rank, p.layout, p.shape, p.dtype
-        turns[p.name] = counts.setdefault(kind, len(counts))
-        counts[kind] += 1
+        kinds.setdefault((p.first_rank, p.layout), []).append(p)
+    turns = {}
+    for (_, layout), alike in kinds.items():
+        sizes = [content_bytes(p.dtype, p.shape) + 1 for p in alike]
+        total, before = sum(sizes), 0
+        copies = layout.free_ranks // layout.opt_shards
+        for p, nbytes in zip(alike, sizes):
+            turns[p.name] = (2 * before + nbytes) * copies // (2 * total)
+            before += nbytes
     return turns
 
 

@@ -241,6 +241,20 @@ def test_plan_as_json(processes, place):
     ]
 
 
+def test_a_plan_without_a_checkpoint(place, tmp_path):
+    shapes = {n: {"shape": list(s), "dtype": d} for n, (s, d) in PARAMS.items()}
+    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json"]
+    code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)
+    assert code == 0, output
+    imagined, real = json.loads(output), json.loads(command("plan", place.src, *flags)[1])
+    for key in ("ranks", "bytes_needed", "bytes_read", "bytes_written", "bytes_from_source_rank"):
+        assert imagined[key] == real[key]
+    (tmp_path / "shapes.json").write_text('{"w": {"shape": "large"}}')
+    code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)
+    assert code == 2 and "shapes.json: not {name:" in output
+
+
 def test_ranks(place):
     code, output = command("ranks", "--src-strategy", place.a, "--dst-strategy", place.a, "--json")
     assert code == 0, output

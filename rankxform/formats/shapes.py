@@ -1,0 +1,33 @@
+"""Full shapes and types from a JSON file, for planning where no checkpoint is at hand.
+
+``{name: {"shape": [rows, columns], "dtype": "Float32"}}``; the type may be left out.
+"""
+
+from __future__ import annotations
+
+import json
+
+from .dtype import item_size
+from .index import Shape
+from .wire import FormatError
+
+
+def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
+    """Return (full shape, type) by name. Raises FormatError."""
+    try:
+        document = json.loads(data)
+        return {name: _entry(item) for name, item in document.items()}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise FormatError(
+            f'not {{name: {{"shape": [...], "dtype": "Float32"}}}}: {error!r}'
+        ) from None
+
+
+def _entry(item: dict[str, object]) -> tuple[Shape, str]:
+    shape, dtype = item["shape"], item.get("dtype", "Float32")
+    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"shape {shape!r}")
+    if not isinstance(dtype, str):
+        raise ValueError(f"dtype {dtype!r}")
+    item_size(dtype)
+    return tuple(shape), dtype
