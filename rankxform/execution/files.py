@@ -124,17 +124,26 @@ def blocks(fd: int, path: Path, spans: Iterable[Span]) -> Iterator[Buffer]:
             yield part
 
 
-def write_from(fd: int, path: Path, offset: int, source: Buffer) -> None:
-    """Write all of `source` from byte `offset` on."""
-    done = 0
-    while done < len(source):
-        part = source[done : done + SYSCALL_BYTES]
+def write_from(fd: int, path: Path, offset: int, *sources: Buffer) -> None:
+    """Write all of `sources`, one behind the other, from byte `offset` on."""
+    waiting = [source for source in sources if len(source)]
+    while waiting:
+        parts, room = [], SYSCALL_BYTES
+        for source in waiting:
+            parts.append(source[:room])
+            room -= len(parts[-1])
+            if not room:
+                break
         try:
-            done += os.pwrite(fd, part, offset + done)
+            done = os.pwritev(fd, parts, offset)
         except OSError as error:
-            raise StorageError.of(
-                error, path, f"write {len(part)} bytes at {offset + done}"
-            ) from error
+            nbytes = sum(map(len, parts))
+            raise StorageError.of(error, path, f"write {nbytes} bytes at {offset}") from error
+        offset += done
+        while waiting and done >= len(waiting[0]):
+            done -= len(waiting.pop(0))
+        if done:
+            waiting[0] = waiting[0][done:]
 
 
 def start_writing(fd: int, offset: int, nbytes: int) -> None:

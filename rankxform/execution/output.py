@@ -138,32 +138,30 @@ class Writer:
             self._buffer[fill : fill + nbytes] = data
             self._fill = fill + nbytes
             return
-        head = -offset % _PAGE
-        if fill + head > len(self._buffer):
+        bulk = (offset + nbytes) // _PAGE * _PAGE - offset
+        if bulk <= 0:
             self.flush()
-            fill = 0
-        self._buffer[fill : fill + head] = data[:head]
-        self._fill = fill + head
-        self.flush()
-        bulk = (nbytes - head) // _PAGE * _PAGE
-        if bulk:
-            self._write(offset + head, data[head : head + bulk])
-        tail = nbytes - head - bulk
-        self._buffer[:tail] = data[nbytes - tail :]
-        self._start, self._fill = offset + nbytes - tail, tail
+            bulk = 0
+        else:
+            self._write(data[:bulk])
+        tail = nbytes - bulk
+        self._buffer[:tail] = data[bulk:]
+        self._start, self._fill = offset + bulk, tail
 
     def flush(self) -> None:
         if self._fill:
-            self._write(self._start, self._buffer[: self._fill])
+            self._write(self._buffer[:0])
             self._start += self._fill
             self._fill = 0
 
-    def _write(self, offset: int, data: Buffer) -> None:
-        fd = self._descriptors.get(self._path)
-        write_from(fd, self._path, offset, data)
-        self.written += len(data)
+    def _write(self, data: Buffer) -> None:
+        """Write what is in the buffer and `data` behind it."""
+        fd, nbytes = self._descriptors.get(self._path), self._fill + len(data)
+        write_from(fd, self._path, self._start, self._buffer[: self._fill], data)
+        self.written += nbytes
         if self._behind and self.written - self._begun >= _BEHIND:
-            start_writing(fd, offset + len(data) - (self.written - self._begun), _BEHIND)
+            done = self.written - self._begun
+            start_writing(fd, self._start + nbytes - done, done)
             self._begun = self.written
 
 

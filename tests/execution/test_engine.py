@@ -18,20 +18,20 @@ class Counter:
 
     def __init__(self, monkeypatch):
         self.reads, self.writes = [], []
-        preadv, pwrite = os.preadv, os.pwrite
+        preadv, pwritev = os.preadv, os.pwritev
 
         def count_read(fd, buffers, offset):
             done = preadv(fd, buffers, offset)
             self.reads.append(done)
             return done
 
-        def count_write(fd, data, offset):
-            done = pwrite(fd, data, offset)
+        def count_write(fd, buffers, offset):
+            done = pwritev(fd, buffers, offset)
             self.writes.append((offset, done))
             return done
 
         monkeypatch.setattr(files.os, "preadv", count_read)
-        monkeypatch.setattr(files.os, "pwrite", count_write)
+        monkeypatch.setattr(files.os, "pwritev", count_write)
 
 
 @pytest.fixture
