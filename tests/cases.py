@@ -70,7 +70,7 @@ def _shard(matrix, tensor_map, free, copies, rng, mindspore_agrees):
     if mindspore_agrees:
         leftmost = free == [0] or not cut
         if leftmost and not nested and cut != sorted(cut, reverse=True):
-            return 0, 0  # item 1 of SEMANTICS 8: MindSpore permutes the data
+            return 0, 0  # item 1 of docs/mindspore.md: MindSpore permutes the data
         if len(free) > 1 and cut:
             return step, -1
     divisors = [d for d in range(2, copies + 1) if copies % d == 0]
