@@ -20,7 +20,8 @@ from rankxform.execution import strategies
 from rankxform.execution.headers import Indexer
 from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Contents, Index
-from rankxform.planning.plan import Planner, Portion, needed_bytes
+from rankxform.planning.moves import Portion, needed_bytes
+from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
 from rankxform.planning.sharing import share
 from rankxform.planning.source import survey

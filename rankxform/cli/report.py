@@ -9,8 +9,8 @@ from typing import Any
 
 from rankxform.job import Conversion, Report
 from rankxform.layout.strategy import Strategy
+from rankxform.planning.moves import needed_bytes, read_by_rank
 from rankxform.planning.names import patterns
-from rankxform.planning.plan import needed_bytes, read_by_rank
 from rankxform.planning.selection import NOT_CHOSEN, LeftOut
 
 from .units import seconds, size, table

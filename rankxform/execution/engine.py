@@ -29,7 +29,7 @@ from rankxform.geometry.bands import bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import contiguous_runs, first_element
-from rankxform.planning.plan import Move
+from rankxform.planning.moves import Move
 
 from .files import Buffer, Descriptors, Tick, read_into
 from .output import Output, Writer, part_descriptors

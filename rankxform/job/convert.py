@@ -34,7 +34,7 @@ from rankxform.planning.agreement import (
     probes,
     to_compare,
 )
-from rankxform.planning.plan import Move, Portion, needed_bytes
+from rankxform.planning.moves import Move, Portion, needed_bytes
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 

@@ -17,8 +17,9 @@ from rankxform.formats.safetensors import REDUNDANCY_KEY
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.planning.moves import Portion
 from rankxform.planning.names import in_few_words
-from rankxform.planning.plan import Planner, Portion, check_ranks, needed_stages
+from rankxform.planning.plan import Planner, check_ranks, needed_stages
 from rankxform.planning.selection import Selection, select
 from rankxform.planning.sharing import share
 from rankxform.planning.source import Source, survey

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from rankxform.formats.dtype import content_bytes
 
-from .plan import Planner, Portion, needed_bytes
+from .moves import Portion, needed_bytes
+from .plan import Planner
 
 _TOLERANCE = 1.08
 """Whole files are kept while the largest share is within this of the mean."""

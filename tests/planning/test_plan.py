@@ -13,8 +13,9 @@ from rankxform.execution import strategies
 from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Contents, Index
 from rankxform.geometry.box import Box
+from rankxform.planning.moves import Copy, Portion, needed_bytes, read_by_rank
 from rankxform.planning.names import patterns
-from rankxform.planning.plan import Copy, Planner, Portion, needed_bytes, read_by_rank
+from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
 from rankxform.planning.sharing import share, share_out
 from rankxform.planning.source import survey

@@ -1,0 +1,143 @@
+"""Moves: the plan as data, and what can be counted of it.
+
+A model has many parameters and few ways to cut them, so a move names a parameter and shares
+everything else with all parameters that are cut alike. `RankPlan` is the same written out for
+one destination rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from rankxform.formats.dtype import content_bytes, item_size
+from rankxform.geometry.box import Box
+from rankxform.geometry.grid import Cell
+from rankxform.layout.layout import Layout
+
+from .source import Parameter
+
+Readers = Mapping[Cell, int]
+"""For every cell of a parameter's source grid that is needed, the global rank to read it from."""
+
+
+Targets = Mapping[Cell, "tuple[int, ...]"]
+"""For every wanted cell of a destination grid the global ranks that get it, ascending."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A run of the slices of one destination rank's file: those from `first` to `stop` - 1."""
+
+    rank: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """One parameter, from its source layout to one destination layout.
+
+    layout: the destination's. targets: by cell of its grid the global destination ranks that get
+    it. readers: by cell of the source's grid the rank to take it from.
+    """
+
+    parameter: Parameter
+    layout: Layout
+    targets: Targets
+    readers: Readers
+
+    def copies(self, cell: Cell) -> tuple[tuple[Cell, Box], ...]:
+        """Return (source cell, region) for all that makes up destination `cell`."""
+        if not self.parameter.listed:
+            box = self.layout.grid(self.parameter.shape).box(cell)
+            return (((0,) * len(self.parameter.shape), box),)
+        return overlaps(self.parameter.layout, self.layout, self.parameter.shape, cell)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A region, in the full parameter's elements, and the global source rank to take it from."""
+
+    src_rank: int
+    box: Box
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one destination rank holds of one parameter.
+
+    box: its region in the full parameter; copies: their boxes tile it.
+    """
+
+    parameter: Parameter
+    box: Box
+    copies: tuple[Copy, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return content_bytes(self.parameter.dtype, self.box.shape)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """All slices of one destination rank, in the order of its file."""
+
+    rank: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Content bytes of the rank's file."""
+        return sum(s.nbytes for s in self.slices)
+
+    @property
+    def src_ranks(self) -> tuple[int, ...]:
+        """Source ranks whose bytes are used, ascending."""
+        return tuple(sorted({c.src_rank for s in self.slices for c in s.copies}))
+
+
+def needed_bytes(moves: Iterable[Move]) -> int:
+    """Return the distinct source bytes that `moves` need, of all destination ranks together.
+
+    A region that two destination layouts of a shared parameter want counts for both.
+    """
+    known: dict[object, int] = {}
+    total = 0
+    for move in moves:
+        key = move.layout, move.parameter.shape, id(move.targets)
+        if key not in known:
+            grid = move.layout.grid(move.parameter.shape)
+            known[key] = sum(grid.box(cell).size for cell in move.targets)
+        total += known[key] * item_size(move.parameter.dtype)
+    return total
+
+
+def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:
+    """Return for each source rank the bytes that `moves` read of its file."""
+    found: dict[int, int] = {}
+    for move in moves:
+        item = item_size(move.parameter.dtype)
+        for dst_cell in move.targets:
+            for cell, box in move.copies(dst_cell):
+                rank = move.readers[cell]
+                found[rank] = found.get(rank, 0) + box.size * item
+    return found
+
+
+@cache
+def overlaps(
+    src: Layout, dst: Layout, shape: tuple[int, ...], dst_cell: Cell
+) -> tuple[tuple[Cell, Box], ...]:
+    """Return (source cell, common region) for every source cell that `dst_cell` overlaps."""
+    box = dst.grid(shape).box(dst_cell)
+    if not box.size:
+        return ((src.cell(0), box),)
+    grid = src.grid(shape)
+    found = []
+    for cell in grid.cells_over(box):
+        common = grid.box(cell).intersect(box)
+        assert common is not None
+        found.append((cell, common))
+    return tuple(found)
