@@ -305,6 +305,7 @@ def test_an_interrupt_says_so(place):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT,
     )  # fmt: skip
     assert process.stdout.readline().startswith("source")
+    time.sleep(0.5)  # it is at work now
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 75
