@@ -144,8 +144,8 @@ def test_a_killed_process_takes_the_others_down_and_leaves_no_final_name(place):
     program = (
         "import os, sys; from rankxform.job import convert as job; from rankxform.cli.main import main\n"
         "write = job.write_parts\n"
-        "def die(*a):\n"
-        "    done = write(*a)\n"
+        "def die(*a, **k):\n"
+        "    done = write(*a, **k)\n"
         "    if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n"
         "        os.kill(os.getpid(), 9)\n"
         "    return done\n"
@@ -297,7 +297,7 @@ def test_a_pipe_that_closes_early_is_no_error(place):
 
 def test_an_interrupt_says_so(place):
     program = (
-        "import time; from rankxform.job import convert as job; job.write_parts = lambda *a: time.sleep(60)\n"
+        "import time; from rankxform.job import convert as job; job.write_parts = lambda *a, **k: time.sleep(60)\n"
         "import sys; from rankxform.cli.main import main; sys.exit(main())"
     )
     process = subprocess.Popen(
