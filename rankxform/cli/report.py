@@ -9,7 +9,7 @@ from typing import Any
 
 from rankxform.job import Conversion, Report
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.moves import needed_bytes, read_by_rank
+from rankxform.planning.moves import bytes_to_read, needed_bytes, read_by_rank
 from rankxform.planning.names import patterns
 from rankxform.planning.selection import NOT_CHOSEN, LeftOut
 
@@ -114,7 +114,7 @@ def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
         "step": "_".join(map(str, conversion.shards.step)) if conversion.shards.step else None,
         "parameters": len(selection.cut) + len(selection.everywhere),
         "bytes_needed": needed_bytes(planner.moves(conversion.everything)),
-        "bytes_read": sum(map(needed_bytes, moves)),
+        "bytes_read": sum(map(bytes_to_read, moves)),
         "bytes_written": sum(plan.nbytes for plan in plans),
         "buffer_bytes_a_process": conversion.request.memory,
         "bytes_from_source_rank": {str(r): from_rank[r] for r in sorted(from_rank)},

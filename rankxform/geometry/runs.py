@@ -8,6 +8,10 @@ from math import prod
 
 from .box import Box
 
+_LONG_RUN = 64 << 10
+_MEDIUM_RUN = 4 << 10
+_SMALL_SHARE = 8
+
 
 def first_element(box: Box, shape: tuple[int, ...]) -> int:
     """Return the flat position of the first element of `box` in an array of `shape`.
@@ -55,3 +59,12 @@ def contiguous_runs(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int
     for corner in product(*(range(a, b) for a, b in zip(box.start[:axis], box.stop[:axis]))):
         start = corner + box.start[axis:]
         yield first_element(Box(start, start), shape), count
+
+
+def worth_picking(box: Box, shape: tuple[int, ...], item: int) -> bool:
+    """Tell whether to read the runs of `box` one by one rather than the rows that hold them.
+
+    `item` is the size of an element in bytes. A call costs as much as some ten thousand bytes.
+    """
+    run = next(contiguous_runs(box, shape))[1] * item
+    return run >= _LONG_RUN or (run >= _MEDIUM_RUN and prod(shape) >= _SMALL_SHARE * box.size)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
+from rankxform.geometry.runs import worth_picking
 from rankxform.layout.layout import Layout
 
 from .source import Parameter
@@ -112,6 +114,39 @@ def needed_bytes(moves: Iterable[Move]) -> int:
             known[key] = sum(grid.box(cell).size for cell in move.targets)
         total += known[key] * item_size(move.parameter.dtype)
     return total
+
+
+def bytes_to_read(moves: Iterable[Move]) -> int:
+    """Return the bytes that one process reads to carry out `moves`.
+
+    Each source slice is read where its rows are wanted: whole rows where the cut leaves only
+    short runs of them.
+    """
+    known: dict[object, int] = {}
+    total = 0
+    for move in moves:
+        parameter, item = move.parameter, item_size(move.parameter.dtype)
+        key = parameter.layout, parameter.listed, move.layout, parameter.shape, id(move.targets)
+        if key not in known:
+            hulls: dict[Cell, Box] = {}
+            for dst_cell in move.targets:
+                for cell, box in move.copies(dst_cell):
+                    hulls[cell] = hulls[cell].hull(box) if cell in hulls else box
+            known[key] = sum(
+                _read_of(hull, parameter.grid.box(cell), item) for cell, hull in hulls.items()
+            )
+        total += known[key] * item
+    return total
+
+
+def _read_of(hull: Box, held: Box, item: int) -> int:
+    """Return the elements read to get `hull` out of the slice `held`."""
+    if not hull.size:
+        return 0
+    rows = held.shape if not hull.ndim else (hull.shape[0], *held.shape[1:])
+    frame = hull.relative_to(held)
+    frame = Box((0, *frame.start[1:]), (rows[0], *frame.stop[1:])) if rows else frame
+    return hull.size if worth_picking(frame, rows, item) else prod(rows)
 
 
 def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:

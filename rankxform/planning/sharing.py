@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rankxform.formats.dtype import content_bytes
 
-from .moves import Portion, needed_bytes
+from .moves import Portion, bytes_to_read
 from .plan import Planner
 
 _TOLERANCE = 1.08
@@ -50,10 +50,10 @@ def share(planner: Planner, ranks: Sequence[int], processes: int) -> list[list[P
 
 
 def _times_read(planner: Planner, ranks: Sequence[int], shares: list[list[Portion]]) -> float:
-    """Return how often the average needed byte is read if each process reads for itself."""
+    """Return how often the average byte is read if each process reads for itself."""
     whole = [Portion(rank, 0, len(planner.names(rank))) for rank in ranks]
-    needed = needed_bytes(planner.moves(whole))
-    return sum(needed_bytes(planner.moves(portions)) for portions in shares) / max(1, needed)
+    least = bytes_to_read(planner.moves(whole))
+    return sum(bytes_to_read(planner.moves(portions)) for portions in shares) / max(1, least)
 
 
 def _by_parameter(
