@@ -1,9 +1,10 @@
 """The time to move the bytes, against the fastest plain copy of the output's bytes.
 
-``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--repeat 5] [--processes 2]
+``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--fsync] [--repeat 5] [--processes 2]
 [--link hard]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
 prints the medians and the ratio of the medians. Warm: no fsync on either side. ``--cold`` drops
-the page cache before each run (as root) and syncs on both sides.
+the page cache before each run (as root) and syncs on both sides; ``--fsync`` only syncs. What a dry
+run predicted for the move is printed beside it.
 """
 
 from __future__ import annotations
@@ -56,13 +57,26 @@ def prepare(cold):
         Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-def measure(name, folder, kind, cold, repeat, processes, link=None):
+def predicted(src, dst, a, b, processes, *options):
+    """Return the seconds that a dry run predicts for the move."""
+    line = [*mpirun(processes), sys.executable, "-m", "rankxform", "transform", src, dst]
+    line += [*(("--src-strategy", a) if a else ()), *(("--dst-strategy", b) if b else ()), *options]
+    done = subprocess.run(
+        [*line, "--dry-run"], env=environment(), capture_output=True, text=True, check=True
+    )
+    return float(re.search(r"would take about ([\d.]+) s", done.stdout)[1])
+
+
+def measure(name, folder, kind, cold, fsync, repeat, processes, link=None):
     case, src, a, b = make(name, folder, kind)
     dst, copy = (f"{folder}/{name}-{kind}/{n}" for n in ("dst", "copy"))
-    options = () if cold else ("--no-fsync",)
-    ours, wholes, limits, output = [], [], [], ""
+    options = () if cold or fsync else ("--no-fsync",)
+    same = ["--cold"] * cold + ["--fsync"] * (cold or fsync)
+    ours, wholes, limits, guesses, output = [], [], [], [], ""
     for run in range(repeat + 1):  # the first is not counted
         shutil.rmtree(dst, ignore_errors=True)
+        prepare(cold)
+        guess = predicted(src, dst, a, b, processes, *options)
         prepare(cold)
         move, whole, output = rankxform(src, dst, a, b, processes, *options)
         if link:
@@ -73,19 +87,23 @@ def measure(name, folder, kind, cold, repeat, processes, link=None):
             move, whole, output = rankxform(src, dst, a, b, processes, *options, "--link", link)
         else:
             reference = dst
-        found = limit(reference, copy, processes, *(("--cold", "--fsync") if cold else ()))
+        found = limit(reference, copy, processes, *same)
         if run:
             ours.append(move)
             wholes.append(whole)
             limits.append(min(found.values()))
-        print(f"# move {move:.4f} whole {whole:.3f} limit {found}", file=sys.stderr)
+            guesses.append(guess)
+        print(
+            f"# predicted {guess:.2f} move {move:.4f} whole {whole:.3f} limit {found}",
+            file=sys.stderr,
+        )
     move, least = statistics.median(ours), statistics.median(limits)
     shutil.rmtree(dst, ignore_errors=True)
     shutil.rmtree(f"{dst}-unlinked", ignore_errors=True)
     return {
-        "case": name, "about": case.about, "kind": kind, "cold": cold, "bytes": case.output,
+        "case": name, "about": case.about, "kind": kind, "cold": cold, "fsync": cold or fsync, "bytes": case.output,
         "processes": processes, "move": move, "whole": statistics.median(wholes), "limit": least,
-        "of_limit": least / move, "profile": output,
+        "of_limit": least / move, "predicted": statistics.median(guesses), "profile": output,
     }  # fmt: skip
 
 
@@ -95,6 +113,7 @@ def main():
     parser.add_argument("--folder", default="/tmp/rankxform-bench")
     parser.add_argument("--kind", default="ckpt", choices=("ckpt", "safetensors"))
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--fsync", action="store_true")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--link")

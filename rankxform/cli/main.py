@@ -99,11 +99,15 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     request = processes.share(lambda: arguments.request(options))
     conversion = job.prepare(request, processes)
     count = getattr(options, "processes", None) or processes.size
+    dry_run = options.verb == "transform" and request.dst is not None
+    told = report.prediction(job.predict(conversion, processes)) if dry_run else ""
 
     def show() -> None:
         summary = report.plan_summary(conversion, count)
         as_json = getattr(options, "json", False)
         _print(report.as_json(summary) if as_json else report.plan_table(conversion, summary))
+        if told:
+            _print(told)
 
     processes.share(show)
 

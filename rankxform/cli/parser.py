@@ -77,7 +77,12 @@ _PROCESS_COUNTS = ("--transform-process-num", "--process-num")
 def _transform(verb: argparse.ArgumentParser) -> None:
     _add_conversion(verb)
     run = verb.add_argument_group("how it is done")
-    run.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan and the time it would take, convert nothing; measures with a file of "
+        "64 MiB a process in DST, which is removed",
+    )
     run.add_argument("--profile", action="store_true", help="print where each process's time went")
     run.add_argument("--overwrite", action="store_true", help="replace destination files")
     run.add_argument(

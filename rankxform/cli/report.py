@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform.job import Conversion, Report
+from rankxform.execution.speed import PROBE_BYTES
+from rankxform.job import Conversion, Prediction, Report
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.moves import bytes_to_read, needed_bytes, read_by_rank
 from rankxform.planning.names import patterns
@@ -165,6 +166,15 @@ def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
         )
     lines += [f"note: {notice}" for notice in conversion.notices]
     return "\n".join(lines)
+
+
+def prediction(found: Prediction) -> str:
+    """Say how long the move is expected to take, and from what that follows."""
+    reads, writes = (min(getattr(s, n) for s in found.speeds) for n in ("read", "write"))
+    return (
+        f"the move would take about {seconds(found.seconds)}: the slowest process reads "
+        f"{size(reads)}/s and writes {size(writes)}/s, measured with {size(PROBE_BYTES)}"
+    )
 
 
 def _few(ranks: list[int]) -> str:

@@ -1,7 +1,8 @@
 """A conversion from its request to its report. All processes call these functions together."""
 
 from .convert import Report, transform
+from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .request import Request
 
-__all__ = ["Conversion", "Report", "Request", "prepare", "transform"]
+__all__ = ["Conversion", "Prediction", "Report", "Request", "predict", "prepare", "transform"]

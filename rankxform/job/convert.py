@@ -25,7 +25,7 @@ from rankxform.execution.output import (
     part_of,
     safetensors_order,
 )
-from rankxform.formats.dtype import INT4, item_size
+from rankxform.formats.dtype import INT4
 from rankxform.planning.agreement import (
     check_extra_rank,
     check_slices_differ,
@@ -34,7 +34,7 @@ from rankxform.planning.agreement import (
     probes,
     to_compare,
 )
-from rankxform.planning.moves import Move, Portion, needed_bytes
+from rankxform.planning.moves import Move, Portion, bytes_to_write, needed_bytes
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
@@ -97,7 +97,7 @@ def transform(
         mine = conversion.shares(team.size, list(alike))[team.rank]
         moves = _moves(conversion, mine)
         outputs = _outputs(conversion, mine, alike)
-    total = sum(team.gather(lambda: sum(map(_target_bytes, moves))))
+    total = sum(team.gather(lambda: bytes_to_write(moves)))
     show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
     moving = time.monotonic()
     traffic = _carry_out(conversion, team, moves, outputs, show, phases)
@@ -315,11 +315,6 @@ def _add_checksums(request: Request, owned: Sequence[Output], tick: Tick) -> Non
                 sync(output.part)
     finally:
         parts.close()
-
-
-def _target_bytes(move: Move) -> int:
-    grid, item = move.layout.grid(move.parameter.shape), item_size(move.parameter.dtype)
-    return sum(grid.box(cell).size * item * len(ranks) for cell, ranks in move.targets.items())
 
 
 def _peak_memory() -> int:

@@ -139,6 +139,19 @@ def bytes_to_read(moves: Iterable[Move]) -> int:
     return total
 
 
+def bytes_to_write(moves: Iterable[Move]) -> int:
+    """Return the content bytes that `moves` write, in all destination files together."""
+    known: dict[object, int] = {}
+    total = 0
+    for move in moves:
+        key = move.layout, move.parameter.shape, id(move.targets)
+        if key not in known:
+            grid = move.layout.grid(move.parameter.shape)
+            known[key] = sum(grid.box(cell).size * len(r) for cell, r in move.targets.items())
+        total += known[key] * item_size(move.parameter.dtype)
+    return total
+
+
 def _read_of(hull: Box, held: Box, item: int) -> int:
     """Return the elements read to get `hull` out of the slice `held`."""
     if not hull.size:

@@ -11,57 +11,82 @@ from collections.abc import Mapping, Sequence
 
 from rankxform.formats.dtype import content_bytes
 
-from .moves import Portion, bytes_to_read
+from .moves import Portion, bytes_to_read, bytes_to_write
 from .plan import Planner
 
 _TOLERANCE = 1.08
-"""Whole files are kept while the largest share is within this of the mean."""
+"""A simpler way to share is kept while it costs no more than this over a better one."""
 
-_REPEATED = 1.5
-"""Parameters are dealt instead of files where bytes would be read more often than this."""
+_WRITING = 3
+"""What it costs to write a byte, over what it costs to read one."""
+
+Shares = list[list[Portion]]
 
 
-def share(planner: Planner, ranks: Sequence[int], processes: int) -> list[list[Portion]]:
+def share(planner: Planner, ranks: Sequence[int], processes: int) -> Shares:
     """Return for each process the portions of destination files that it writes.
 
-    Every slice of every rank is in exactly one portion. Three ways, the first that serves: whole
-    files; files cut where that balances; the same parameters of all files to each process, where
-    otherwise most bytes would be read by several processes.
+    Every slice of every rank is in exactly one portion. Three ways, from the simplest: whole
+    files; files cut between parameters; the same parameters of all files to each process, so
+    that what all of them are cut from is read once. The first is taken that no other betters.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.likeness(rank), rank))
+    sizes = _sizes(planner, ordered)
+    whole = [Portion(rank, 0, len(sizes[rank])) for rank in ordered]
+    if processes == 1:
+        return [whole]
+    least = _cost(planner, whole) / processes
+    best: Shares = []
+    lowest = 0.0
+    for way in (_whole_files, _cut_files, _by_parameter):
+        found = way(planner, ordered, sizes, processes)
+        cost = max(_cost(planner, portions) for portions in found)
+        if not best or cost * _TOLERANCE < lowest:
+            best, lowest = found, cost
+        if lowest <= _TOLERANCE * least:
+            break
+    return best
+
+
+def _sizes(planner: Planner, ranks: Sequence[int]) -> dict[int, list[int]]:
+    """Return what each slice of each rank weighs; ranks with the same slices share a list."""
     alike: dict[int, list[int]] = {}
-    sizes = {}
-    for rank in ordered:
+    found = {}
+    for rank in ranks:
         slices = planner.slices(rank)  # one list for all ranks with the same
-        sizes[rank] = alike.setdefault(id(slices), [])
-        if not sizes[rank]:
-            sizes[rank] += [content_bytes(p.dtype, shape) + _SLICE_COST for p, shape in slices]
-    weights = [sum(sizes[rank]) for rank in ordered]
-    runs = share_out(weights, processes)
-    shares = [[Portion(ordered[i], 0, len(sizes[ordered[i]])) for i in run] for run in runs]
-    largest = max(sum(weights[i] for i in run) for run in runs)
-    if largest * processes > _TOLERANCE * sum(weights):
-        pieces = [(rank, i) for rank in ordered for i in range(len(sizes[rank]))]
-        runs = share_out([sizes[rank][i] for rank, i in pieces], processes)
-        shares = [_portions([pieces[i] for i in run]) for run in runs]
-    if processes > 1 and _times_read(planner, ranks, shares) > _REPEATED:
-        return _by_parameter(planner, ranks, sizes, processes)
-    return shares
+        found[rank] = alike.setdefault(id(slices), [])
+        if not found[rank]:
+            found[rank] += [content_bytes(p.dtype, shape) + _SLICE_COST for p, shape in slices]
+    return found
 
 
-def _times_read(planner: Planner, ranks: Sequence[int], shares: list[list[Portion]]) -> float:
-    """Return how often the average byte is read if each process reads for itself."""
-    whole = [Portion(rank, 0, len(planner.names(rank))) for rank in ranks]
-    least = bytes_to_read(planner.moves(whole))
-    return sum(bytes_to_read(planner.moves(portions)) for portions in shares) / max(1, least)
+def _cost(planner: Planner, portions: Sequence[Portion]) -> float:
+    """Return what one process has to do for `portions`, in bytes read."""
+    moves = planner.moves(portions)
+    return bytes_to_read(moves) + _WRITING * bytes_to_write(moves)
+
+
+def _whole_files(
+    _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
+) -> Shares:
+    runs = share_out([sum(sizes[rank]) for rank in ranks], processes)
+    return [[Portion(ranks[i], 0, len(sizes[ranks[i]])) for i in run] for run in runs]
+
+
+def _cut_files(
+    _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
+) -> Shares:
+    pieces = [(rank, i) for rank in ranks for i in range(len(sizes[rank]))]
+    runs = share_out([sizes[rank][i] for rank, i in pieces], processes)
+    return [_portions([pieces[i] for i in run]) for run in runs]
 
 
 def _by_parameter(
     planner: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> list[list[Portion]]:
+) -> Shares:
     """Give each process a run of the parameters, in all files of a pipeline stage."""
     alike: dict[tuple[str, ...], list[int]] = {}
-    for rank in ranks:
+    for rank in sorted(ranks):
         alike.setdefault(tuple(planner.names(rank)), []).append(rank)
     pieces = [(group, i) for names, group in alike.items() for i in range(len(names))]
     weights = [sum(sizes[rank][i] for rank in group) for group, i in pieces]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -205,7 +206,9 @@ def test_help_needs_no_mpi_and_is_printed_once(arguments):
     assert max(output.count("usage: rankxform"), output.count("rankxform 0.")) == 1
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
+@pytest.mark.parametrize("processes", [None, 2])
+def test_a_dry_run_prints_the_plan_and_the_time_and_leaves_nothing(processes, place):
+    before = sorted(place.dst.parent.iterdir())
     code, output = command(
         "transform",
         place.src,
@@ -215,9 +218,12 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
         "--dst-strategy",
         place.b,
         "--dry-run",
+        processes=processes,
     )
     assert code == 0, output
-    assert not place.dst.exists()
+    assert sorted(place.dst.parent.iterdir()) == before
+    told = re.search(r"the move would take about (\d+\.\d\d) s: .* measured with 67.1 MB", output)
+    assert told and 0 <= float(told[1]) < 60
     rows = [line.split() for line in output.splitlines() if line[:4].strip().isdigit()]
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert all(

@@ -152,3 +152,34 @@ def test_indexing_alike_files_parses_one(tmp_path, monkeypatch):
     (tmp_path / "s/rank_3/checkpoint_3.ckpt").write_bytes(other)
     with pytest.raises(rankxform.CheckpointError, match="rank_3"):
         indexer.index(tmp_path / "s/rank_3/checkpoint_3.ckpt")
+
+
+def test_the_kernel_counts_what_the_report_says(tmp_path):
+    """All that the process reads, headers and samples too, by /proc/self/io."""
+    params = {f"w{i}": ((ROWS, COLUMNS), "Float32") for i in range(4)}
+    layout = dict.fromkeys(params, ([8], ROW, 0, 0))
+    folder = reference.write_checkpoint(tmp_path / "s", [layout], params)
+    a = reference.write_strategy(tmp_path / "a.ckpt", [layout])
+
+    def read_so_far():
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+
+    before = read_so_far()
+    report = rankxform.transform(folder, tmp_path / "d", a, fsync=False)
+    read = read_so_far() - before
+    assert report.needed == 4 * ROWS * COLUMNS * 4
+    assert report.needed <= report.read <= read <= 1.02 * report.needed
+
+
+def test_predicted_bytes_are_those_that_are_read(tmp_path):
+    """Whole rows where their runs are short, the runs alone where they are long."""
+    for columns in (64, 1 << 17):
+        params = {"w": ((64, columns), "Float32")}
+        folder = reference.write_checkpoint(tmp_path / f"s{columns}", None, params)
+        b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
+        options = {"ranks": (2, 3)}
+        summary = rankxform.plan(folder, None, b, **options)
+        report = rankxform.transform(folder, tmp_path / f"d{columns}", None, b, **options)
+        assert summary["bytes_read"] == report.read
+        assert (report.read > report.needed) == (columns == 64)

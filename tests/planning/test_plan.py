@@ -139,7 +139,7 @@ def test_parameters_are_dealt_where_files_would_read_everything_often(tmp_path):
     plan = planner(
         tmp_path,
         [dict.fromkeys(params, ([1], [-1, -1], 0, 0))],
-        [dict.fromkeys(params, ([8], [-1, -1], 0, 0))],
+        [dict.fromkeys(params, ([8], [-1, 0], 0, 0))],
         params,
     )
     shares = share(plan, range(8), 2)
@@ -147,6 +147,14 @@ def test_parameters_are_dealt_where_files_would_read_everything_often(tmp_path):
         [(rank, 0, 2) for rank in range(8)],
         [(rank, 2, 4) for rank in range(8)],
     ]
+
+
+def test_one_large_parameter_is_not_left_to_one_process(tmp_path):
+    """Reading its rows twice costs less than letting half of the processes idle."""
+    params = {"w": ((8, 1024), "Float32")}
+    cut = [{"w": ([8], [-1, 0], 0, 0)}]
+    plan = planner(tmp_path, [{"w": ([1], [-1, -1], 0, 0)}], cut, params)
+    assert [len(portions) for portions in share(plan, range(8), 2)] == [4, 4]
 
 
 def test_ranks_with_equal_boxes_are_written_by_one_process(tmp_path):
