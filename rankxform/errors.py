@@ -25,9 +25,13 @@ from typing import ClassVar
 
 
 class RankxformError(Exception):
-    """Any failure that rankxform reports by one message."""
+    """Any failure that rankxform reports by one message.
+
+    resumable: whether what was done is kept, so that the same call continues it.
+    """
 
     exit_code: ClassVar[int] = 70
+    resumable = False
 
 
 class UsageError(RankxformError):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import types
 
 import numpy as np
 import pytest
 
 import rankxform
 from rankxform.errors import exit_code
-from rankxform.execution import engine
+from rankxform.execution import engine, target
 from tests import reference
 
 PARAMS = {"w": ((8, 6), "Float32"), "b": ((8,), "Float16")}
@@ -216,13 +217,13 @@ def test_impossible_layouts(layout, words, place):
 
 
 def test_a_file_that_shrinks_while_it_is_read(place, monkeypatch):
-    read = engine._Sources.read
+    read = engine.Sources.read
 
     def shrink_first(self, rank, *rest):
         os.truncate(place.shard(rank), 40)
         return read(self, rank, *rest)
 
-    monkeypatch.setattr(engine._Sources, "read", shrink_first)
+    monkeypatch.setattr(engine.Sources, "read", shrink_first)
     with pytest.raises(rankxform.CheckpointError, match="rank_0/.* changed"):
         rankxform.transform(place.src, place.dst, place.a, place.b)
     assert not [p for p in place.dst.rglob("*") if p.is_file()]
@@ -261,7 +262,7 @@ def test_a_folder_in_the_targets_place(place):
 
 def test_a_file_where_the_target_folder_should_be(place):
     place.dst.write_text("a file")
-    with pytest.raises(rankxform.StorageError, match="dst/rank_0: cannot make the folder"):
+    with pytest.raises(rankxform.StorageError, match="dst/.rankxform: cannot make the folder"):
         rankxform.transform(place.src, place.dst, place.a, place.b)
     assert place.dst.read_text() == "a file"
 
@@ -354,18 +355,35 @@ def test_an_unreadable_source_folder(nobody):
         rankxform.transform(nobody.src, nobody.dst, nobody.a, nobody.b)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small disk")
-def test_a_full_disk(tmp_path):
+@pytest.fixture
+def small_disk(tmp_path):
+    """A place whose target is a disk of 1 MiB, and twice as much to be written."""
+    if os.getuid():
+        pytest.skip("needs root, to mount a small disk")
     place = Place(tmp_path, "ckpt")
     params = {"w": ((1024, 512), "Float32"), "b": ((8,), "Float16")}
     reference.write_checkpoint(tmp_path / "src", CUT, params)
     place.dst.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place.dst], check=False
-    )
-    if mounted.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place.dst]
+    if subprocess.run(mount, check=False).returncode:
         pytest.skip("this machine does not allow mounts")
-    try:
-        place.refused(rankxform.StorageError, r"\.part: cannot write.*No space left", 4)
-    finally:
-        subprocess.run(["umount", place.dst], check=True)
+    place.params = params
+    yield place
+    subprocess.run(["umount", place.dst], check=True)
+
+
+def test_too_little_room_is_said_before_anything_is_written(small_disk):
+    words = r"dst: 2\.1 MB are to be written, 1\.0 MB are free"
+    small_disk.refused(rankxform.StorageError, words, 4)
+
+
+def test_a_disk_that_fills_midway_leaves_what_can_be_continued(small_disk, monkeypatch):
+    plenty = types.SimpleNamespace(f_bavail=1 << 40, f_frsize=1)
+    monkeypatch.setattr(target.os, "statvfs", lambda path: plenty)
+    with pytest.raises(rankxform.StorageError, match=r"\.part: cannot write.*No space") as caught:
+        rankxform.transform(small_disk.src, small_disk.dst, small_disk.a, small_disk.b)
+    assert caught.value.resumable
+    assert not list(small_disk.dst.rglob("*.ckpt"))
+    subprocess.run(["mount", "-o", "remount,size=8m", small_disk.dst], check=True)
+    rankxform.transform(small_disk.src, small_disk.dst, small_disk.a, small_disk.b)
+    assert reference.wrong_slices(small_disk.dst, ACROSS, small_disk.params) == []

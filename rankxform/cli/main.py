@@ -54,6 +54,8 @@ def _help(argv: Sequence[str]) -> int:
 
 def _say(error: BaseException) -> int:
     text = f"rankxform: error: {error}\n"
+    if isinstance(error, RankxformError) and error.resumable:
+        text += "rankxform: what is complete is kept; run the same command again to continue\n"
     with suppress(OSError):
         os.write(2, text.encode(errors="backslashreplace"))  # one call: lines never mix
     return exit_code(error)

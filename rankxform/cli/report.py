@@ -56,9 +56,17 @@ def closing(done: Report) -> str:
     times = done.read / done.needed if done.needed else 1
     why = "; equal slices are read by every process that writes one" if times > 1.05 else ""
     linked = f" ({done.linked} linked to equal ones)" if done.linked else ""
-    lines = [
+    lines = []
+    if done.kept == len(done.files):
+        return f"all {_count(done.kept, 'file')} were complete already; nothing was written"
+    if done.kept or done.continued:
+        lines.append(
+            f"continued an earlier run: {_count(done.kept, 'file')} complete, "
+            f"{done.continued} begun"
+        )
+    lines += [
         f"read {size(done.read)}, {times:.2f} times the {size(done.needed)} needed{why}",
-        f"wrote {size(done.written)} in {_count(len(done.files), 'file')}{linked}, "
+        f"wrote {size(done.written)} in {_count(len(done.files) - done.kept, 'file')}{linked}, "
         f"{seconds(done.seconds)}, {size(done.written / max(done.seconds, 1e-9))}/s, "
         f"peak memory {size(done.peak_memory)} a process",
     ]

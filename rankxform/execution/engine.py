@@ -12,18 +12,21 @@ worked out, is made once and used for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, RankxformError, StorageError
 from rankxform.formats.index import Index, locate
 from rankxform.planning.moves import Move
 
 from .files import Buffer, Descriptors, Tick, read_into
 from .output import Output, Writer, part_descriptors
 from .recipes import Kitchen
+from .target import Journal
 
 DEFAULT_MEMORY = 64 << 20
 _WRITE_BUFFER = 64 << 10
@@ -40,58 +43,102 @@ class Traffic:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+class Sink(Protocol):
+    """Where the content of one destination rank's slices goes, in ascending order."""
+
+    @property
+    def written(self) -> int:
+        """Bytes that came to their place."""
+
+    def put(self, name: str, start: int, data: Buffer) -> None:
+        """Take content of `name` from its content byte `start` on."""
+
+    def finish(self) -> None:
+        """Take note that nothing more is in the way; all that was put must be where it belongs."""
+
+
 def write_parts(
     moves: Iterable[Move],
     outputs: Mapping[int, Output],
-    paths: Mapping[int, Path],
-    indexes: Mapping[int, Index],
+    sources: Sources,
     memory: int,
     tick: Tick,
+    journal: Journal,
     behind: bool = False,
 ) -> Traffic:
     """Carry out `moves` into the part files of `outputs`, which are there.
 
-    outputs: by destination rank; paths, indexes: by source rank. `memory` bounds the buffers,
-    in bytes. With `behind` the device writes while the work goes on, for files that are synced
-    in the end. `tick` is told the bytes written since the last call, and may raise to stop.
+    outputs: by destination rank. `memory` bounds the buffers, in bytes. With `behind` the device
+    writes while the work goes on, for files that are synced in the end. `tick` is told the bytes
+    written since the last call, and may raise to stop. What is complete is noted in `journal`,
+    also when the work ends early.
     """
     parts = part_descriptors()
-    sources = _Sources(paths, indexes)
-    try:
-        streams = _streams(outputs, parts, memory // 4, behind)
-        kitchen = Kitchen(memory // 2)
-        reading = gathering = writing = 0.0
-        clock = perf_counter
-        for move in moves:
-            name, readers, targets = move.parameter.name, move.readers, move.targets
-            for band, turn in kitchen.bands(move):
-                began = clock()
-                for cell, start, step, room in band.loads:
-                    sources.read(readers[cell], name, start + turn * step, room)
-                before = clock()
-                reading += before - began
-                done = 0
-                for cell, start, step, data, copies in band.stores:
-                    for into, out in copies:
-                        into[...] = out
-                    gathered = clock()
-                    for rank in targets[cell]:
-                        streams[rank].put(name, start + turn * step, data)
-                        done += len(data)
-                    written = clock()
-                    gathering += gathered - before
-                    writing += written - gathered
-                    before = written
-                tick(done)
-        began = clock()
+    streams = _streams(outputs, parts, memory // 4, behind)
+
+    def settle() -> None:
         for stream in streams.values():
             stream.finish()
-        writing += clock() - began
-        seconds = {"read": reading, "gather": gathering, "write": writing}
-        return Traffic(sources.nbytes, sum(s.written for s in streams.values()), seconds)
+        journal.settle(output.part for output in outputs.values())
+
+    def between(move: Move) -> None:
+        journal.moved(move.parameter.name, move.targets)
+        if journal.due:
+            settle()
+
+    try:
+        return carry(moves, streams, sources, memory // 2, tick, between)
+    except RankxformError:
+        with suppress(StorageError):
+            settle()
+        raise
     finally:
         parts.close()
-        sources.close()
+
+
+def carry(
+    moves: Iterable[Move],
+    sinks: Mapping[int, Sink],
+    sources: Sources,
+    memory: int,
+    tick: Tick,
+    between: Callable[[Move], None] = lambda move: None,
+) -> Traffic:
+    """Read what `moves` need, put it together, and put it into `sinks`, by destination rank.
+
+    `between` is told of every move that is complete.
+    """
+    kitchen = Kitchen(memory)
+    reading = gathering = writing = 0.0
+    clock = perf_counter
+    for move in moves:
+        name, readers, targets = move.parameter.name, move.readers, move.targets
+        for band, turn in kitchen.bands(move):
+            began = clock()
+            for cell, start, step, room in band.loads:
+                sources.read(readers[cell], name, start + turn * step, room)
+            before = clock()
+            reading += before - began
+            done = 0
+            for cell, start, step, data, copies in band.stores:
+                for into, out in copies:
+                    into[...] = out
+                gathered = clock()
+                for rank in targets[cell]:
+                    sinks[rank].put(name, start + turn * step, data)
+                    done += len(data)
+                written = clock()
+                gathering += gathered - before
+                writing += written - gathered
+                before = written
+            tick(done)
+        between(move)
+    began = clock()
+    for sink in sinks.values():
+        sink.finish()
+    writing += clock() - began
+    seconds = {"read": reading, "gather": gathering, "write": writing}
+    return Traffic(sources.nbytes, sum(s.written for s in sinks.values()), seconds)
 
 
 # -- destination files ----------------------------------------------------------------------
@@ -143,7 +190,7 @@ class _Stream:
 # -- source files ---------------------------------------------------------------------------
 
 
-class _Sources:
+class Sources:
     """The source files, read by rank, parameter and content byte."""
 
     def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
@@ -165,7 +212,10 @@ class _Sources:
             done += span.nbytes
         self.nbytes += done
 
-    def close(self) -> None:
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._descriptors.close()
 
 

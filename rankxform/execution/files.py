@@ -177,6 +177,14 @@ def make_folder(path: Path) -> None:
         raise StorageError.of(error, path, "make the folder") from error
 
 
+def fsync(fd: int, path: Path) -> None:
+    """Wait until an open file's contents are on the device."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "sync") from error
+
+
 def sync(path: Path) -> None:
     """Wait until a file's, or a folder's, contents are on the device."""
     try:
@@ -199,14 +207,15 @@ def publish(part: Path, final: Path, *, durable: bool) -> None:
         sync(final.parent)
 
 
-def write_small(path: Path, data: bytes) -> None:
+def write_small(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a small file under its final name, complete or not at all."""
     make_folder(path.parent)
     part = path.with_name(path.name + ".part")
     try:
         _write_all(part, data)
-        sync(part)
-        publish(part, path, durable=True)
+        if durable:
+            sync(part)
+        publish(part, path, durable=durable)
     except BaseException:
         remove(part)
         raise

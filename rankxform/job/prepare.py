@@ -21,7 +21,7 @@ from rankxform.planning.moves import Portion
 from rankxform.planning.names import in_few_words
 from rankxform.planning.plan import Planner, check_ranks, needed_stages
 from rankxform.planning.selection import Selection, select
-from rankxform.planning.sharing import share
+from rankxform.planning.sharing import NOTHING, Done, share
 from rankxform.planning.source import Source, survey
 from rankxform.transport import Team
 
@@ -58,15 +58,20 @@ class Conversion:
             Path(self.request.dst) / f"rank_{rank}" / f"{self.request.prefix}{rank}.{self.format}"
         )
 
-    def shares(self, processes: int, ranks: Sequence[int] | None = None) -> list[list[Portion]]:
-        """Return the portions of the files of `ranks` (None: all) that each process writes."""
-        return share(self.planner, self.ranks if ranks is None else ranks, processes)
+    def shares(
+        self, processes: int, ranks: Sequence[int] | None = None, done: Done = NOTHING
+    ) -> list[list[Portion]]:
+        """Return the portions of the files of `ranks` (None: all) that each process serves.
 
-    def alike(self) -> dict[int, list[int]]:
-        """Return the destination ranks by the lowest one whose file has the same boxes."""
+        What is `done` of them weighs nothing.
+        """
+        return share(self.planner, self.ranks if ranks is None else ranks, processes, done)
+
+    def alike(self, ranks: Sequence[int]) -> dict[int, list[int]]:
+        """Return `ranks` by the first one whose file has the same boxes."""
         first: dict[object, int] = {}
         found: dict[int, list[int]] = {}
-        for rank in self.ranks:
+        for rank in ranks:
             found.setdefault(first.setdefault(self.planner.likeness(rank), rank), []).append(rank)
         return found
 

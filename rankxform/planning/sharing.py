@@ -7,7 +7,7 @@ their bytes once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from rankxform.formats.dtype import content_bytes
 
@@ -21,26 +21,30 @@ _WRITING = 3
 """What it costs to write a byte, over what it costs to read one."""
 
 Shares = list[list[Portion]]
+Done = Mapping[int, Set[str]]
+"""Names whose slices are complete already, by destination rank."""
+
+NOTHING: Done = {}
 
 
-def share(planner: Planner, ranks: Sequence[int], processes: int) -> Shares:
-    """Return for each process the portions of destination files that it writes.
+def share(planner: Planner, ranks: Sequence[int], processes: int, done: Done = NOTHING) -> Shares:
+    """Return for each process the portions of destination files that it serves.
 
     Every slice of every rank is in exactly one portion. Three ways, from the simplest: whole
     files; files cut between parameters; the same parameters of all files to each process, so
     that what all of them are cut from is read once. The first is taken that no other betters.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.likeness(rank), rank))
-    sizes = _sizes(planner, ordered)
+    sizes = _sizes(planner, ordered, done)
     whole = [Portion(rank, 0, len(sizes[rank])) for rank in ordered]
     if processes == 1:
         return [whole]
-    least = _cost(planner, whole) / processes
+    least = _cost(planner, whole, done) / processes
     best: Shares = []
     lowest = 0.0
     for way in (_whole_files, _cut_files, _by_parameter):
         found = way(planner, ordered, sizes, processes)
-        cost = max(_cost(planner, portions) for portions in found)
+        cost = max(_cost(planner, portions, done) for portions in found)
         if not best or cost * _TOLERANCE < lowest:
             best, lowest = found, cost
         if lowest <= _TOLERANCE * least:
@@ -48,7 +52,20 @@ def share(planner: Planner, ranks: Sequence[int], processes: int) -> Shares:
     return best
 
 
-def _sizes(planner: Planner, ranks: Sequence[int]) -> dict[int, list[int]]:
+def remaining(planner: Planner, portions: Iterable[Portion], done: Done) -> list[Portion]:
+    """Return what is left of `portions` without what is done."""
+    found = []
+    for portion in portions:
+        if not done.get(portion.rank):
+            found.append(portion)
+            continue
+        names = list(planner.names(portion.rank))
+        left = [i for i in range(portion.first, portion.stop) if names[i] not in done[portion.rank]]
+        found += _portions([(portion.rank, i) for i in left])
+    return found
+
+
+def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list[int]]:
     """Return what each slice of each rank weighs; ranks with the same slices share a list."""
     alike: dict[int, list[int]] = {}
     found = {}
@@ -57,12 +74,15 @@ def _sizes(planner: Planner, ranks: Sequence[int]) -> dict[int, list[int]]:
         found[rank] = alike.setdefault(id(slices), [])
         if not found[rank]:
             found[rank] += [content_bytes(p.dtype, shape) + _SLICE_COST for p, shape in slices]
+    for rank in set(done).intersection(found):
+        names = planner.names(rank)
+        found[rank] = [0 if n in done[rank] else size for n, size in zip(names, found[rank])]
     return found
 
 
-def _cost(planner: Planner, portions: Sequence[Portion]) -> float:
+def _cost(planner: Planner, portions: Sequence[Portion], done: Done) -> float:
     """Return what one process has to do for `portions`, in bytes read."""
-    moves = planner.moves(portions)
+    moves = planner.moves(remaining(planner, portions, done))
     return bytes_to_read(moves) + _WRITING * bytes_to_write(moves)
 
 
@@ -103,7 +123,7 @@ _SLICE_COST = 4096
 def _portions(pieces: Sequence[tuple[int, int]]) -> list[Portion]:
     found: list[Portion] = []
     for rank, i in pieces:
-        if found and found[-1].rank == rank:
+        if found and (found[-1].rank, found[-1].stop) == (rank, i):
             found[-1] = Portion(rank, found[-1].first, i + 1)
         else:
             found.append(Portion(rank, i, i + 1))

@@ -106,7 +106,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
         (["transform", "{src}", "{dst}", "--dst-strategy", "{b}"], 2, "--src-strategy none"),
         (["transform", "{src}", "{dst}", "--src-strategy", "{src}/rank_0/net-3_70.ckpt"], 3, "net-3_70.ckpt"),
         (["transform", "{a}/x", "{dst}"], 2, "no such checkpoint"),
-        (["transform", "{src}", "{a}", "--src-strategy", "{a}"], 4, "a.ckpt/rank_0: cannot make the folder"),
+        (["transform", "{src}", "{a}", "--src-strategy", "{a}"], 4, "a.ckpt/.rankxform: cannot make the folder"),
         (["frobnicate"], 2, "invalid choice"),
     ],
 )  # fmt: skip

@@ -1,0 +1,144 @@
+"""One run in a folder at a time: a lock that tells a live run from a dead one.
+
+The lock is a file that says which process holds it: host, boot id, process id and its start
+time. A process of this boot and process namespace is looked up; for any other the file's age
+counts, which the holder renews every ten seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rankxform.errors import StorageError
+
+from .files import remove, write_small
+
+HEARTBEAT_SECONDS = 10.0
+DEAD_AFTER_SECONDS = 60.0
+_GUARD_SECONDS = 10.0
+
+
+class Lock:
+    """Holds a folder until it is released, or this process ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock `path`. Raises StorageError where a live run has it."""
+        self._path = path
+        self._mine = _this_process()
+        self._ended = threading.Event()
+        with _guarded(path):
+            holder = _read(path)
+            if holder is not None and _alive(holder, path):
+                raise StorageError(
+                    f"{path.parent.parent}: process {holder.get('pid')} on {holder.get('host')} "
+                    "works on this folder; wait for it, or choose another folder "
+                    f"(if that run is gone, {path} is let go after {DEAD_AFTER_SECONDS:.0f} s)"
+                )
+            write_small(path, json.dumps(self._mine).encode(), durable=False)
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(self._path)
+
+    def check(self) -> None:
+        """Raise StorageError where another run has taken the lock, as after a long suspension."""
+        if _read(self._path) != self._mine:
+            raise StorageError(
+                f"{self._path}: another run has taken this folder over; this one stops"
+            )
+
+    def release(self) -> None:
+        self._ended.set()
+        if _read(self._path) == self._mine:
+            remove(self._path)
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "host": os.uname().nodename,
+        "boot": boot_id(),
+        "namespace": _link("/proc/self/ns/pid"),
+        "pid": os.getpid(),
+        "start": _start_time(os.getpid()),
+    }
+
+
+def boot_id() -> str:
+    """Return what is new each time that the machine starts."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _link(path: str) -> str:
+    with suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def _start_time(pid: int) -> int | None:
+    """Return when a process started, in the kernel's ticks; None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rsplit(")", 1)[1].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return what a lock says; None where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _alive(holder: Mapping[str, Any], path: Path) -> bool:
+    me = _this_process()
+    if all(holder.get(key) == me[key] and me[key] for key in ("boot", "namespace")):
+        pid, start = holder.get("pid"), holder.get("start")
+        return isinstance(pid, int) and start is not None and _start_time(pid) == start
+    try:
+        return _now(path.parent) - path.stat().st_mtime < DEAD_AFTER_SECONDS
+    except OSError:
+        return False
+
+
+def _now(folder: Path) -> float:
+    """Return the time by the clock that stamps the folder's files."""
+    probe = folder / f"clock-{os.uname().nodename}-{os.getpid()}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        remove(probe)
+
+
+@contextmanager
+def _guarded(path: Path) -> Iterator[None]:
+    """Keep others from looking and taking at the same moment, where the file system can."""
+    fd = os.open(path.with_name(path.name + ".guard"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        until = time.monotonic() + _GUARD_SECONDS
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # no such locks here; the lock's own content has to do
+                break
+        yield
+    finally:
+        os.close(fd)

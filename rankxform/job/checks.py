@@ -1,0 +1,90 @@
+"""What is looked at before the first byte is written: the target, and whether ranks agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankxform.errors import StorageError, UsageError
+from rankxform.execution import samples
+from rankxform.execution.files import Tick
+from rankxform.planning.agreement import (
+    check_extra_rank,
+    check_slices_differ,
+    check_unlisted,
+    extra_probes,
+    probes,
+    to_compare,
+)
+from rankxform.transport import Team
+
+from .prepare import Conversion
+
+
+def check_target(conversion: Conversion) -> None:
+    """See that writing will harm nothing. Raises UsageError or StorageError."""
+    request = conversion.request
+    if request.dst is None:
+        raise UsageError("no destination folder")
+    if request.shapes is not None:
+        raise UsageError("shapes are for a plan; a transform reads a checkpoint")
+    src = Path(request.src).resolve()
+    source_folders = {path.resolve().parent for path in conversion.shards.paths.values()}
+    for rank in conversion.ranks:
+        final = conversion.final(rank)
+        folder = final.parent.resolve()
+        if folder in source_folders or (src.is_dir() and src in (folder, *folder.parents)):
+            raise UsageError(
+                f"{final}: lies in the source folder {src}, which is never written to; "
+                "choose another destination"
+            )
+        if final.is_dir():
+            raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """What one process read of its share of the source files, before the conversion.
+
+    digests: of unlisted parameters, complete; samples: of others, (digest, all bytes equal). By
+    rank and name.
+    """
+
+    nbytes: int
+    digests: dict[int, dict[str, bytes]]
+    samples: dict[int, dict[str, samples.Sample]]
+
+
+def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+    """Read what tells whether the folder fits its strategy; return the bytes read, and notices."""
+    request, source = conversion.request, conversion.source
+    looks = team.gather_work(lambda tick: _look(conversion, team, tick))
+    with team.together():
+        sampled = {rank: found for look in looks for rank, found in look.samples.items()}
+        if not request.allow_equal_slices:
+            check_slices_differ(source, sampled, probes(conversion.selection))
+        for rank in () if request.allow_extra_ranks else conversion.extra:
+            check_extra_rank(source, sampled, rank, str(conversion.shards.paths[rank]))
+        digests = {rank: found for look in looks for rank, found in look.digests.items()}
+        notices = check_unlisted(source, digests, request.unlisted == "take-one")
+    return sum(look.nbytes for look in looks), notices
+
+
+def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
+    every = {**conversion.indexes, **conversion.extra}
+    unlisted = to_compare(conversion.selection)
+    extra = extra_probes(conversion.source, conversion.extra)
+    sampled = [*dict.fromkeys([*probes(conversion.selection), *extra])]
+    found = _Looks(0, {}, {})
+    nbytes = 0
+    for rank in list(every)[team.rank :: team.size]:
+        path, index = conversion.shards.paths[rank], every[rank]
+        if conversion.request.check_crc:
+            samples.check_crc(path, index, tick)
+        if unlisted and rank in conversion.indexes:
+            found.digests[rank] = samples.digest_all(path, index, unlisted, tick)
+            nbytes += sum(index.nbytes(name) for name in found.digests[rank])
+        if sampled:
+            found.samples[rank] = samples.sample(path, index, sampled)
+        tick(0)
+    return replace(found, nbytes=nbytes)

@@ -1,0 +1,234 @@
+"""Runs that were stopped are continued, whole ones are kept, and others are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+import rankxform
+from rankxform.execution import engine, target
+from rankxform.execution.output import part_of
+from tests import reference
+
+NAMES = [f"w{i}" for i in range(12)]
+PARAMS = dict.fromkeys(NAMES, ((48, 32), "Float32"))
+SRC = [dict.fromkeys(NAMES, ([4], [0, -1], 0, 0))]
+DST = [dict.fromkeys(NAMES, ([3], [0, -1], 0, 0))]
+
+
+class Place:
+    def __init__(self, tmp, kind="ckpt"):
+        self.tmp, self.kind = tmp, kind
+        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
+        self.a = reference.write_strategy(tmp / "a.ckpt", SRC)
+        self.b = reference.write_strategy(tmp / "b.ckpt", DST)
+        self.dst = tmp / "dst"
+
+    def transform(self, **options):
+        return rankxform.transform(self.src, self.dst, self.a, self.b, **options)
+
+    def final(self, rank):
+        return self.dst / f"rank_{rank}" / f"checkpoint_{rank}.{self.kind}"
+
+    @property
+    def good(self):
+        return reference.wrong_slices(self.dst, DST, PARAMS, self.kind) == []
+
+    @property
+    def manifest(self):
+        return json.loads((self.dst / "rankxform.json").read_text())
+
+
+@pytest.fixture(params=["ckpt", "safetensors"])
+def place(tmp_path, request):
+    return Place(tmp_path, request.param)
+
+
+def stop_after(monkeypatch, moves, error=None):
+    """Make the engine fail when it has carried out so many moves, once."""
+    real, left = engine.Sources.read, [moves]
+    error = error or rankxform.StoppedError("stopped by a test")
+
+    def read(self, rank, name, start, room):
+        if name not in seen:
+            seen.append(name)
+            left[0] -= 1
+        if left[0] < 0:
+            monkeypatch.setattr(engine.Sources, "read", real)
+            raise error
+        real(self, rank, name, start, room)
+
+    seen = []
+    monkeypatch.setattr(engine.Sources, "read", read)
+
+
+def test_a_stopped_run_is_continued_where_it_was(place, monkeypatch):
+    whole = place.transform()
+    for rank in range(3):
+        place.final(rank).unlink()
+    (place.dst / "rankxform.json").unlink()
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError) as caught:
+        place.transform()
+    assert caught.value.resumable
+    assert not any(place.final(rank).exists() for rank in range(3))
+    assert not (place.dst / "rankxform.json").exists()
+    report = place.transform()
+    assert place.good
+    assert report.continued == 3
+    assert report.read == whole.read * 7 // 12, "five of twelve parameters were there"
+    assert not (place.dst / ".rankxform").exists()
+    assert len(place.manifest["files"]) == 3
+
+
+def test_any_failure_of_storage_can_be_continued(place, monkeypatch):
+    stop_after(monkeypatch, 7, rankxform.StorageError("the device is gone"))
+    with pytest.raises(rankxform.StorageError, match="the device is gone"):
+        place.transform()
+    report = place.transform()
+    assert place.good and report.continued == 3
+
+
+def test_a_broken_source_leaves_nothing(place, monkeypatch):
+    stop_after(monkeypatch, 7, rankxform.CheckpointError("was changed"))
+    with pytest.raises(rankxform.CheckpointError) as caught:
+        place.transform()
+    assert not caught.value.resumable
+    assert not place.dst.exists() or not [p for p in place.dst.rglob("*") if p.is_file()]
+
+
+def test_what_is_complete_is_kept(place):
+    first = place.transform()
+    before = {p: p.stat() for p in place.dst.rglob("*") if "rank_" in str(p)}
+    again = place.transform()
+    assert (again.kept, again.written, again.read) == (3, 0, 0) and first.kept == 0
+    assert {p: p.stat() for p in place.dst.rglob("*") if "rank_" in str(p)} == before
+    place.final(1).unlink()
+    again = place.transform()
+    assert again.kept == 2 and 0 < again.written < first.written
+    assert place.good and len(place.manifest["files"]) == 3
+
+
+def test_ranks_can_be_made_in_several_runs(place):
+    place.transform(ranks=(0,))
+    assert list(place.manifest["files"]) == [f"rank_0/checkpoint_0.{place.kind}"]
+    report = place.transform(ranks=(1, 2))
+    assert report.kept == 0
+    assert place.good and len(place.manifest["files"]) == 3
+    assert place.transform().kept == 3
+
+
+def test_a_changed_file_is_not_taken_for_ours(place):
+    place.transform()
+    data = place.final(1).read_bytes()
+    place.final(1).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(rankxform.StorageError, match="checkpoint_1.*was changed after it was"):
+        place.transform()
+    place.transform(overwrite=True)
+    assert place.final(1).read_bytes() == data
+
+
+def test_changed_inputs_and_options_are_named(place, monkeypatch):
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform()
+    for changes, words in (
+        ({"exclude": ("w3",)}, "a run that was stopped, and since then exclude was"),
+        ({"dst_strategy": place.a}, "the destination strategy is another"),
+    ):
+        given = {"src_strategy": place.a, "dst_strategy": place.b, **changes}
+        with pytest.raises(rankxform.StorageError, match=words) as caught:
+            rankxform.transform(place.src, place.dst, **given)
+        assert "--overwrite" in str(caught.value)
+    shard = place.tmp / "src" / "rank_2" / f"checkpoint_2.{place.kind}"
+    os.utime(shard)
+    with pytest.raises(rankxform.StorageError, match=r"checkpoint_2\.\w+ of rank 2 was changed"):
+        place.transform()
+    report = place.transform(overwrite=True)
+    assert report.continued == 0 and place.good
+
+
+def test_beginning_anew_leaves_nothing_of_the_old(place, monkeypatch):
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform()
+    assert part_of(place.final(2)).exists()
+    rankxform.transform(place.src, place.dst, place.a, None, overwrite=True)
+    assert not list(place.dst.rglob("*.part"))
+    assert list(place.manifest["files"]) == [f"rank_0/checkpoint_0.{place.kind}"]
+
+
+def test_an_overwriting_run_that_was_stopped_goes_on(place, monkeypatch):
+    place.transform()
+    before = place.final(0).stat().st_ino
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform(overwrite=True)
+    assert place.final(0).stat().st_ino == before, "the old file is there until the new is whole"
+    assert not (place.dst / "rankxform.json").exists()
+    report = place.transform(overwrite=True)
+    assert (report.kept, report.continued) == (0, 3) and place.good
+    assert place.final(0).stat().st_ino != before
+
+
+def test_a_part_file_that_is_another_is_not_continued(place, monkeypatch):
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform()
+    part = part_of(place.final(1))
+    data = bytearray(part.read_bytes())
+    other = part.with_name("other")
+    other.write_bytes(bytes(len(data)))
+    os.replace(other, part)
+    report = place.transform()
+    assert report.continued == 2 and place.good
+
+
+def test_a_journal_cut_short_costs_only_its_last_entry(place, monkeypatch):
+    monkeypatch.setattr(target, "JOURNAL_SECONDS", 0)
+    stop_after(monkeypatch, 9)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform()
+    (journal,) = (place.dst / ".rankxform").glob("journal-*")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 10
+    journal.write_bytes(b"".join(lines[:6]) + lines[6][:-4])
+    report = place.transform()
+    assert place.good
+    assert report.read == 7 * report.needed // 7 == 7 * 48 * 32 * 4
+
+
+def test_a_journal_that_was_not_synced_dies_with_the_machine(place, monkeypatch):
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform(fsync=False)
+    monkeypatch.setattr(target, "boot_id", lambda: "another boot")
+    report = place.transform()
+    assert report.continued == 0 and place.good
+
+
+def test_with_checksums_and_linked_files_too(tmp_path, monkeypatch):
+    params = {f"w{i}": ((16, 8), "Float32") for i in range(6)}
+    src = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
+    dst = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
+    folder = reference.write_checkpoint(tmp_path / "s", src, params)
+    a, b = (
+        reference.write_strategy(tmp_path / f"{n}.ckpt", one) for n, one in (("a", src), ("b", dst))
+    )
+    rankxform.transform(folder, tmp_path / "whole", a, b, crc=True)
+    stop_after(monkeypatch, 3)
+    with pytest.raises(rankxform.StoppedError):
+        rankxform.transform(folder, tmp_path / "d", a, b, crc=True, link="hard")
+    rankxform.transform(folder, tmp_path / "d", a, b, crc=True, link="hard")
+    for rank in range(4):
+        name = f"rank_{rank}/checkpoint_{rank}.ckpt"
+        assert (tmp_path / "d" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_damaged_records_are_named(place):
+    place.transform()
+    (place.dst / "rankxform.json").write_text("{}")
+    with pytest.raises(rankxform.StorageError, match="rankxform.json: not a rankxform manifest"):
+        place.transform()
