@@ -1,0 +1,177 @@
+"""Killed at any call that changes the file system, and continued, the result is the same.
+
+The kills are random in process, call and victim; their seeds are fixed. `test_every_call` goes
+through all calls of one process in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rankxform
+from rankxform.execution import target
+from tests import reference
+from tests.mpi_launch import environment, mpirun, run
+from tests.trust import victim
+
+ROOT = Path(__file__).parents[2]
+KILLS_A_TEST = 25
+NAMES = [f"w{i}" for i in range(6)]
+PARAMS = {n: ((24, 16 + 8 * (i % 2)), "Float32") for i, n in enumerate(NAMES)}
+SRC = [{n: ([4], [0, -1] if i % 3 else [-1, 0], 0, 0) for i, n in enumerate(NAMES)}]
+DST = [{n: ([3, 2], [1, -1], 0, 0) for n in NAMES}]
+
+
+class Place:
+    """A source of 4 ranks, a target of 6 of which 3 pairs are equal, and how it should end."""
+
+    def __init__(self, tmp, link, kind):
+        self.tmp, self.kind = tmp, kind
+        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
+        a = reference.write_strategy(tmp / "a.ckpt", SRC)
+        b = reference.write_strategy(tmp / "b.ckpt", DST)
+        self.options = {"src_strategy": a, "dst_strategy": b, "link": link, "crc": True}
+        rankxform.transform(self.src, tmp / "whole", **self.options)
+        self.whole = self.files(tmp / "whole")
+        self.before = self.files(tmp / "src")
+        assert len(self.whole) == 6
+
+    def files(self, folder):
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(Path(folder).rglob(f"*.{self.kind}"))
+        }
+
+    def check_unfinished(self, dst):
+        """No file under a final name is incomplete; the manifest says the truth."""
+        there = self.files(dst)
+        for name, data in there.items():
+            assert data == self.whole[name], f"{name} is incomplete under its final name"
+        if (dst / "rankxform.json").exists():
+            assert there == self.whole
+        return there
+
+    def check_finished(self, dst):
+        assert self.files(dst) == self.whole
+        others = {p.name for p in dst.rglob("*") if p.is_file()} - {"rankxform.json"}
+        assert others == {Path(name).name for name in self.whole}
+        assert self.files(self.src) == self.before, "the source is as it was"
+
+
+@pytest.fixture(params=[("none", "ckpt"), ("hard", "safetensors")], ids=["ckpt", "linked"])
+def place(tmp_path, request):
+    return Place(tmp_path, *request.param)
+
+
+def forked(work):
+    """Run `work` in a child; return how it ended (a signal's number is negative)."""
+    child = os.fork()
+    if not child:
+        code = 70
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_every_call(place, monkeypatch):
+    """One process, killed before its first changing call, its second, and so on to the last."""
+    monkeypatch.setattr(target, "JOURNAL_SECONDS", 0)
+    counts = place.tmp / "count"
+
+    def convert(dst, at):
+        number = victim.count_calls(lambda n: kill_self() if n == at else None)
+        rankxform.transform(place.src, dst, **place.options)
+        counts.write_text(str(number[0]))
+
+    assert forked(lambda: convert(place.tmp / "all", 0)) == 0
+    calls = int(counts.read_text())
+    assert calls > 100
+    partly = 0
+    for at in range(1, calls + 1):
+        dst = place.tmp / f"dst{at}"
+        assert forked(lambda at=at, dst=dst: convert(dst, at)) == -signal.SIGKILL
+        partly += 0 < len(place.check_unfinished(dst)) < 6
+        assert forked(lambda at=at, dst=dst: convert(dst, at // 2)) in (0, -signal.SIGKILL)
+        place.check_unfinished(dst)
+        assert forked(lambda dst=dst: convert(dst, 0)) == 0
+        place.check_finished(dst)
+    assert partly, "some kills fell between the files' final names"
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory):
+    """A place, and how many changing calls each process makes, by their number."""
+    place = Place(tmp_path_factory.mktemp("kills"), "none", "ckpt")
+    calls = {}
+    for processes in (1, 2, 3):
+        counts = place.tmp / f"counts{processes}"
+        counts.mkdir()
+        code, output = command(place, processes, place.tmp / "n", VICTIM_COUNTS=counts)
+        assert code == 0, output
+        calls[processes] = [int((counts / str(p)).read_text()) for p in range(processes)]
+        target_of = place.tmp / "n"
+        place.check_finished(target_of)
+        os.rename(target_of, place.tmp / f"n{processes}")
+    return place, calls
+
+
+def command(place, processes, dst, **settings):
+    options = place.options
+    line = [
+        *mpirun(processes), sys.executable, "-m", "tests.trust.victim", "transform", place.src, dst,
+        "--src-strategy", options["src_strategy"], "--dst-strategy", options["dst_strategy"],
+        "--link", options["link"], "--crc",
+    ]  # fmt: skip
+    more = {name: str(value) for name, value in settings.items()}
+    return run([str(word) for word in line], 60, env=environment(**more), cwd=ROOT)
+
+
+def clear_away(mark):
+    """End what a killed launcher left running, as a batch system does."""
+    until = time.monotonic() + 20
+    while left := victim.relatives(mark):
+        assert time.monotonic() < until, left
+        for pid, _ in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_kills_under_mpirun(seed, busy):
+    place, calls = busy
+    rng = random.Random(seed)
+    for kill in range(KILLS_A_TEST):
+        dst = place.tmp / f"dst-{seed}-{kill}"
+        mark = f"{os.getpid()}-{seed}-{kill}"
+        processes = rng.choice((1, 2, 3))
+        process = rng.randrange(processes)
+        settings = {
+            "VICTIM_ID": mark,
+            "VICTIM_PROCESS": process,
+            "VICTIM_CALL": rng.randint(1, calls[processes][process]),
+            "VICTIM_WHOM": rng.choice(("one", "all", "launcher")),
+        }
+        command(place, processes, dst, **settings)
+        clear_away(f"VICTIM_ID={mark}".encode())
+        place.check_unfinished(dst)
+        others = rng.choice([n for n in (1, 2, 3, 4) if n != processes])
+        code, output = command(place, others, dst, VICTIM_ID="none", VICTIM_CALL=0, VICTIM_WHOM="")
+        assert code == 0, (settings, output)
+        place.check_finished(dst)
