@@ -19,6 +19,7 @@ from rankxform.transport.launcher import launched_rank
 
 from . import arguments, report
 from .progress import Progress
+from .stopping import Stopping, seconds_left
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +74,10 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 def _run(argv: Sequence[str], processes: Team) -> int:
     options = processes.share(lambda: arguments.parse(argv))
+    if options.verb in ("transform", "verify"):
+        limit = options.time_limit
+        processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
+        processes.stall_seconds = options.stall_limit
     run: Callable[[argparse.Namespace, Team], None] = _VERBS[options.verb]
     run(options, processes)
     return 0

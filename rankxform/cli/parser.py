@@ -13,7 +13,9 @@ from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
+from rankxform.transport import Team
 
+from .stopping import parse_time
 from .units import number_ranges, parse_size
 
 DESCRIPTION = """\
@@ -93,6 +95,7 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not wait for the device before a file gets its name",
     )
+    _add_limits(run)
     run.add_argument(
         "--progress",
         choices=("auto", "bar", "lines", "none"),
@@ -101,6 +104,23 @@ def _transform(verb: argparse.ArgumentParser) -> None:
     )
     for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
         verb.add_argument(ignored, help=argparse.SUPPRESS)
+
+
+def _add_limits(run: argparse._ArgumentGroup) -> None:
+    run.add_argument(
+        "--time-limit",
+        type=_time,
+        metavar="TIME",
+        help="stop in time before so long has passed (3600, 90m, 2:30:00), so that the same "
+        "command can continue; default: what Slurm gives (SLURM_JOB_END_TIME), else none",
+    )
+    run.add_argument(
+        "--stall-limit",
+        type=_time,
+        default=Team.stall_seconds,
+        metavar="TIME",
+        help="end all processes when one has not answered for so long (default: 15m)",
+    )
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:
@@ -307,6 +327,13 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: a size such as 256M is wanted") from None
+
+
+def _time(text: str) -> float:
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 90m is wanted") from None
 
 
 def _count(text: str) -> int:

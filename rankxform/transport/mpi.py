@@ -37,7 +37,6 @@ from .team import Show, Team
 
 T = TypeVar("T")
 
-STALL_SECONDS = 900.0
 _YIELD_SECONDS = 0.02
 _FIRST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
 _ROUND_SECONDS = 0.2
@@ -114,6 +113,7 @@ class MpiTeam(Team):
         failure: BaseException | None = None
         try:
             with storage_errors():
+                self.check_stop()
                 yield
         except Exception as error:
             failure = error
@@ -129,6 +129,7 @@ class MpiTeam(Team):
                 failed = False
             finally:
                 rounds.end(failed)
+            self.check_stop()  # asked for while it waited for the others
         return value
 
     def finish(self, code: int) -> int:
@@ -208,11 +209,16 @@ class MpiTeam(Team):
                 continue
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_SLEEP)
-            if waited > STALL_SECONDS + (0.5 if self.rank else 0):  # so that one process speaks
-                self.abort(
-                    f"no answer from the other processes for {STALL_SECONDS:.0f} s",
-                    StoppedError.exit_code,
-                )
+            self.check_stall(waited)
+
+    def check_stall(self, waited: float) -> None:
+        """End all processes when some have not answered for too long."""
+        if waited > self.stall_seconds + (0.5 if self.rank else 0):  # so that one process speaks
+            self.abort(
+                f"no answer from a process for {self.stall_seconds:g} s; what the journals hold "
+                "is kept, run the same command again to continue",
+                StoppedError.exit_code,
+            )
 
 
 class _Rounds:
@@ -225,19 +231,23 @@ class _Rounds:
     def __init__(self, team: MpiTeam, show: Show) -> None:
         self._team, self._show = team, show
         self._done = 0
-        self._last = 0.0
+        self._last = self._begun = 0.0
         self._request: Any = None
         self._total = np.zeros(3, np.int64)
 
     def tick(self, nbytes: int) -> None:
+        self._team.check_stop()
         self._done += nbytes
+        now = time.monotonic()
         if self._request is None:
-            if time.monotonic() - self._last >= _ROUND_SECONDS:
+            if now - self._last >= _ROUND_SECONDS:
                 self._start(ended=0, failed=0)
         elif self._request.Test():
             self._complete()
             if self._total[2]:
                 raise PeerError("another process failed")
+        else:
+            self._team.check_stall(now - self._begun)
 
     def end(self, failed: bool) -> None:
         """Take part until every process has ended.
@@ -246,7 +256,8 @@ class _Rounds:
         """
         while True:
             if self._request is None:
-                self._start(ended=1, failed=int(failed))
+                stopped = self._team.stop_reason() is not None
+                self._start(ended=1, failed=int(failed or stopped))
             self._team._wait(self._request)
             self._complete()
             if self._total[1] == self._team.size:
@@ -254,7 +265,7 @@ class _Rounds:
 
     def _start(self, ended: int, failed: int) -> None:
         mine = np.array([self._done, ended, failed], np.int64)
-        self._mine = mine  # must outlive the request
+        self._mine, self._begun = mine, time.monotonic()  # the buffer must outlive the request
         self._request = self._team._comm.Iallreduce(mine, self._total, self._team._mpi.SUM)
 
     def _complete(self) -> None:

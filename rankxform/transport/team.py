@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rankxform.errors import storage_errors
+from rankxform.errors import StoppedError, storage_errors
 
 T = TypeVar("T")
 Show = Callable[[int, bool], None]
@@ -24,6 +24,16 @@ class Team(ABC):
 
     rank: int
     size: int
+    stop_reason: Callable[[], str | None] = staticmethod(lambda: None)
+    """Asked often, on every process: why to stop before the end, or None."""
+    stall_seconds = 900.0
+    """How long to wait for an answer of another process before all are ended."""
+
+    def check_stop(self) -> None:
+        """Raise StoppedError where this process was asked to stop."""
+        reason = self.stop_reason()
+        if reason is not None:
+            raise StoppedError(reason)
 
     @abstractmethod
     def share(self, compute: Callable[[], T]) -> T:
@@ -67,8 +77,9 @@ class Serial(Team):
     rank, size = 0, 1
 
     def share(self, compute: Callable[[], T]) -> T:
-        with storage_errors():
+        with self.together():
             return compute()
+        raise AssertionError("together() raises or returns")
 
     def gather(self, compute: Callable[[], T]) -> list[T]:
         return [self.share(compute)]
@@ -76,6 +87,7 @@ class Serial(Team):
     @contextmanager
     def together(self) -> Iterator[None]:
         with storage_errors():
+            self.check_stop()
             yield
 
     def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
@@ -83,6 +95,7 @@ class Serial(Team):
 
         def tick(nbytes: int) -> None:
             nonlocal done
+            self.check_stop()
             done += nbytes
             show(done, False)
 

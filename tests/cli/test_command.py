@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -299,23 +298,6 @@ def test_a_pipe_that_closes_early_is_no_error(place):
     code, output = run(["bash", "-o", "pipefail", "-c", line], 30, env=environment(), cwd=ROOT)
     assert "Traceback" not in output
     assert code in (0, 141), output
-
-
-def test_an_interrupt_says_so(place):
-    program = (
-        "import time; from rankxform.job import convert as job; job.write_parts = lambda *a, **k: time.sleep(60)\n"
-        "import sys; from rankxform.cli.main import main; sys.exit(main())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "transform", place.src, place.dst, "--src-strategy", place.a],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT,
-    )  # fmt: skip
-    assert process.stdout.readline().startswith("source")
-    time.sleep(0.5)  # it is at work now
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 75
-    assert errors.startswith("rankxform: error: interrupted")
 
 
 def test_the_launch_script(place):
