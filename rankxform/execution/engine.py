@@ -23,7 +23,7 @@ from rankxform.errors import CheckpointError, RankxformError, StorageError
 from rankxform.formats.index import Index, locate
 from rankxform.planning.moves import Move
 
-from .files import Buffer, Descriptors, Tick, read_into
+from .files import Buffer, Descriptors, Tick, read_into, status_of
 from .output import Output, Writer, part_descriptors
 from .recipes import Kitchen
 from .target import Journal
@@ -204,7 +204,7 @@ class Sources:
         path, index = self._paths[rank], self._indexes[rank]
         fd = self._descriptors.get(path)
         if rank not in self._checked:
-            check_unchanged(path, os.fstat(fd), index)
+            check_unchanged(path, status_of(fd, path), index)
             self._checked.add(rank)
         done = 0
         for span in locate(index.spans(name), start, len(room)):

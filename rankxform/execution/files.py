@@ -41,8 +41,44 @@ def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     except OSError as error:
         raise StorageError.of(error, path, "open") from error
     try:
-        yield fd, os.fstat(fd)
+        yield fd, status_of(fd, path)
     finally:
+        _let_go(fd)
+
+
+def status_of(fd: int, path: Path) -> os.stat_result:
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "look at") from error
+
+
+@contextmanager
+def opened_to_write(path: Path) -> Iterator[int]:
+    """Open a file that is there for writing; yield its descriptor."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError.of(error, path, "open") from error
+    try:
+        yield fd
+    except BaseException:
+        _let_go(fd)
+        raise
+    close(fd, path)
+
+
+def close(fd: int, path: Path) -> None:
+    """Close what was written to; network file systems tell only then that there was no room."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "close") from error
+
+
+def _let_go(fd: int) -> None:
+    """Close what was only read: nothing can be lost."""
+    with suppress(OSError):
         os.close(fd)
 
 
@@ -50,10 +86,16 @@ def range_reader(fd: int, path: Path) -> ReadAt:
     """Return a `read_at` over an open file, for the formats' header readers."""
 
     def read_at(offset: int, nbytes: int) -> bytes:
-        try:
-            return os.pread(fd, nbytes, offset)
-        except OSError as error:
-            raise StorageError.of(error, path, f"read {nbytes} bytes at {offset}") from error
+        data = b""
+        while len(data) < nbytes:
+            try:
+                got = os.pread(fd, nbytes - len(data), offset + len(data))
+            except OSError as error:
+                raise StorageError.of(error, path, f"read {nbytes} bytes at {offset}") from error
+            if not got:
+                break
+            data = data + got if data else got
+        return data
 
     return read_at
 
@@ -72,7 +114,8 @@ class Descriptors:
             self._open.move_to_end(path)
             return fd
         while len(self._open) >= self._most:
-            os.close(self._open.popitem(last=False)[1])
+            oldest, fd = self._open.popitem(last=False)
+            close(fd, oldest)
         try:
             fd = os.open(path, self._flags)
         except OSError as error:
@@ -81,8 +124,16 @@ class Descriptors:
         return fd
 
     def close(self) -> None:
+        """Close all; raise what the first that failed did."""
+        failures = []
         while self._open:
-            os.close(self._open.popitem()[1])
+            path, fd = self._open.popitem()
+            try:
+                close(fd, path)
+            except StorageError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 def _descriptor_limit() -> int:
@@ -159,9 +210,10 @@ def create(path: Path) -> None:
     """Make an empty file that does not share its bytes with anything that had its name."""
     try:
         path.unlink(missing_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StorageError.of(error, path, "create") from error
+    close(fd, path)
 
 
 def remove(path: Path) -> None:
@@ -192,7 +244,7 @@ def sync(path: Path) -> None:
         try:
             os.fsync(fd)
         finally:
-            os.close(fd)
+            _let_go(fd)
     except OSError as error:
         raise StorageError.of(error, path, "sync") from error
 
@@ -223,8 +275,5 @@ def write_small(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 def _write_all(part: Path, data: bytes) -> None:
     create(part)
-    fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with opened_to_write(part) as fd:
         write_from(fd, part, 0, memoryview(data))
-    finally:
-        os.close(fd)

@@ -141,4 +141,5 @@ def _guarded(path: Path) -> Iterator[None]:
                 break
         yield
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            os.close(fd)

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from .files import SYSCALL_BYTES, create, opened, read_into, remove, start_writing, write_from
+from .files import (
+    SYSCALL_BYTES,
+    create,
+    fsync,
+    opened,
+    opened_to_write,
+    read_into,
+    remove,
+    start_writing,
+    write_from,
+)
 
 PROBE_BYTES = 64 << 20
 """Most bytes that are read and written to measure."""
@@ -21,7 +31,7 @@ class Speed:
     write: float
 
 
-def measure(source: Path, folder: Path, *, fsync: bool, nbytes: int = PROBE_BYTES) -> Speed:
+def measure(source: Path, folder: Path, *, durable: bool, nbytes: int = PROBE_BYTES) -> Speed:
     """Read from the file `source`, and write a file below `folder` that is removed again."""
     block = memoryview(bytearray(SYSCALL_BYTES))
     with opened(source) as (fd, status):
@@ -33,18 +43,15 @@ def measure(source: Path, folder: Path, *, fsync: bool, nbytes: int = PROBE_BYTE
     probe = _existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
     try:
         create(probe)
-        fd = os.open(probe, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with opened_to_write(probe) as fd:
             began = perf_counter()
             for start in range(0, nbytes, SYSCALL_BYTES):
                 write_from(fd, probe, start, block[: min(SYSCALL_BYTES, nbytes - start)])
-                if fsync:
+                if durable:
                     start_writing(fd, start, SYSCALL_BYTES)
-            if fsync:
-                os.fsync(fd)
+            if durable:
+                fsync(fd, probe)
             write = nbytes / (perf_counter() - began)
-        finally:
-            os.close(fd)
     finally:
         remove(probe)
     return Speed(read, write)

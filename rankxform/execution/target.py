@@ -32,6 +32,7 @@ from .files import (
     create,
     fsync,
     make_folder,
+    opened_to_write,
     read_bytes,
     remove,
     sync,
@@ -271,7 +272,8 @@ class Target:
             self._remove_records()
 
     def _remove_records(self) -> None:
-        shutil.rmtree(self._own, ignore_errors=True)
+        with suppress(OSError):
+            shutil.rmtree(self._own)
         with suppress(OSError):
             self._folder.rmdir()  # where it was made for this run and is empty
 
@@ -343,11 +345,8 @@ class Journal:
         self._last = monotonic()
 
     def _append(self, line: bytes) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with opened_to_write(self._path) as fd:
             write_from(fd, self._path, self._end, memoryview(line))
             if self._durable:
                 fsync(fd, self._path)
-        finally:
-            os.close(fd)
         self._end += len(line)

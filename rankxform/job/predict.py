@@ -34,7 +34,7 @@ def predict(conversion: Conversion, team: Team) -> Prediction:
     source, target = paths[team.rank % len(paths)], Path(request.dst)
     with team.together():
         pass  # so that all measure at the same time
-    speeds = team.gather(lambda: measure(source, target, fsync=request.fsync))
+    speeds = team.gather(lambda: measure(source, target, durable=request.fsync))
     moves = [conversion.planner.moves(share) for share in conversion.shares(team.size)]
     seconds = [
         bytes_to_read(some) / speed.read

@@ -1,6 +1,6 @@
 """The command, made slow enough to be interrupted: every read waits for SLOW_SECONDS first.
 
-Prints ``at work`` with its process id when it has read for the first time.
+Prints ``at work`` with its process id when it reads for the first time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import time
 from rankxform.cli.main import main
 from rankxform.execution import engine
 
-real = engine.Sources.read
-told = []
+
+def slow_down():
+    real, told = engine.Sources.read, []
+
+    def read(self, *arguments):
+        if not told:
+            told.append(1)
+            os.write(1, f"at work {os.getpid()}\n".encode())
+        time.sleep(float(os.environ["SLOW_SECONDS"]))
+        real(self, *arguments)
+
+    engine.Sources.read = read
 
 
-def read(self, *arguments):
-    if not told:
-        told.append(1)
-        os.write(1, f"at work {os.getpid()}\n".encode())
-    time.sleep(float(os.environ["SLOW_SECONDS"]))
-    real(self, *arguments)
-
-
-engine.Sources.read = read
-sys.exit(main())
+if __name__ == "__main__":
+    slow_down()
+    sys.exit(main())

@@ -160,7 +160,7 @@ def test_what_slurm_says_is_left():
 def test_times():
     assert [parse_time(t) for t in ("2:30", "2h", "0.5")] == [150, 7200, 0.5]
     for bad in ("", "soon", "1:2:3:4", "-5", "1e9"):
-        with pytest.raises(ValueError, match=re.escape(bad)):
+        with pytest.raises(ValueError, match=re.escape(bad) or "^$"):
             parse_time(bad)
 
 
