@@ -1,6 +1,6 @@
 """rankxform: move a distributed MindSpore checkpoint between parallel strategies."""
 
-from rankxform.api import inspect, merge, plan, ranks, transform
+from rankxform.api import inspect, merge, plan, ranks, transform, verify
 from rankxform.errors import (
     CheckpointError,
     PeerError,
@@ -26,4 +26,5 @@ __all__ = [
     "plan",
     "ranks",
     "transform",
+    "verify",
 ]

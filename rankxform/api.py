@@ -37,6 +37,23 @@ def transform(
     return job.transform(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
 
 
+def verify(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    src_strategy: str | os.PathLike[str] | None = None,
+    dst_strategy: str | os.PathLike[str] | None = None,
+    *,
+    comm: Any = None,
+    **options: Any,
+) -> job.Verdict:
+    """Compare every byte of `dst` with what `src` and the strategies make of it.
+
+    Whatever tool wrote `dst`; the arguments are those of `transform`. The verdict's `differences`
+    are empty where both hold the same model.
+    """
+    return job.verify(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
+
+
 def plan(
     src: str | os.PathLike[str],
     src_strategy: str | os.PathLike[str] | None = None,

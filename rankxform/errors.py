@@ -23,6 +23,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+DIFFERENT = 6
+"""The exit code of a verification that found a difference, which is no error."""
+
 
 class RankxformError(Exception):
     """Any failure that rankxform reports by one message.

@@ -39,7 +39,7 @@ def request(options: argparse.Namespace) -> Request:
     shapes = given.get("shapes")
     src = "" if shapes else _one("SRC", options.src, options.src_option)
     dst = options.dst or options.dst_option
-    if options.verb == "transform" and not options.dry_run:
+    if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
         dst = _one("DST", options.dst, options.dst_option)
     return Request(
         src=src,

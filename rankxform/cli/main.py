@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankxform import hostfile, inspection, job
-from rankxform.errors import RankxformError, StoppedError, StorageError, exit_code
+from rankxform.errors import DIFFERENT, RankxformError, StoppedError, StorageError, exit_code
 from rankxform.execution import strategies
 from rankxform.execution.files import read_bytes
 from rankxform.transport import Team, team
@@ -78,9 +78,8 @@ def _run(argv: Sequence[str], processes: Team) -> int:
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
         processes.stall_seconds = options.stall_limit
-    run: Callable[[argparse.Namespace, Team], None] = _VERBS[options.verb]
-    run(options, processes)
-    return 0
+    run: Callable[[argparse.Namespace, Team], int | None] = _VERBS[options.verb]
+    return run(options, processes) or 0
 
 
 def _transform(options: argparse.Namespace, processes: Team) -> None:
@@ -100,6 +99,21 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
         _tell(report.closing(done))
         if options.profile:
             _tell(report.profile(done))
+
+
+def _verify(options: argparse.Namespace, processes: Team) -> int:
+    def begin(conversion: job.Conversion, nbytes: int) -> Progress:
+        if not options.json:
+            _tell(report.opening(conversion, processes.size))
+        return Progress(nbytes, options.progress)
+
+    request = processes.share(lambda: arguments.request(options))
+    found = job.verify(request, processes, begin)
+    if processes.rank == 0:
+        _print(
+            report.as_json(report.verdict_facts(found)) if options.json else report.verdict(found)
+        )
+    return DIFFERENT if found.differences else 0
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:
@@ -185,8 +199,9 @@ def _tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_VERBS: dict[str, Callable[[argparse.Namespace, Team], None]] = {
+_VERBS: dict[str, Callable[[argparse.Namespace, Team], int | None]] = {
     "transform": _transform,
+    "verify": _verify,
     "plan": _plan,
     "ranks": _ranks,
     "merge": _merge,

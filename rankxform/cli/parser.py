@@ -35,8 +35,8 @@ The arguments of MindSpore's and MindFormers' conversion scripts are understood 
 "-" and "_" are the same in an option. Without a verb, options mean transform.
 
 exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the strategy or the
-checkpoint is at fault; 4 reading or writing failed; 70 a bug of rankxform's own;
-75 stopped, run again.
+checkpoint is at fault; 4 reading or writing failed; 6 verify found a difference; 70 a bug
+of rankxform's own; 75 stopped, run again.
 """
 
 
@@ -96,14 +96,26 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         help="do not wait for the device before a file gets its name",
     )
     _add_limits(run)
+    _add_progress(run)
+    for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
+        verb.add_argument(ignored, help=argparse.SUPPRESS)
+
+
+def _verify(verb: argparse.ArgumentParser) -> None:
+    _add_conversion(verb)
+    run = verb.add_argument_group("how it is done")
+    _add_limits(run)
+    _add_progress(run)
+    _add_json(verb)
+
+
+def _add_progress(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--progress",
         choices=("auto", "bar", "lines", "none"),
         default="auto",
         help="a bar on a terminal, lines in a log (default: auto)",
     )
-    for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
-        verb.add_argument(ignored, help=argparse.SUPPRESS)
 
 
 def _add_limits(run: argparse._ArgumentGroup) -> None:
@@ -176,6 +188,7 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
 
 _VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transform": ("Convert a checkpoint.", _transform),
+    "verify": ("Compare every byte of a destination with what its source makes of it.", _verify),
     "plan": ("Print what would be read, written and held in memory; touch no tensor.", _plan),
     "ranks": ("Print the source ranks whose bytes each destination rank needs.", _ranks_options),
     "merge": ("Write the strategy files of all stages as one that MindSpore reads.", _merge),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.execution.speed import PROBE_BYTES
-from rankxform.job import Conversion, Prediction, Report
+from rankxform.job import Conversion, Prediction, Report, Verdict
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.moves import bytes_to_read, needed_bytes, read_by_rank
 from rankxform.planning.names import patterns
@@ -79,6 +79,43 @@ def closing(done: Report) -> str:
         lines.append(_names("in the strategies, not in the checkpoint", selection.absent))
     lines += [f"note: {notice}" for notice in done.notices]
     return "\n".join(lines)
+
+
+def verdict(found: Verdict) -> str:
+    """Say whether source and destination hold the same model, and where they do not."""
+    what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
+    notes = [f"note: {notice}" for notice in found.notices]
+    if not found.differences:
+        return "\n".join([f"the same: every byte compared, {what}", *notes])
+    rows = [
+        (
+            one.name,
+            one.rank,
+            one.why,
+            "" if one.index is None else str(list(one.index)),
+            "" if one.index is None else f"{one.count:,} of {one.size:,}",
+        )
+        for one in found.differences
+    ]
+    head = ("parameter", "rank", "", "first at", "elements")
+    names = len({one.name for one in found.differences})
+    last = f"DIFFERENT: {_count(names, 'parameter')}, {_count(len(rows), 'slice')}; compared {what}"
+    return "\n".join([_cut(table(head, rows), "slices"), *notes, last])
+
+
+def verdict_facts(found: Verdict) -> dict[str, Any]:
+    """Return a verdict for JSON."""
+    return {
+        "same": not found.differences,
+        "files": found.files,
+        "bytes_compared": found.compared,
+        "differences": [
+            {"parameter": one.name, "rank": one.rank, "why": one.why, "first_index": one.index,
+             "elements": one.count, "of": one.size}
+            for one in found.differences
+        ],
+        "notices": list(found.notices),
+    }  # fmt: skip
 
 
 def profile(done: Report) -> str:
@@ -190,12 +227,12 @@ def _few(ranks: list[int]) -> str:
     return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, what: str = "ranks") -> str:
     lines = text.splitlines()
     if len(lines) <= _MANY + 1:
         return text
     return "\n".join(
-        [*lines[: _MANY + 1], f"and {len(lines) - 1 - _MANY} ranks more (--json prints all)"]
+        [*lines[: _MANY + 1], f"and {len(lines) - 1 - _MANY} {what} more (--json prints all)"]
     )
 
 

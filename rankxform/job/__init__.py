@@ -4,5 +4,16 @@ from .convert import Report, transform
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .request import Request
+from .verify import Verdict, verify
 
-__all__ = ["Conversion", "Prediction", "Report", "Request", "predict", "prepare", "transform"]
+__all__ = [
+    "Conversion",
+    "Prediction",
+    "Report",
+    "Request",
+    "Verdict",
+    "predict",
+    "prepare",
+    "transform",
+    "verify",
+]

@@ -87,7 +87,7 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
     with phases.phase("plan"):
         found = team.share(lambda: _inputs(request))
     with phases.phase("index"):
-        indexes = found.imagined or _gather_indexes(team, {**found.shards.paths})
+        indexes = found.imagined or gather_indexes(team, {**found.shards.paths})
     with phases.phase("plan"), team.together():
         src = found.src
         if isinstance(src, WholeStrategy) and not found.imagined:
@@ -210,7 +210,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _gather_indexes(team: Team, paths: Mapping[int, Path]) -> dict[int, Index]:
+def gather_indexes(team: Team, paths: Mapping[int, Path]) -> dict[int, Index]:
     """Index the files, each process its share, and give every process all of them."""
     mine = list(paths.items())[team.rank :: team.size]
     indexer = Indexer()

@@ -1,0 +1,183 @@
+"""Verification finds what is wrong in a destination, names it, and passes what is right."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+
+import numpy as np
+import pytest
+
+import rankxform
+from tests import reference
+from tests.cases import random_case
+from tests.mpi_launch import environment, mpirun, run
+
+PARAMS = {
+    "w": ((12, 10), "Float32"),
+    "v": ((6, 4, 8), "Float16"),
+    "b": ((12,), "BFloat16"),
+    "s": ((), "Float64"),
+}
+SRC = [
+    {"w": ([2, 3], [0, 1], 0, 0), "v": ([2, 3], [-1, 1, -1], 0, 0), "b": ([6], [0], 0, 0),
+     "s": ([6], [], 0, 0)}
+]  # fmt: skip
+DST = [
+    {"w": ([2, 2], [-1, 1], 0, 0), "v": ([2, 2], [1, -1, 0], 0, 0), "b": ([2, 2], [0], 0, 0),
+     "s": ([4], [], 0, 0)}
+]  # fmt: skip
+
+
+class Place:
+    def __init__(self, tmp, kind):
+        self.tmp, self.kind = tmp, kind
+        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
+        self.a = reference.write_strategy(tmp / "a.ckpt", SRC)
+        self.b = reference.write_strategy(tmp / "b.ckpt", DST)
+        self.dst = tmp / "dst"
+        rankxform.transform(self.src, self.dst, self.a, self.b, fsync=False)
+
+    def verify(self, **options):
+        return rankxform.verify(self.src, self.dst, self.a, self.b, **options)
+
+    def entries(self, rank):
+        path = self.dst / f"rank_{rank}" / f"checkpoint_{rank}.{self.kind}"
+        found = reference.read_any(path)
+        return path, {
+            name: (dtype, np.frombuffer(data, reference.WORD[reference.ITEM[dtype]]).reshape(shape))
+            for name, (dtype, shape, data) in found.items()
+        }
+
+    def rewrite(self, path, entries):
+        write = reference.write_safetensors if self.kind == "safetensors" else reference.write_ckpt
+        path.unlink()
+        write(path, entries)
+
+
+@pytest.fixture(params=["ckpt", "safetensors"])
+def place(tmp_path, request):
+    return Place(tmp_path, request.param)
+
+
+def told(verdict):
+    return [(one.name, one.rank, one.why, one.index) for one in verdict.differences]
+
+
+def test_what_is_right_passes(place):
+    verdict = place.verify()
+    assert told(verdict) == [] and verdict.files == 4
+    total = sum(int(np.prod(s)) * reference.ITEM[d] for s, d in PARAMS.values())
+    assert verdict.compared > total, "replicas are compared too"
+
+
+def test_every_flipped_bit_is_found_where_it_is(place):
+    rng = random.Random(7)
+    for _ in range(60):
+        rank = rng.randrange(4)
+        path, entries = place.entries(rank)
+        before = path.read_bytes()
+        name = rng.choice(list(PARAMS))
+        dtype, words = entries[name]
+        words = words.copy()
+        index = tuple(rng.randrange(n) for n in words.shape)
+        words[index] ^= words.dtype.type(1 << rng.randrange(8 * words.itemsize))
+        place.rewrite(path, {**entries, name: (dtype, words)})
+        layout, shape = DST[0][name], PARAMS[name][0]
+        positions = np.arange(int(np.prod(shape))).reshape(shape)
+        flat = reference.cut(positions, layout, rank)[index]
+        where = tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
+        assert told(place.verify()) == [(name, rank, "differs", where)]
+        path.write_bytes(before)
+    assert told(place.verify()) == []
+
+
+def test_swapped_and_missing_and_foreign_parameters(place):
+    path, entries = place.entries(2)
+    missing = {n: e for n, e in entries.items() if n != "v"}
+    place.rewrite(path, {**missing, "x": entries["b"]})
+    assert told(place.verify()) == [
+        ("v", 2, "is missing", None),
+        ("x", 2, "should not be here", None),
+    ]
+    other = {**entries, "b": ("Float16", entries["b"][1]), "w": ("Float32", entries["w"][1].T)}
+    place.rewrite(path, other)
+    assert [(name, why) for name, _, why, _ in told(place.verify())] == [
+        ("b", "is of type Float16, not BFloat16"),
+        ("w", "has shape [5, 12], not [12, 5]"),
+    ]
+
+
+def test_a_missing_rank_is_named(place):
+    (place.dst / "rank_3" / f"checkpoint_3.{place.kind}").unlink()
+    with pytest.raises(rankxform.CheckpointError, match="dst: has no file of destination rank 3"):
+        place.verify()
+
+
+def test_many_blocks_in_little_memory(tmp_path):
+    params = {"w": ((4096, 512), "Float32")}
+    src, dst = [{"w": ([4], [0, -1], 0, 0)}], [{"w": ([4], [-1, 0], 0, 0)}]
+    folder = reference.write_checkpoint(tmp_path / "src", src, params)
+    a, b = (
+        reference.write_strategy(tmp_path / f"{n}.ckpt", s) for n, s in (("a", src), ("b", dst))
+    )
+    rankxform.transform(folder, tmp_path / "dst", a, b, fsync=False)
+    path = tmp_path / "dst" / "rank_1" / "checkpoint_1.ckpt"
+    data = bytearray(path.read_bytes())
+    for at in (-4 * 128 * 1000 - 4, -2):
+        data[at] ^= 255
+    path.write_bytes(data)
+    (found,) = rankxform.verify(folder, tmp_path / "dst", a, b, memory=1 << 20).differences
+    assert (found.index, found.count, found.size) == ((4096 - 1001, 255), 2, 4096 * 128)
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_command_says_so_and_exits_with_6(processes, place):
+    line = [*mpirun(processes), sys.executable, "-m", "rankxform", "verify", place.src, place.dst]
+    line += ["--src-strategy", place.a, "--dst-strategy", place.b]
+    code, output = run([str(w) for w in line], 60, env=environment())
+    assert (code, output.splitlines()[-1][:33]) == (0, "the same: every byte compared, 1.")
+    path, entries = place.entries(1)
+    dtype, words = entries["w"]
+    words = words.copy()
+    words[3, 2] += 1
+    place.rewrite(path, {**entries, "w": (dtype, words)})
+    code, output = run([str(w) for w in line], 60, env=environment())
+    assert code == 6
+    assert "DIFFERENT: 1 parameter, 1 slice" in output
+    assert re.search(r"^w +1 +differs +\[3, 7\] +1 of 60$", output, re.M)
+    code, output = run([*map(str, line), "--json"], 60, env=environment())
+    assert code == 6
+    facts = json.loads(output[: output.rindex("}") + 1])
+    assert facts["differences"][0]["first_index"] == [3, 7]
+
+
+@pytest.mark.oracle
+def test_mindspores_own_outputs(tmp_path):
+    """Right ones pass; the two families that it gets wrong (SEMANTICS B1 and B2) do not."""
+    ms = pytest.importorskip("mindspore", reason="MindSpore has no wheel for this Python")
+    for seed in range(40):
+        case, tmp = random_case(seed), tmp_path / str(seed)
+        src = reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras)
+        a, b = (
+            stages and reference.write_strategy(tmp / f"{n}.ckpt", stages)
+            for n, stages in (("a", case.src), ("b", case.dst))
+        )
+        ms.transform_checkpoints(src, str(tmp / "ms"), "checkpoint_", a, b)
+        assert rankxform.verify(src, tmp / "ms", a, b).differences == (), seed
+    wrong = (
+        ([{"w": ([2, 2, 2], [0, 1], 4, -1)}], None, "ckpt"),
+        ([{"w": ([2], [0, -1], 0, 0)}], [{"w": ([2], [-1, 0], 0, 0)}], "safetensors"),
+    )
+    for number, (before, after, kind) in enumerate(wrong):
+        tmp = tmp_path / f"wrong{number}"
+        params = {"w": ((16, 8), "Float32")}
+        src = reference.write_checkpoint(tmp / "src", before, params, kind=kind)
+        a = reference.write_strategy(tmp / "a.ckpt", before)
+        b = after and reference.write_strategy(tmp / "b.ckpt", after)
+        ms.transform_checkpoints(src, str(tmp / "ms"), "checkpoint_", a, b, output_format=kind)
+        assert {one.name for one in rankxform.verify(src, tmp / "ms", a, b).differences} == {"w"}
+        rankxform.transform(src, tmp / "rx", a, b)
+        assert rankxform.verify(src, tmp / "rx", a, b).differences == ()
