@@ -3,6 +3,7 @@
 from rankxform.api import inspect, merge, plan, ranks, transform, verify
 from rankxform.errors import (
     CheckpointError,
+    DifferenceError,
     PeerError,
     RankxformError,
     RequestError,
@@ -14,6 +15,7 @@ from rankxform.errors import (
 
 __all__ = [
     "CheckpointError",
+    "DifferenceError",
     "PeerError",
     "RankxformError",
     "RequestError",

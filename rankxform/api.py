@@ -32,14 +32,14 @@ def transform(
     without one the launcher's world is used, or this process alone. `options` are the other
     fields of `rankxform.job.Request`: prefix, format, ranks, src_pattern, step, suffix, include,
     exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
-    overwrite, fsync, link, memory. Raises RankxformError, of one class on every process.
+    overwrite, fsync, link, memory, verify. Raises RankxformError, of one class on every process.
     """
     return job.transform(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
 
 
 def verify(
     src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    dst: str | os.PathLike[str] | None = None,
     src_strategy: str | os.PathLike[str] | None = None,
     dst_strategy: str | os.PathLike[str] | None = None,
     *,
@@ -48,9 +48,11 @@ def verify(
 ) -> job.Verdict:
     """Compare every byte of `dst` with what `src` and the strategies make of it.
 
-    Whatever tool wrote `dst`; the arguments are those of `transform`. The verdict's `differences`
-    are empty where both hold the same model.
+    Whatever tool wrote `dst`; the arguments are those of `transform`. With one folder, it is
+    compared with its own manifest. The verdict's `differences` are empty where all is right.
     """
+    if dst is None:
+        return job.verify_alone(os.fspath(src), team(comm))
     return job.verify(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
 
 

@@ -9,6 +9,7 @@
     ├── RequestError             3  strategies and checkpoint are sound, the wish is not: shapes
     │                               that do not divide, names that only one side knows
     ├── StorageError             4  reading or writing failed: space, permission, device
+    ├── DifferenceError          6  a verification found that two sides are not the same
     ├── StoppedError            75  stopped by a signal or a stall; run the command again
     └── PeerError               70  another process met a bug
 
@@ -22,9 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
-
-DIFFERENT = 6
-"""The exit code of a verification that found a difference, which is no error."""
 
 
 class RankxformError(Exception):
@@ -79,6 +77,12 @@ def storage_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError.of(error, error.filename or "a file", "use") from error
+
+
+class DifferenceError(RankxformError):
+    """A verification found that two sides are not the same."""
+
+    exit_code = 6
 
 
 class StoppedError(RankxformError):

@@ -66,7 +66,17 @@ def request(options: argparse.Namespace) -> Request:
         link=options.link,
         memory=options.memory,
         shapes=shapes,
+        verify=given.get("verify", False),
     )
+
+
+def means_manifest(options: argparse.Namespace) -> bool:
+    """Whether ``verify`` got one folder, to be compared with its own manifest."""
+    if options.dst or options.dst_option or options.src_option or not options.src:
+        return False
+    if options.src_strategy or options.dst_strategy:
+        raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")
+    return True
 
 
 def ignored(options: argparse.Namespace) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankxform import hostfile, inspection, job
-from rankxform.errors import DIFFERENT, RankxformError, StoppedError, StorageError, exit_code
+from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, exit_code
 from rankxform.execution import strategies
 from rankxform.execution.files import read_bytes
 from rankxform.transport import Team, team
@@ -107,13 +107,18 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
             _tell(report.opening(conversion, processes.size))
         return Progress(nbytes, options.progress)
 
-    request = processes.share(lambda: arguments.request(options))
-    found = job.verify(request, processes, begin)
+    if processes.share(lambda: arguments.means_manifest(options)):
+        found = job.verify_alone(
+            options.src, processes, lambda nbytes: Progress(nbytes, options.progress)
+        )
+    else:
+        request = processes.share(lambda: arguments.request(options))
+        found = job.verify(request, processes, begin)
     if processes.rank == 0:
         _print(
             report.as_json(report.verdict_facts(found)) if options.json else report.verdict(found)
         )
-    return DIFFERENT if found.differences else 0
+    return DifferenceError.exit_code if found.differences else 0
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:

@@ -91,6 +91,12 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         "--crc", action="store_true", help="write the checksum that MindSpore's crc_check expects"
     )
     run.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare fingerprints of what is read with those of what is written, and keep the "
+        "latter for `verify DST`",
+    )
+    run.add_argument(
         "--no-fsync",
         action="store_true",
         help="do not wait for the device before a file gets its name",

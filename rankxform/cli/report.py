@@ -86,6 +86,11 @@ def verdict(found: Verdict) -> str:
     what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
     notes = [f"note: {notice}" for notice in found.notices]
     if not found.differences:
+        if found.sizes_only:
+            return (
+                f"{_count(found.files, 'file')} of the right size with sound headers; the manifest "
+                "has no fingerprints (transform --verify keeps them)"
+            )
         return "\n".join([f"the same: every byte compared, {what}", *notes])
     rows = [
         (
@@ -97,9 +102,12 @@ def verdict(found: Verdict) -> str:
         )
         for one in found.differences
     ]
-    head = ("parameter", "rank", "", "first at", "elements")
+    head = ("what", "rank", "", "first at", "elements")
     names = len({one.name for one in found.differences})
-    last = f"DIFFERENT: {_count(names, 'parameter')}, {_count(len(rows), 'slice')}; compared {what}"
+    where = f"{_count(names, 'parameter')}, {_count(len(rows), 'slice')}"
+    if found.by_manifest:
+        where = _count(len({one.rank for one in found.differences}), "file")
+    last = f"DIFFERENT: {where}; compared {what}"
     return "\n".join([_cut(table(head, rows), "slices"), *notes, last])
 
 

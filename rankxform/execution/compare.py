@@ -51,14 +51,8 @@ class Comparison:
         self.differences: dict[str, Difference] = {}
         self.written = 0
         self._room = memoryview(bytearray(_BLOCK))
-        contents = {n: (d, s) for n, d, s in zip(*_columns(index))}
-        for name, expected in slices.items():
-            why = _mismatch(contents.get(name), expected)
-            if why:
-                self._differ(name, why)
-        for name in contents:
-            if name not in slices:
-                self._differ(name, "should not be here")
+        for one in mismatches(index, rank, slices):
+            self.differences[one.name] = one
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Compare content of `name` from its content byte `start` on."""
@@ -90,13 +84,14 @@ class Comparison:
             self.differences[name] = known
         known.count += len(elements)
 
-    def _differ(self, name: str, why: str) -> None:
-        self.differences[name] = Difference(name, self._rank, why)
 
-
-def _columns(index: Index) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    contents = index.contents
-    return contents.names, contents.dtypes, contents.shapes
+def mismatches(index: Index, rank: int, slices: Mapping[str, Expected]) -> list[Difference]:
+    """Return what a file's headers tell: parameters that are missing, too many, or others."""
+    found = index.contents
+    contents = {n: (d, s) for n, d, s in zip(found.names, found.dtypes, found.shapes)}
+    reasons = {name: _mismatch(contents.get(name), one) for name, one in slices.items()}
+    reasons.update((name, "should not be here") for name in contents if name not in slices)
+    return [Difference(name, rank, why) for name, why in reasons.items() if why]
 
 
 def _mismatch(found: tuple[str, tuple[int, ...]] | None, expected: Expected) -> str:

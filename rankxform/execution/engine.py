@@ -24,9 +24,10 @@ from rankxform.formats.index import Index, locate
 from rankxform.planning.moves import Move
 
 from .files import Buffer, Descriptors, Tick, read_into, status_of
+from .fingerprint import Witness
+from .journal import Journal
 from .output import Output, Writer, part_descriptors
 from .recipes import Kitchen
-from .target import Journal
 
 DEFAULT_MEMORY = 64 << 20
 _WRITE_BUFFER = 64 << 10
@@ -64,22 +65,25 @@ def write_parts(
     memory: int,
     tick: Tick,
     journal: Journal,
+    *,
     behind: bool = False,
+    witness: Witness | None = None,
 ) -> Traffic:
     """Carry out `moves` into the part files of `outputs`, which are there.
 
     outputs: by destination rank. `memory` bounds the buffers, in bytes. With `behind` the device
     writes while the work goes on, for files that are synced in the end. `tick` is told the bytes
     written since the last call, and may raise to stop. What is complete is noted in `journal`,
-    also when the work ends early.
+    also when the work ends early. A `witness` compares what is written with what was read.
     """
     parts = part_descriptors()
     streams = _streams(outputs, parts, memory // 4, behind)
 
-    def settle() -> None:
+    def settle(tick: Tick = tick) -> None:
         for stream in streams.values():
             stream.finish()
-        journal.settle(output.part for output in outputs.values())
+        sums = witness.take() if witness else {}
+        journal.settle([output.part for output in outputs.values()], sums, tick)
 
     def between(move: Move) -> None:
         journal.moved(move.parameter.name, move.targets)
@@ -87,10 +91,13 @@ def write_parts(
             settle()
 
     try:
-        return carry(moves, streams, sources, memory // 2, tick, between)
+        traffic = carry(moves, streams, sources, memory // 2, tick, between, witness)
+        settle()
+        traffic.seconds["fsync"] = journal.seconds
+        return traffic
     except RankxformError:
         with suppress(StorageError):
-            settle()
+            settle(lambda done: None)
         raise
     finally:
         parts.close()
@@ -103,6 +110,7 @@ def carry(
     memory: int,
     tick: Tick,
     between: Callable[[Move], None] = lambda move: None,
+    witness: Witness | None = None,
 ) -> Traffic:
     """Read what `moves` need, put it together, and put it into `sinks`, by destination rank.
 
@@ -119,10 +127,14 @@ def carry(
                 sources.read(readers[cell], name, start + turn * step, room)
             before = clock()
             reading += before - began
+            if witness:
+                witness.read(move, band, turn)
             done = 0
-            for cell, start, step, data, copies in band.stores:
+            for number, (cell, start, step, data, copies) in enumerate(band.stores):
                 for into, out in copies:
                     into[...] = out
+                if witness:
+                    witness.put(move, band, turn, number)
                 gathered = clock()
                 for rank in targets[cell]:
                     sinks[rank].put(name, start + turn * step, data)
@@ -132,6 +144,8 @@ def carry(
                 writing += written - gathered
                 before = written
             tick(done)
+        if witness:
+            witness.check(move)
         between(move)
     began = clock()
     for sink in sinks.values():

@@ -39,6 +39,24 @@ if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
 
 
 @dataclass(frozen=True)
+class Source:
+    """A region in the arena as it was read, row-major, and the part of it that is wanted."""
+
+    held: Box
+    data: Bytes
+    part: Box
+
+
+@dataclass(frozen=True)
+class Region:
+    """What a store puts: a box of the full parameter, and the sources that make it up."""
+
+    box: Box
+    data: Bytes
+    sources: Sequence[Source]
+
+
+@dataclass(frozen=True)
 class Band:
     """What is done for one band of a parameter, and `count` - 1 times more further on.
 
@@ -47,11 +65,20 @@ class Band:
     stores: (destination cell, first content byte, bytes to the next band's, what of the arena to
     write, and the copies that put it together: view of the arena to write, view to read). All are
     put together in the same place, one after the other, which so stays in the cache.
+    regions: the same stores, as boxes of the full parameter; for whoever wants to look. They are
+    those of the first band, and move on by `step` elements of `axis` with every one.
     """
 
     count: int
     loads: Sequence[tuple[Cell, int, int, Buffer]]
     stores: Sequence[tuple[Cell, int, int, Buffer, Sequence[tuple[_Words, _Words]]]]
+    regions: Sequence[Region]
+    axis: int = 0
+    step: int = 0
+
+    def at(self, turn: int, box: Box) -> Box:
+        """Return where a box of the first band is in the one of number `turn`."""
+        return box.shifted(self.axis, turn * self.step) if turn else box
 
 
 class Kitchen:
@@ -120,7 +147,7 @@ class _Recipe:
             region = region.hull(box)
         if not prod(self._shape):
             empty = self._arena[:0].data
-            yield Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets])
+            yield Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets], ())
             return
         shards = [*self._held.values(), *self._targets.values()]
         room = len(self._arena) - _ALIGN * len(shards)
@@ -146,16 +173,17 @@ class _Recipe:
             for cell, wanted in self._wanted.items()
             if band.intersect(wanted)
         }
-        stores = []
+        stores, regions = [], []
         behind = self._used
         for cell, box in self._targets.items():
             target = band.intersect(box)
             if target is not None:
                 self._used = behind
-                data, copies = self._assemble(cell, target, loaded)
+                data, copies, sources = self._assemble(cell, target, loaded)
                 start, step = _offset(target, box, self._item), self._step(alike, box)
                 stores.append((cell, start, step, data.data, copies))
-        return Band(alike.count, loads, stores)
+                regions.append(Region(target, data, sources))
+        return Band(alike.count, loads, stores, regions, alike.axis, alike.step)
 
     def _step(self, alike: Bands, box: Box) -> int:
         """Return the content bytes from one band to the next in a slice that holds `box`."""
@@ -183,18 +211,20 @@ class _Recipe:
 
     def _assemble(
         self, cell: Cell, target: Box, loaded: Mapping[Cell, _Held]
-    ) -> tuple[Bytes, list[tuple[_Words, _Words]]]:
-        """Plan to put `target`, of destination `cell`, together; return where, and the copies."""
+    ) -> tuple[Bytes, list[tuple[_Words, _Words]], list[Source]]:
+        """Plan to put `target`, of destination `cell`, together; return where, copies, sources."""
         parts = [
             (at, part)
             for at, box in self._copies[cell]
             if (part := box.intersect(target)) is not None
         ]
-        if len(parts) == 1 and loaded[parts[0][0]].box == target:
-            return loaded[parts[0][0]].data, []
+        sources = [Source(loaded[at].box, loaded[at].data, part) for at, part in parts]
+        if len(parts) == 1 and sources[0].held == target:
+            return sources[0].data, [], sources
         data = self._take(target.size)
         held = _Held(target, data)
-        return data, [_views(held, loaded[at], part, self._item) for at, part in parts]
+        copies = [_views(held, loaded[at], part, self._item) for at, part in parts]
+        return data, copies, sources
 
     def _take(self, elements: int) -> Bytes:
         """Return aligned room for `elements` in the arena, which is used anew for each band."""

@@ -15,28 +15,20 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from rankxform.errors import StorageError
 from rankxform.formats import records
 from rankxform.formats.records import JOB, MANIFEST, Progress, RecordError
-from rankxform.planning.moves import Targets
 
 from .files import (
-    Tick,
-    create,
-    fsync,
     make_folder,
-    opened_to_write,
     read_bytes,
     remove,
-    sync,
-    write_from,
     write_small,
 )
 from .lock import Lock, boot_id
@@ -44,16 +36,15 @@ from .output import part_of
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
-JOURNAL_SECONDS = 30.0
-"""Between two entries of a journal: what is lost at most when a run is killed."""
 
 
 @dataclass(frozen=True)
 class State:
     """What was found in a target when it was opened; every process gets it.
 
-    kept: what the manifest says of files that are complete, by rank, or {} for those that were
-    complete when a run was stopped. progress: of those that are not. seed: of fingerprints.
+    kept: what the manifest says of files that are complete, by rank; of those that were complete
+    when a run was stopped, what that run knew. progress: of those that are not. seed: of
+    fingerprints.
     """
 
     folder: Path
@@ -120,7 +111,7 @@ class Target:
         listed = manifest["files"] if manifest and (job or not overwrite) else {}
         kept, in_the_way = self._sort_out(finals, listed, job, overwrite)
         if job is None:
-            job = {"in the way": {}, "files": []}
+            job = {"in the way": {}, "files": [], "digests": {}}
             job["seed"] = manifest["seed"] if manifest else secrets.randbits(63)
         self._claimed = {*job["files"], *map(self._name, finals.values())}
         job = {
@@ -128,9 +119,10 @@ class Target:
             "files": sorted(self._claimed),
             "in the way": {**job["in the way"], **in_the_way},
             "seed": job["seed"],
+            "digests": job["digests"],
         }
-        data = records.document(JOB, job)
-        write_small(self._own / "job.json", data, durable=self._durable)
+        self._job = job
+        self._write_job()
         if not listed:
             remove(self._folder / MANIFEST_NAME)
         progress = self._progress({r: f for r, f in finals.items() if r not in kept})
@@ -142,23 +134,23 @@ class Target:
         listed: Mapping[str, Any],
         job: Mapping[str, Any] | None,
         overwrite: bool,
-    ) -> tuple[dict[int, Mapping[str, Any]], dict[str, list[int]]]:
+    ) -> tuple[dict[int, Mapping[str, Any]], dict[str, dict[str, int]]]:
         """Return which files are complete, and the facts of those that are to be replaced.
 
         A file is complete if the manifest lists it as it is, or if it has come to be since the
         stopped run began: nothing else gives a file its final name.
         """
         kept: dict[int, Mapping[str, Any]] = {}
-        in_the_way: dict[str, list[int]] = {}
+        in_the_way: dict[str, dict[str, int]] = {}
         before = job["in the way"] if job else {}
         for rank, final in finals.items():
             name, facts = self._name(final), _facts(final)
             if facts is None or before.get(name) == facts:
                 continue
-            if name in listed and listed[name]["facts"] == facts:
+            if name in listed and _known(listed[name]) == facts:
                 kept[rank] = listed[name]
             elif job is not None and name in job["files"] and name not in listed:
-                kept[rank] = {}
+                kept[rank] = {"rank": rank, **job["digests"].get(name, {})}
             elif overwrite:
                 in_the_way[name] = facts
             else:
@@ -244,16 +236,37 @@ class Target:
         """Raise StorageError where another run has taken the folder."""
         self._lock.check()
 
+    def note_digests(self, digests: Mapping[Path, str]) -> None:
+        """Write down the fingerprints of files that are about to get their final names."""
+        for final, digest in digests.items():
+            self._job["digests"][self._name(final)] = {"digest": digest}
+        self._write_job()
+
+    def _write_job(self) -> None:
+        data = records.document(JOB, self._job)
+        write_small(self._own / "job.json", data, durable=self._durable)
+
     # -- closing ----------------------------------------------------------------------------
 
-    def finish(self, files: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Write the manifest: everything is done. `files` are facts to record of each."""
-        described: dict[str, Any] = {}
+    def finish(self, files: Mapping[Path, int], contents: Mapping[str, Any]) -> None:
+        """Write the manifest: everything is done.
+
+        `files` are the destination ranks by file; `contents` is recorded as it is.
+        """
+        known: dict[str, Any] = {}
         with suppress(StorageError):
-            described = (self._read(MANIFEST) or {}).get("files", {})
-        for final, facts in files.items():
-            described[self._name(final)] = {**facts, "facts": _facts(final)}
+            known = self._read(MANIFEST) or {}
+        described = known.get("files", {})
+        for final, rank in files.items():
+            name = self._name(final)
+            facts = _facts(final) or {}
+            if _known(described.get(name, {})) != facts:
+                digest = self._job["digests"].get(name, {})
+                described[name] = {"rank": rank, **facts, **digest}
         content = {"identity": self._identity, "seed": self.state.seed, "files": described}
+        content.update(contents)
+        if "stages" in contents:
+            content["stages"] = {**known.get("stages", {}), **contents["stages"]}
         data = records.document(MANIFEST, content)
         write_small(self._folder / MANIFEST_NAME, data, durable=self._durable)
         self.close(keep=False)
@@ -278,13 +291,18 @@ class Target:
             self._folder.rmdir()  # where it was made for this run and is empty
 
 
-def _facts(final: Path) -> list[int] | None:
+def _facts(final: Path) -> dict[str, int] | None:
     """Return what tells whether a file is still the same: size and time of modification."""
     try:
         status = final.lstat()
     except OSError:
         return None
-    return [status.st_size, status.st_mtime_ns]
+    return {"size": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _known(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that a manifest states of a file."""
+    return {key: described.get(key) for key in ("size", "modified")}
 
 
 def _inode(path: Path) -> int | None:
@@ -301,52 +319,10 @@ def _allocated(path: Path) -> int:
         return 0
 
 
-class Journal:
-    """What one process has written: an entry every half minute, after what it says is synced."""
-
-    def __init__(
-        self, state: State, process: int, owned: Iterable[tuple[int, Path]], durable: bool
-    ) -> None:
-        """Begin a journal; `owned` are the (rank, part file) that this process created."""
-        self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
-        self._durable, self._last = durable, monotonic()
-        self._fresh: dict[tuple[int, ...], list[str]] = {}
-        self._ranks: dict[int, tuple[int, ...]] = {}
-        self._known: list[Targets] = []
-        create(self._path)
-        self._end = 0
-        inodes = {rank: part.stat().st_ino for rank, part in owned}
-        self._append(records.started(inodes, durable, boot_id(), ()))
-        if durable:
-            sync(self._path.parent)
-
-    def moved(self, name: str, targets: Targets) -> None:
-        """Take note that the slices of `name` in the files of `targets` are put."""
-        ranks = self._ranks.get(id(targets))
-        if ranks is None:
-            ranks = tuple(sorted(rank for some in targets.values() for rank in some))
-            self._ranks[id(targets)] = ranks
-            self._known.append(targets)  # so that its id stays its own
-        self._fresh.setdefault(ranks, []).append(name)
-
-    @property
-    def due(self) -> bool:
-        return bool(self._fresh) and monotonic() - self._last >= JOURNAL_SECONDS
-
-    def settle(self, parts: Iterable[Path], tick: Tick = lambda done: None) -> None:
-        """Sync `parts`, which hold all that was moved, and write down what that is."""
-        if self._durable:
-            for part in parts:
-                sync(part)
-                tick(0)
-        if self._fresh:
-            self._append(records.moved(list(self._fresh.items()), {}))
-            self._fresh = {}
-        self._last = monotonic()
-
-    def _append(self, line: bytes) -> None:
-        with opened_to_write(self._path) as fd:
-            write_from(fd, self._path, self._end, memoryview(line))
-            if self._durable:
-                fsync(fd, self._path)
-        self._end += len(line)
+def manifest(folder: Path) -> dict[str, Any]:
+    """Return a folder's manifest. Raises StorageError where there is none that can be read."""
+    path = folder / MANIFEST_NAME
+    try:
+        return records.parse(MANIFEST, read_bytes(path))
+    except RecordError as error:
+        raise StorageError(f"{path}: {error}") from error

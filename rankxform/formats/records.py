@@ -9,7 +9,7 @@ from typing import Any
 
 VERSION = 1
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
-_MODULUS = 1 << 64
+MODULUS = 1 << 64
 
 
 class RecordError(ValueError):
@@ -53,8 +53,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             found.append(f"the {side} strategy is another")
     was = old.get("source files", {})
     for rank, facts in new.get("source files", {}).items():
-        if rank in was and list(was[rank]) != list(facts):
-            found.append(f"source file {facts[0]} of rank {rank} was changed or is another")
+        if rank in was and was[rank] != facts:
+            found.append(f"source file {facts['file']} of rank {rank} was changed or is another")
     return found
 
 
@@ -116,7 +116,7 @@ def progress(journals: Mapping[str, bytes], boot: str) -> Progress:
                 for rank in ranks:
                     found.done.setdefault(rank, set()).update(names)
             for rank, value in line["sums"].items():
-                found.sums[int(rank)] = (found.sums.get(int(rank), 0) + value) % _MODULUS
+                found.sums[int(rank)] = (found.sums.get(int(rank), 0) + value) % MODULUS
     return found
 
 

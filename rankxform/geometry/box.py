@@ -61,6 +61,14 @@ class Box:
             tuple(b - o for b, o in zip(self.stop, frame.start)),
         )
 
+    def shifted(self, axis: int, by: int) -> Box:
+        """Return this box moved by so many elements along one axis."""
+        move = tuple(by if j == axis else 0 for j in range(self.ndim))
+        return Box(
+            tuple(a + d for a, d in zip(self.start, move)),
+            tuple(b + d for b, d in zip(self.stop, move)),
+        )
+
     def hull(self, other: Box) -> Box:
         """Return the smallest box that holds both."""
         return Box(tuple(map(min, self.start, other.start)), tuple(map(max, self.stop, other.stop)))

@@ -4,7 +4,7 @@ from .convert import Report, transform
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .request import Request
-from .verify import Verdict, verify
+from .verify import Verdict, verify, verify_alone
 
 __all__ = [
     "Conversion",
@@ -16,4 +16,5 @@ __all__ = [
     "prepare",
     "transform",
     "verify",
+    "verify_alone",
 ]

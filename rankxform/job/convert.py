@@ -13,15 +13,18 @@ from pathlib import Path
 from rankxform.errors import RankxformError, StoppedError, StorageError
 from rankxform.execution.engine import Sources, Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, sync
+from rankxform.execution.fingerprint import MODULUS, Witness
+from rankxform.execution.journal import Journal
 from rankxform.execution.links import publish_alike
 from rankxform.execution.output import Output, add_crc, part_descriptors
-from rankxform.execution.target import Journal, State, Target
+from rankxform.execution.target import State, Target
 from rankxform.planning.moves import Move, Portion, bytes_to_write, needed_bytes
 from rankxform.planning.sharing import remaining
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
 from .checks import check_target, compare_ranks
+from .contents import contents
 from .identity import identity
 from .outputs import alike, moves, outputs
 from .phases import Phases
@@ -207,10 +210,13 @@ def _carry_out(
                 create(output.part)
         parts = [(rank, output.part) for rank, output in work.owned.items()]
         journal = Journal(work.state, team.rank, parts, durable=request.fsync)
-    traffic = team.work(lambda tick: _write(work, journal, tick, phases), show)
+    traffic = team.work(lambda tick: _write(work, journal, tick), show)
     if request.crc:
         team.work(lambda tick: _add_checksums(work, tick), lambda done, end: None)
     team.share(lambda: target.check() if target is not None else None)
+    if request.verify:
+        sums = team.gather(lambda: journal.sums)
+        team.share(lambda: _note_digests(work, target, sums))
     with phases.phase("publish"), team.together():
         for output in work.owned.values():
             publish_alike(output.part, output.alike, request.link, durable=request.fsync)
@@ -220,15 +226,19 @@ def _carry_out(
     return traffic
 
 
-def _write(work: _Work, journal: Journal, tick: Tick, phases: Phases) -> Traffic:
+def _write(work: _Work, journal: Journal, tick: Tick) -> Traffic:
     conversion, request = work.conversion, work.conversion.request
     with Sources(conversion.shards.paths, conversion.indexes) as sources:
-        traffic = write_parts(
-            work.moves, work.outputs, sources, request.memory, tick, journal, request.fsync
+        return write_parts(
+            work.moves,
+            work.outputs,
+            sources,
+            request.memory,
+            tick,
+            journal,
+            behind=request.fsync,
+            witness=Witness(work.state.seed) if request.verify else None,
         )
-    with phases.phase("fsync"):
-        journal.settle([output.part for output in work.outputs.values()], tick)
-    return traffic
 
 
 def _add_checksums(work: _Work, tick: Tick) -> None:
@@ -243,13 +253,24 @@ def _add_checksums(work: _Work, tick: Tick) -> None:
         parts.close()
 
 
+def _note_digests(work: _Work, target: Target | None, sums: Sequence[Mapping[int, int]]) -> None:
+    """Add up the fingerprints of each file, from all processes and runs; on process 0."""
+    assert target is not None
+    every = [work.state.progress.sums, *sums]
+    found = {
+        work.conversion.final(rank): f"{sum(some.get(first, 0) for some in every) % MODULUS:016x}"
+        for first, ranks in work.groups.items()
+        for rank in ranks
+    }
+    target.note_digests(found)
+
+
 def _finish(work: _Work, target: Target | None) -> None:
     """Write the manifest, on process 0."""
     assert target is not None
-    files = {
-        rank: {"rank": rank} for rank in work.conversion.ranks if not work.state.kept.get(rank)
-    }
-    target.finish({work.conversion.final(rank): facts for rank, facts in files.items()})
+    conversion = work.conversion
+    files = {conversion.final(rank): rank for rank in conversion.ranks}
+    target.finish(files, contents(conversion) if conversion.request.verify else {})
 
 
 def _peak_memory() -> int:

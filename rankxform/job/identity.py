@@ -12,7 +12,7 @@ from rankxform.layout.strategy import Strategy
 
 from .prepare import Conversion
 
-_OPTIONS = ("prefix", "include", "exclude", "one_sided", "unlisted", "replicas", "crc")
+_OPTIONS = ("prefix", "include", "exclude", "one_sided", "unlisted", "replicas", "crc", "verify")
 
 
 def identity(conversion: Conversion) -> dict[str, Any]:
@@ -29,7 +29,11 @@ def identity(conversion: Conversion) -> dict[str, Any]:
         "source strategy": digest(conversion.source.strategy),
         "destination strategy": digest(conversion.dst),
         "source files": {
-            str(rank): [_below(paths[rank], request.src), index.size, index.modified]
+            str(rank): {
+                "file": _below(paths[rank], request.src),
+                "size": index.size,
+                "modified": index.modified,
+            }
             for rank, index in conversion.indexes.items()
         },
     }

@@ -33,6 +33,7 @@ class Request:
     overwrite: replace destination files. fsync: wait for the device before a file gets its name.
     replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
     memory: bytes of buffers on each process.
+    verify: compare fingerprints of what is read and what is written, and keep them.
     shapes: a JSON file of full shapes, for a plan where there is no checkpoint in `src`.
     """
 
@@ -60,6 +61,7 @@ class Request:
     link: str = REFLINK
     memory: int = DEFAULT_MEMORY
     shapes: str | None = None
+    verify: bool = False
 
     def __post_init__(self) -> None:
         for option, value, allowed in (

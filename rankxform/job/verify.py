@@ -6,20 +6,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rankxform.errors import CheckpointError
-from rankxform.execution.compare import Comparison, Difference, Expected
+from rankxform.execution.compare import Comparison, Difference, Expected, mismatches
 from rankxform.execution.engine import Sources, Traffic, carry
 from rankxform.execution.files import Tick
+from rankxform.execution.fingerprint import Fingerprint, sum_of_file
 from rankxform.execution.folder import Shards, find
+from rankxform.execution.headers import Indexer
+from rankxform.execution.target import manifest
 from rankxform.formats.index import Index
 from rankxform.planning.moves import Move, Portion, bytes_to_write
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
 from .checks import compare_ranks
+from .contents import expected
 from .prepare import Conversion, gather_indexes, prepare
 from .request import Request
+
+
+def _quiet(_: int) -> Show:
+    return lambda done, end: None
 
 
 @dataclass(frozen=True)
@@ -27,16 +36,18 @@ class Verdict:
     """What a verification found, over all processes.
 
     differences: by parameter and rank. files, compared: how many destination files, and how many
-    bytes of them, were compared.
+    bytes of them, were compared. by_manifest: differences are of files, not of parameters; with
+    `sizes_only` no byte but the headers was compared.
     """
 
-    conversion: Conversion
     differences: tuple[Difference, ...]
     files: int
     compared: int
     seconds: float
     processes: int
     notices: tuple[str, ...]
+    by_manifest: bool = False
+    sizes_only: bool = False
 
 
 def verify(
@@ -65,7 +76,6 @@ def verify(
     every = team.gather(lambda: (traffic.written, found))
     differences = {(one.name, one.rank): one for _, some in every for one in some}
     return Verdict(
-        conversion,
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(conversion.ranks),
         sum(nbytes for nbytes, _ in every),
@@ -73,6 +83,61 @@ def verify(
         team.size,
         (*conversion.notices, *notices),
     )
+
+
+def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet) -> Verdict:
+    """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept."""
+    began = time.monotonic()
+    told = team.share(lambda: manifest(Path(folder).absolute()))
+    with_digests = "stages" in told
+    files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
+    mine = files[team.rank :: team.size]
+    total = sum(facts["size"] for _, facts in files) if with_digests else 0
+    show = begin(total) if team.rank == 0 else _quiet(0)
+    found: list[Difference] = []
+
+    def look(tick: Tick) -> int:
+        done = 0
+        for name, facts in mine:
+            done += facts["size"]
+            found.extend(_look_at(Path(folder) / name, facts, told, tick))
+        return done
+
+    compared = team.work(look, show)
+    every = team.gather(lambda: (compared, found))
+    return Verdict(
+        tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
+        len(files),
+        sum(nbytes for nbytes, _ in every) if with_digests else 0,
+        time.monotonic() - began,
+        team.size,
+        (),
+        by_manifest=True,
+        sizes_only=not with_digests,
+    )
+
+
+def _look_at(
+    path: Path, facts: Mapping[str, Any], told: Mapping[str, Any], tick: Tick
+) -> list[Difference]:
+    """Compare one file with what the manifest says of it."""
+    rank = facts["rank"]
+    if not path.is_file():
+        return [Difference(path.name, rank, "is missing")]
+    if path.stat().st_size != facts["size"]:
+        return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")]
+    index = Indexer().index(path)
+    if "digest" not in facts:
+        return []
+    slices = expected(told, rank)
+    wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
+    if wrong:
+        return wrong
+    with Sources({rank: path}, {rank: index}) as sources:
+        total = sum_of_file(Fingerprint(told["seed"]), sources, rank, slices, tick)
+    if f"{total:016x}" == facts["digest"]:
+        return []
+    return [Difference(path.name, rank, "was changed since it was written")]
 
 
 def _find(conversion: Conversion) -> Shards:

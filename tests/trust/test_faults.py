@@ -8,7 +8,7 @@ import os
 import pytest
 
 import rankxform
-from rankxform.execution import target
+from rankxform.execution import journal
 from tests.trust.test_kills import Place
 
 WRITING = ("pwritev", "fsync", "replace", "link", "unlink", "mkdir", "open", "close", "utime")
@@ -61,7 +61,7 @@ def convert(place, dst):
 )
 @pytest.mark.parametrize(("link", "kind"), [("none", "ckpt"), ("hard", "safetensors")])
 def test_every_call_refused_in_turn(link, kind, names, how, tmp_path, monkeypatch):
-    monkeypatch.setattr(target, "JOURNAL_SECONDS", 0)
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
     place = Place(tmp_path, link, kind)
     with monkeypatch.context() as patch:
         counter = Injector(patch, names, 0, how)

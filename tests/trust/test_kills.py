@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import rankxform
-from rankxform.execution import target
+from rankxform.execution import journal
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 from tests.trust import victim
@@ -89,7 +89,7 @@ def kill_self():
 
 def test_every_call(place, monkeypatch):
     """One process, killed before its first changing call, its second, and so on to the last."""
-    monkeypatch.setattr(target, "JOURNAL_SECONDS", 0)
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
     counts = place.tmp / "count"
 
     def convert(dst, at):

@@ -8,7 +8,7 @@ import os
 import pytest
 
 import rankxform
-from rankxform.execution import engine, target
+from rankxform.execution import engine, journal, target
 from rankxform.execution.output import part_of
 from tests import reference
 
@@ -187,14 +187,14 @@ def test_a_part_file_that_is_another_is_not_continued(place, monkeypatch):
 
 
 def test_a_journal_cut_short_costs_only_its_last_entry(place, monkeypatch):
-    monkeypatch.setattr(target, "JOURNAL_SECONDS", 0)
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
     stop_after(monkeypatch, 9)
     with pytest.raises(rankxform.StoppedError):
         place.transform()
-    (journal,) = (place.dst / ".rankxform").glob("journal-*")
-    lines = journal.read_bytes().splitlines(keepends=True)
+    (written,) = (place.dst / ".rankxform").glob("journal-*")
+    lines = written.read_bytes().splitlines(keepends=True)
     assert len(lines) == 10
-    journal.write_bytes(b"".join(lines[:6]) + lines[6][:-4])
+    written.write_bytes(b"".join(lines[:6]) + lines[6][:-4])
     report = place.transform()
     assert place.good
     assert report.read == 7 * report.needed // 7 == 7 * 48 * 32 * 4

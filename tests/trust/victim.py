@@ -62,10 +62,10 @@ def count_calls(act):
 
 def main():
     from rankxform.cli.main import main as command
-    from rankxform.execution import target
+    from rankxform.execution import journal
     from rankxform.transport.launcher import launched_rank
 
-    target.JOURNAL_SECONDS = 0
+    journal.JOURNAL_SECONDS = 0
     counts = os.environ.get("VICTIM_COUNTS")
     if counts:
         number = count_calls(lambda number: None)

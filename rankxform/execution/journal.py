@@ -1,0 +1,81 @@
+"""What one process has written into a target, as far as it is on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from time import monotonic
+
+from rankxform.formats import records
+from rankxform.formats.records import MODULUS
+from rankxform.planning.moves import Targets
+
+from .files import Tick, create, fsync, opened_to_write, sync, write_from
+from .lock import boot_id
+from .target import FOLDER_NAME, State
+
+JOURNAL_SECONDS = 30.0
+"""Between two entries of a journal: what is lost at most when a run is killed."""
+
+
+class Journal:
+    """What one process has written: an entry every half minute, after what it says is synced.
+
+    seconds: what that took. sums: fingerprints of all that this process moved, by rank.
+    """
+
+    def __init__(
+        self, state: State, process: int, owned: Iterable[tuple[int, Path]], durable: bool
+    ) -> None:
+        """Begin a journal; `owned` are the (rank, part file) that this process created."""
+        self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
+        self._durable, self._last = durable, monotonic()
+        self.seconds = 0.0
+        self.sums: dict[int, int] = {}
+        self._fresh: dict[tuple[int, ...], list[str]] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {}
+        self._known: list[Targets] = []
+        create(self._path)
+        self._end = 0
+        inodes = {rank: part.stat().st_ino for rank, part in owned}
+        self._append(records.started(inodes, durable, boot_id(), ()))
+        if durable:
+            sync(self._path.parent)
+
+    def moved(self, name: str, targets: Targets) -> None:
+        """Take note that the slices of `name` in the files of `targets` are put."""
+        ranks = self._ranks.get(id(targets))
+        if ranks is None:
+            ranks = tuple(sorted(rank for some in targets.values() for rank in some))
+            self._ranks[id(targets)] = ranks
+            self._known.append(targets)  # so that its id stays its own
+        self._fresh.setdefault(ranks, []).append(name)
+
+    @property
+    def due(self) -> bool:
+        return bool(self._fresh) and monotonic() - self._last >= JOURNAL_SECONDS
+
+    def settle(self, parts: Iterable[Path], sums: Mapping[int, int], tick: Tick) -> None:
+        """Sync `parts`, which hold all that was moved, and write down what that is.
+
+        sums: fingerprints of what was moved since the last time, by rank.
+        """
+        began = monotonic()
+        if self._durable:
+            for part in parts:
+                sync(part)
+                tick(0)
+        for rank, value in sums.items():
+            self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
+        if self._fresh:
+            self._append(records.moved(list(self._fresh.items()), sums))
+            self._fresh = {}
+        self._last = monotonic()
+        self.seconds += self._last - began
+
+    def _append(self, line: bytes) -> None:
+        with opened_to_write(self._path) as fd:
+            write_from(fd, self._path, self._end, memoryview(line))
+            if self._durable:
+                fsync(fd, self._path)
+        self._end += len(line)
