@@ -31,7 +31,7 @@ from rankxform.geometry.runs import first_element
 from rankxform.planning.moves import Move
 
 from .files import Buffer, Tick
-from .recipes import Band
+from .recipes import Band, Region, Source
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,6 +60,8 @@ class Fingerprint:
         self._weights: dict[object, npt.NDArray[Any]] = {}
         self._kept = 0
         self.name_key = lru_cache(maxsize=None)(self._name_key)
+        self._row_keys = lru_cache(maxsize=32)(self._make_row_keys)
+        self._columns = lru_cache(maxsize=256)(self._make_columns)
 
     def _name_key(self, name: str) -> int:
         """Return the odd number by which a parameter counts in the fingerprint of a file."""
@@ -75,13 +77,10 @@ class Fingerprint:
             shape, held, part = (1,), Box((0,), (1,)), Box((0,), (1,))
         if not part.size:
             return 0
+        if part.size * item <= _SMALL:
+            return _weighted(*self.weighed(shape, item, held, data, part))
         word = _word(shape, item, held, part)
-        view = data.view(f"u{word}").reshape(*held.shape[:-1], held.shape[-1] * item // word)
-        view = view[_words(part.relative_to(held), item, word)]
-        nbytes = part.size * item
-        if nbytes <= _SMALL:
-            weights = self._small(shape, item, part, word)
-            return int(np.einsum("i,i->", view.reshape(-1), weights))
+        view = _view(data, held, part, item, word)
         axis = _row_axis(shape, item)
         rows = self._row_keys(shape[:axis], part.start[:axis], part.stop[:axis])
         table = view.reshape(len(rows), -1)
@@ -91,6 +90,16 @@ class Fingerprint:
             )
             return _total(table, columns, rows)
         return self._long_rows(table, rows, part.start[-1] * item // word, word)
+
+    def weighed(
+        self, shape: Shape, item: int, held: Box, data: Bytes, part: Box
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the words of a small region, as a view of `data`, and the key of each."""
+        if not shape:
+            shape, held, part = (1,), Box((0,), (1,)), Box((0,), (1,))
+        word = _word(shape, item, held, part)
+        view = _view(data, held, part, item, word)
+        return view, self._small(shape, item, part, word).reshape(view.shape)
 
     def _small(self, shape: Shape, item: int, part: Box, word: int) -> npt.NDArray[Any]:
         """Return the key of every word of a small region."""
@@ -111,7 +120,7 @@ class Fingerprint:
             self._kept += self._weights[key].nbytes
         return self._weights[key]
 
-    def _row_keys(self, shape: Shape, start: Shape, stop: Shape) -> _Keys:
+    def _make_row_keys(self, shape: Shape, start: Shape, stop: Shape) -> _Keys:
         """Return the keys of the rows in a box of the leading axes, in order."""
         numbers = np.zeros(1, np.uint64)
         for extent, a, b in zip(shape, start, stop):
@@ -119,7 +128,7 @@ class Fingerprint:
             numbers = (numbers[:, None] * np.uint64(extent) + inner).reshape(-1)
         return _mixed(numbers, self._seed, 1)
 
-    def _columns(self, shape: Shape, item: int, box: Box, word: int) -> _Keys:
+    def _make_columns(self, shape: Shape, item: int, box: Box, word: int) -> _Keys:
         """Return the keys of a box of the trailing axes, which all are within one unit."""
         words = np.arange(prod(shape) * item // word).reshape(*shape[:-1], -1)
         places = words[_words(box, item, word)]
@@ -166,6 +175,16 @@ def _word(shape: Shape, item: int, held: Box, part: Box) -> int:
     return gcd(_WORD, *(n * item for n in places))
 
 
+def _view(data: Bytes, held: Box, part: Box, item: int, word: int) -> npt.NDArray[Any]:
+    words = data.view(f"u{word}").reshape(*held.shape[:-1], held.shape[-1] * item // word)
+    return words[_words(part.relative_to(held), item, word)]
+
+
+def _weighted(words: npt.NDArray[Any], keys: npt.NDArray[Any]) -> int:
+    axes = "abcdefghijklmnopqrstuvwxyz"[: words.ndim]
+    return int(np.einsum(f"{axes},{axes}->", words, keys))
+
+
 def _words(box: Box, item: int, word: int) -> tuple[slice, ...]:
     *outer, last = box.slices()
     return (*outer, slice(last.start * item // word, last.stop * item // word))
@@ -205,23 +224,39 @@ class Witness:
         self._prints = Fingerprint(seed)
         self._before = 0
         self._after: dict[Any, int] = {}
+        self._ready: dict[tuple[int, int], Any] = {}
+        self._kept = 0
         self.sums: dict[int, int] = {}
 
     def read(self, move: Move, band: Band, turn: int) -> None:
         """Look at what was read for a band, and lies in the arena."""
-        shape, item = move.parameter.shape, item_size(move.parameter.dtype)
-        for region in band.regions:
-            for source in region.sources:
-                held, part = band.at(turn, source.held), band.at(turn, source.part)
-                self._before += self._prints.of(shape, item, held, source.data, part)
+        for source in band.sources:
+            self._before += self._of(move, band, turn, source, source.held, source.part)
 
     def put(self, move: Move, band: Band, turn: int, number: int) -> None:
         """Look at what was put together for the band's store of this number."""
-        shape, item = move.parameter.shape, item_size(move.parameter.dtype)
         region, cell = band.regions[number], band.stores[number][0]
-        box = band.at(turn, region.box)
-        found = self._prints.of(shape, item, box, region.data, box)
+        found = self._of(move, band, turn, region, region.box, region.box)
         self._after[cell] = self._after.get(cell, 0) + found
+
+    def _of(
+        self, move: Move, band: Band, turn: int, where: Source | Region, held: Box, part: Box
+    ) -> int:
+        """Return a fingerprint; of small regions that parameters share, from what is ready."""
+        ready = self._ready.get((id(where), turn))
+        if ready is not None:
+            return _weighted(ready[1], ready[2])
+        shape, item = move.parameter.shape, item_size(move.parameter.dtype)
+        held, part = band.at(turn, held), band.at(turn, part)
+        if not 0 < part.size * item <= _SMALL:
+            return self._prints.of(shape, item, held, where.data, part)
+        words, keys = self._prints.weighed(shape, item, held, where.data, part)
+        if self._kept > _KEPT:
+            self._ready.clear()
+            self._kept = 0
+        self._ready[id(where), turn] = where, words, keys  # `where` keeps its id
+        self._kept += keys.nbytes
+        return _weighted(words, keys)
 
     def check(self, move: Move) -> None:
         """Compare, when all bands of `move` are put. Raises DifferenceError."""

@@ -49,11 +49,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Region:
-    """What a store puts: a box of the full parameter, and the sources that make it up."""
+    """What a store puts: a box of the full parameter, and where in the arena it is put together."""
 
     box: Box
     data: Bytes
-    sources: Sequence[Source]
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,16 @@ class Band:
     stores: (destination cell, first content byte, bytes to the next band's, what of the arena to
     write, and the copies that put it together: view of the arena to write, view to read). All are
     put together in the same place, one after the other, which so stays in the cache.
-    regions: the same stores, as boxes of the full parameter; for whoever wants to look. They are
-    those of the first band, and move on by `step` elements of `axis` with every one.
+    sources, regions: what is read and wanted, and what is stored, as boxes of the full parameter;
+    for whoever wants to look. The sources' parts tile what the regions tile. They are those of
+    the first band, and move on by `step` elements of `axis` with every one.
     """
 
     count: int
     loads: Sequence[tuple[Cell, int, int, Buffer]]
     stores: Sequence[tuple[Cell, int, int, Buffer, Sequence[tuple[_Words, _Words]]]]
-    regions: Sequence[Region]
+    sources: Sequence[Source] = ()
+    regions: Sequence[Region] = ()
     axis: int = 0
     step: int = 0
 
@@ -147,7 +148,7 @@ class _Recipe:
             region = region.hull(box)
         if not prod(self._shape):
             empty = self._arena[:0].data
-            yield Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets], ())
+            yield Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets])
             return
         shards = [*self._held.values(), *self._targets.values()]
         room = len(self._arena) - _ALIGN * len(shards)
@@ -174,6 +175,7 @@ class _Recipe:
             if band.intersect(wanted)
         }
         stores, regions = [], []
+        wanted: dict[Box, list[Source]] = {}
         behind = self._used
         for cell, box in self._targets.items():
             target = band.intersect(box)
@@ -182,8 +184,11 @@ class _Recipe:
                 data, copies, sources = self._assemble(cell, target, loaded)
                 start, step = _offset(target, box, self._item), self._step(alike, box)
                 stores.append((cell, start, step, data.data, copies))
-                regions.append(Region(target, data, sources))
-        return Band(alike.count, loads, stores, regions, alike.axis, alike.step)
+                regions.append(Region(target, data))
+                for source in sources:
+                    wanted.setdefault(source.held, []).append(source)
+        whole = [one for some in wanted.values() for one in _in_one(some)]
+        return Band(alike.count, loads, stores, whole, regions, alike.axis, alike.step)
 
     def _step(self, alike: Bands, box: Box) -> int:
         """Return the content bytes from one band to the next in a slice that holds `box`."""
@@ -232,6 +237,13 @@ class _Recipe:
         self._used = start + elements * self._item
         assert self._used <= len(self._arena), "a band's cost was planned too low"
         return self._arena[start : self._used]
+
+
+def _in_one(sources: list[Source]) -> list[Source]:
+    """Return disjoint parts of one region as the one that they tile, where they tile it."""
+    held, data = sources[0].held, sources[0].data
+    tiled = sum(one.part.size for one in sources) == held.size
+    return [Source(held, data, held)] if tiled else sources
 
 
 def _offset(part: Box, box: Box, item: int) -> int:

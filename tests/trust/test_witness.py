@@ -49,7 +49,7 @@ def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeyp
 
         def read(self, move, band, turn, rng=rng, hit=hit):
             real(self, move, band, turn)
-            sources = [s for region in band.regions for s in region.sources if s.part.size]
+            sources = [source for source in band.sources if source.part.size]
             if not hit and sources and rng.random() < 0.2:
                 hit.append(move.parameter.name)
                 item = reference.ITEM[move.parameter.dtype]
