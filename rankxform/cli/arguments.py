@@ -67,6 +67,7 @@ def request(options: argparse.Namespace) -> Request:
         memory=options.memory,
         shapes=shapes,
         verify=given.get("verify", False),
+        check_replicas=given.get("check_replicas") or "no",
     )
 
 

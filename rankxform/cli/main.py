@@ -170,12 +170,26 @@ def _merge(options: argparse.Namespace, processes: Team) -> None:
     processes.share(merge)
 
 
-def _inspect(options: argparse.Namespace, processes: Team) -> None:
+def _inspect(options: argparse.Namespace, processes: Team) -> int:
+    if options.replicas:
+        strategy = options.src_strategy
+        request = processes.share(
+            lambda: job.Request(
+                options.path, None, strategy, strategy, src_pattern=options.src_pattern
+            )
+        )
+        agreement = job.compare_replicas(request, processes, Progress)
+        if processes.rank == 0:
+            text = report.as_json(report.agreement_facts(agreement)) if options.json else ""
+            _print(text or report.agreement(agreement))
+        return DifferenceError.exit_code if agreement.unequal else 0
+
     def inspect() -> None:
         found = inspection.inspect(Path(options.path), options.src_pattern)
         _print(report.as_json(found) if options.json else report.inspection(found))
 
     processes.share(inspect)
+    return 0
 
 
 def _hostfile(options: argparse.Namespace, processes: Team) -> None:

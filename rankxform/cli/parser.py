@@ -91,6 +91,11 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         "--crc", action="store_true", help="write the checksum that MindSpore's crc_check expects"
     )
     run.add_argument(
+        "--check-replicas",
+        choices=("warn", "error"),
+        help="read all source replicas first; say, or refuse, where they differ",
+    )
+    run.add_argument(
         "--verify",
         action="store_true",
         help="compare fingerprints of what is read with those of what is written, and keep the "
@@ -178,6 +183,14 @@ def _merge(verb: argparse.ArgumentParser) -> None:
 
 def _inspect(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("path", metavar="PATH")
+    verb.add_argument(
+        "--replicas",
+        action="store_true",
+        help="compare all bytes that several ranks should hold alike; needs --src-strategy",
+    )
+    verb.add_argument(
+        "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is cut"
+    )
     verb.add_argument("--src-pattern", default=DEFAULT_PATTERN, metavar="PATTERN")
     _add_json(verb)
 

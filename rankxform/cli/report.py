@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.execution.speed import PROBE_BYTES
-from rankxform.job import Conversion, Prediction, Report, Verdict
+from rankxform.job import Agreement, Conversion, Prediction, Report, Verdict
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.moves import bytes_to_read, needed_bytes, read_by_rank
 from rankxform.planning.names import patterns
@@ -109,6 +109,33 @@ def verdict(found: Verdict) -> str:
         where = _count(len({one.rank for one in found.differences}), "file")
     last = f"DIFFERENT: {where}; compared {what}"
     return "\n".join([_cut(table(head, rows), "slices"), *notes, last])
+
+
+def agreement(found: Agreement) -> str:
+    """Say where source ranks that should hold the same bytes do not."""
+    what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
+    if not found.unequal:
+        return f"the same: all bytes that several ranks hold, {what}"
+    rows = [
+        (one.name, one.box, " | ".join(_few(list(ranks)) for ranks in one.groups))
+        for one in found.unequal
+    ]
+    lines = _cut(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
+    return f"{lines}\nDIFFERENT: {_count(len(rows), 'place')}; compared {what}"
+
+
+def agreement_facts(found: Agreement) -> dict[str, Any]:
+    """Return a comparison of replicas for JSON."""
+    return {
+        "same": not found.unequal,
+        "files": found.files,
+        "bytes_compared": found.compared,
+        "differences": [
+            {"parameter": one.name, "start": one.box.start, "stop": one.box.stop,
+             "ranks": one.groups}
+            for one in found.unequal
+        ],
+    }  # fmt: skip
 
 
 def verdict_facts(found: Verdict) -> dict[str, Any]:

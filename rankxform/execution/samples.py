@@ -39,7 +39,7 @@ def digest_all(path: Path, index: Index, names: Iterable[str], tick: Tick) -> di
                 state = blake2b(digest_size=16)
                 for part in blocks(fd, path, index.spans(name)):
                     state.update(part)
-                    tick(0)
+                    tick(len(part))
                 found[name] = state.digest()
     return found
 

@@ -3,10 +3,13 @@
 from .convert import Report, transform
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
+from .replicas import Agreement, compare_replicas
 from .request import Request
 from .verify import Verdict, verify, verify_alone
 
 __all__ = [
+    "Agreement",
+    "compare_replicas",
     "Conversion",
     "Prediction",
     "Report",

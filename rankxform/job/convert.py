@@ -29,6 +29,7 @@ from .identity import identity
 from .outputs import alike, moves, outputs
 from .phases import Phases
 from .prepare import Conversion, prepare
+from .replicas import check_replicas
 from .request import Request
 
 
@@ -84,6 +85,8 @@ def transform(
     with phases.phase("compare"):
         team.share(lambda: check_target(conversion))
         compared, notices = compare_ranks(conversion, team)
+        if request.check_replicas != "no":
+            notices += check_replicas(conversion, team)
     with _target(conversion, team) as (target, state):
         with phases.phase("plan"):
             work = _work(conversion, team, state, agreed=not notices)

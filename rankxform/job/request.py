@@ -34,6 +34,8 @@ class Request:
     replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
     memory: bytes of buffers on each process.
     verify: compare fingerprints of what is read and what is written, and keep them.
+    check_replicas: "warn" or "error" where source ranks that should hold the same bytes do not;
+        "no" does not read them.
     shapes: a JSON file of full shapes, for a plan where there is no checkpoint in `src`.
     """
 
@@ -62,6 +64,7 @@ class Request:
     memory: int = DEFAULT_MEMORY
     shapes: str | None = None
     verify: bool = False
+    check_replicas: str = "no"
 
     def __post_init__(self) -> None:
         for option, value, allowed in (
@@ -69,6 +72,7 @@ class Request:
             ("unlisted", self.unlisted, ("error", "take-one")),
             ("replicas", self.replicas, REPLICAS),
             ("link", self.link, LINKS),
+            ("check_replicas", self.check_replicas, ("no", "warn", "error")),
             ("format", self.format, (None, *FORMATS)),
         ):
             if value not in allowed:

@@ -7,13 +7,15 @@ cuts must not be the same everywhere, or the folder holds complete parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Index
+from rankxform.geometry.box import Box
 
 from .names import in_few_words
 from .selection import Selection
@@ -162,3 +164,30 @@ def check_extra_rank(
                 "this checkpoint's. Give the right strategy, or say --allow-extra-ranks if these "
                 "ranks are left over from another run"
             )
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """Source ranks that should hold the same bytes of a parameter and do not.
+
+    box: the region that they hold. groups: the ranks, those with equal bytes together, the
+    largest group first.
+    """
+
+    name: str
+    box: Box
+    groups: tuple[tuple[int, ...], ...]
+
+
+def unequal_replicas(
+    source: Source, digests: Mapping[int, Mapping[str, bytes]]
+) -> Iterator[Unequal]:
+    """Yield where replicas differ; `digests` is by source rank and name."""
+    for parameter in (*source.listed.values(), *source.unlisted.values()):
+        for cell, ranks in parameter.ranks_by_cell.items():
+            groups: dict[bytes, list[int]] = {}
+            for rank in ranks:
+                groups.setdefault(digests[rank][parameter.name], []).append(rank)
+            if len(groups) > 1:
+                ordered = sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))
+                yield Unequal(parameter.name, parameter.grid.box(cell), tuple(ordered))
