@@ -14,4 +14,6 @@ set -x
 "$bin/python" -m examples.demo make demo-data/src
 "$bin/mpirun" -n 4 "$bin/python" -m rankxform transform demo-data/src demo-data/dst \
     --src-strategy $strategies/src_strategy.ckpt --dst-strategy $strategies/dst_strategy.ckpt
+"$bin/mpirun" -n 4 "$bin/python" -m rankxform verify demo-data/src demo-data/dst \
+    --src-strategy $strategies/src_strategy.ckpt --dst-strategy $strategies/dst_strategy.ckpt
 "$bin/python" -m examples.demo check demo-data/dst
