@@ -113,7 +113,9 @@ def _transform(verb: argparse.ArgumentParser) -> None:
 
 
 def _verify(verb: argparse.ArgumentParser) -> None:
-    _add_conversion(verb)
+    _add_conversion(
+        verb, dst="folder whose rank_N/ are compared; one folder alone: with its own manifest"
+    )
     run = verb.add_argument_group("how it is done")
     _add_limits(run)
     _add_progress(run)
@@ -207,7 +209,7 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
 
 _VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transform": ("Convert a checkpoint.", _transform),
-    "verify": ("Compare every byte of a destination with what its source makes of it.", _verify),
+    "verify": ("Compare a destination with its source, or with its own manifest.", _verify),
     "plan": ("Print what would be read, written and held in memory; touch no tensor.", _plan),
     "ranks": ("Print the source ranks whose bytes each destination rank needs.", _ranks_options),
     "merge": ("Write the strategy files of all stages as one that MindSpore reads.", _merge),
@@ -232,11 +234,13 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_conversion(parser: argparse.ArgumentParser) -> None:
+def _add_conversion(
+    parser: argparse.ArgumentParser, dst: str = "folder to write rank_N/ into"
+) -> None:
     parser.add_argument(
         "src", nargs="?", metavar="SRC", help="folder with rank_N/ folders, or one complete file"
     )
-    parser.add_argument("dst", nargs="?", metavar="DST", help="folder to write rank_N/ into")
+    parser.add_argument("dst", nargs="?", metavar="DST", help=dst)
     for flags, where in (
         (("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"), "src_option"),
         (("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir"), "dst_option"),

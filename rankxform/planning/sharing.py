@@ -17,8 +17,9 @@ from .plan import Planner
 _TOLERANCE = 1.08
 """A simpler way to share is kept while it costs no more than this over a better one."""
 
-_WRITING = 3
-"""What it costs to write a byte, over what it costs to read one."""
+_WRITING = 1
+"""What it costs to write a byte, over what it costs to read one: on a device about the same.
+(From a warm page cache writing costs three times as much; who has terabytes has none.)"""
 
 Shares = list[list[Portion]]
 Done = Mapping[int, Set[str]]
