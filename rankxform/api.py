@@ -6,15 +6,17 @@ Under mpirun they are collective: every process calls them alike, with the commu
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rankxform import inspection, job
 from rankxform.cli.report import plan_summary
-from rankxform.errors import StorageError, UsageError, storage_errors
+from rankxform.errors import RankxformError, StorageError, UsageError, storage_errors
 from rankxform.execution import strategies
-from rankxform.transport import team
+from rankxform.transport import Team, team
 
 
 def transform(
@@ -34,7 +36,8 @@ def transform(
     exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
     overwrite, fsync, link, memory, verify. Raises RankxformError, of one class on every process.
     """
-    return job.transform(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
+    with _together(comm) as together:
+        return job.transform(_request(src, dst, src_strategy, dst_strategy, options), together)
 
 
 def verify(
@@ -51,9 +54,10 @@ def verify(
     Whatever tool wrote `dst`; the arguments are those of `transform`. With one folder, it is
     compared with its own manifest. The verdict's `differences` are empty where all is right.
     """
-    if dst is None:
-        return job.verify_alone(os.fspath(src), team(comm))
-    return job.verify(_request(src, dst, src_strategy, dst_strategy, options), team(comm))
+    with _together(comm) as together:
+        if dst is None:
+            return job.verify_alone(os.fspath(src), together)
+        return job.verify(_request(src, dst, src_strategy, dst_strategy, options), together)
 
 
 def plan(
@@ -69,9 +73,9 @@ def plan(
 
     `options` are those of `transform`, and `shapes`: a JSON file of full shapes in place of `src`.
     """
-    together = team(comm)
-    request = _request(src, None, src_strategy, dst_strategy, options)
-    return plan_summary(job.prepare(request, together), processes or together.size)
+    with _together(comm) as together:
+        request = _request(src, None, src_strategy, dst_strategy, options)
+        return plan_summary(job.prepare(request, together), processes or together.size)
 
 
 def ranks(
@@ -100,6 +104,18 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Describe a checkpoint file, a checkpoint folder or a strategy."""
     with storage_errors():
         return inspection.inspect(Path(path))
+
+
+@contextmanager
+def _together(comm: Any) -> Iterator[Team]:
+    """Work as a team, and let its communicator go when all have ended alike."""
+    together = team(comm)
+    try:
+        yield together
+    except RankxformError:  # raised on every process
+        together.free()
+        raise
+    together.free()
 
 
 def _request(

@@ -367,9 +367,12 @@ def _size(text: str) -> int:
 
 def _time(text: str) -> float:
     try:
-        return parse_time(text)
+        seconds = parse_time(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 90m is wanted") from None
+        seconds = 0.0
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 90m is wanted")
+    return seconds
 
 
 def _count(text: str) -> int:

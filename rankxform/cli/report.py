@@ -103,10 +103,14 @@ def verdict(found: Verdict) -> str:
         for one in found.differences
     ]
     head = ("what", "rank", "", "first at", "elements")
-    names = len({one.name for one in found.differences})
-    where = f"{_count(names, 'parameter')}, {_count(len(rows), 'slice')}"
-    if found.by_manifest:
-        where = _count(len({one.rank for one in found.differences}), "file")
+    slices = [one for one in found.differences if not one.whole_file]
+    files = {one.rank for one in found.differences if one.whole_file or found.by_manifest}
+    names = {one.name for one in slices}
+    told = [_count(len(names), "parameter"), _count(len(slices), "slice")]
+    where = ", ".join(
+        ([] if found.by_manifest or not slices else told)
+        + ([_count(len(files), "file")] if files else [])
+    )
     last = f"DIFFERENT: {where}; compared {what}"
     return "\n".join([_cut(table(head, rows), "slices"), *notes, last])
 

@@ -24,6 +24,7 @@ class Difference:
 
     index: of the first element that differs, in the full parameter; None where there is nothing to
     compare, which `why` then says. count: of elements that differ; size: of all in the slice.
+    whole_file: what differs is the file `name` as a whole.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Difference:
     index: tuple[int, ...] | None = None
     count: int = 0
     size: int = 0
+    whole_file: bool = False
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,8 @@ class Witness:
 
     def put(self, move: Move, band: Band, turn: int, number: int) -> None:
         """Look at what was put together for the band's store of this number."""
+        if not band.regions:  # a parameter without elements
+            return
         region, cell = band.regions[number], band.stores[number][0]
         found = self._of(move, band, turn, region, region.box, region.box)
         self._after[cell] = self._after.get(cell, 0) + found

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 
+from rankxform.errors import StorageError
 from rankxform.formats import records
-from rankxform.formats.records import MODULUS
+from rankxform.formats.records import MODULUS, Part
 from rankxform.planning.moves import Targets
 
 from .files import Tick, create, fsync, opened_to_write, sync, write_from
@@ -21,24 +22,30 @@ JOURNAL_SECONDS = 30.0
 class Journal:
     """What one process has written: an entry every half minute, after what it says is synced.
 
-    seconds: what that took. sums: fingerprints of all that this process moved, by rank.
+    seconds: what that took. sums: fingerprints of all that it says is moved, by rank.
     """
 
     def __init__(
-        self, state: State, process: int, owned: Iterable[tuple[int, Path]], durable: bool
+        self, state: State, process: int, owned: Mapping[int, tuple[Path, str]], durable: bool
     ) -> None:
-        """Begin a journal; `owned` are the (rank, part file) that this process created."""
+        """Begin a journal.
+
+        `owned` are, by rank, the part files that this process created, and digests of their
+        layouts.
+        """
         self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
         self._durable, self._last = durable, monotonic()
         self.seconds = 0.0
         self.sums: dict[int, int] = {}
         self._fresh: dict[tuple[int, ...], list[str]] = {}
+        self._fresh_sums: dict[int, int] = {}
+        self._failed = False
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._known: list[Targets] = []
         create(self._path)
         self._end = 0
-        inodes = {rank: part.stat().st_ino for rank, part in owned}
-        self._append(records.started(inodes, durable, boot_id(), ()))
+        parts = {rank: Part(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()}
+        self._append(records.started(parts, durable, boot_id(), ()))
         if durable:
             sync(self._path.parent)
 
@@ -58,18 +65,28 @@ class Journal:
     def settle(self, parts: Iterable[Path], sums: Mapping[int, int], tick: Tick) -> None:
         """Sync `parts`, which hold all that was moved, and write down what that is.
 
-        sums: fingerprints of what was moved since the last time, by rank.
+        sums: fingerprints of what was moved since the last time, by rank. What `tick` interrupts
+        can be tried again. What failed cannot: after an error the kernel takes pages that it
+        could not write for clean, and the next sync succeeds; so nothing more is noted.
         """
-        began = monotonic()
-        if self._durable:
-            for part in parts:
-                sync(part)
-                tick(0)
         for rank, value in sums.items():
+            self._fresh_sums[rank] = (self._fresh_sums.get(rank, 0) + value) % MODULUS
+        if self._failed:
+            return
+        began = monotonic()
+        try:
+            if self._durable:
+                for part in parts:
+                    sync(part)
+                    tick(0)
+            if self._fresh:
+                self._append(records.moved(list(self._fresh.items()), self._fresh_sums))
+        except StorageError:
+            self._failed = True
+            raise
+        for rank, value in self._fresh_sums.items():
             self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
-        if self._fresh:
-            self._append(records.moved(list(self._fresh.items()), sums))
-            self._fresh = {}
+        self._fresh, self._fresh_sums = {}, {}
         self._last = monotonic()
         self.seconds += self._last - began
 

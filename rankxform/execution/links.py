@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankxform.errors import StorageError
 
-from .files import create, make_folder, publish, remove, sync
+from .files import create, make_folder, remove, sync
 from .output import part_of
 
 NONE, REFLINK, HARD = "none", "reflink", "hard"
@@ -62,11 +62,10 @@ def link(part: Path, target: Path, kind: str) -> None:
         raise StorageError.of(error, target, f"link {part}") from error
 
 
-def publish_alike(part: Path, finals: Iterable[Path], kind: str, *, durable: bool) -> None:
-    """Give a complete file's bytes each of the names `finals`, every one in one step."""
+def link_all(part: Path, finals: Iterable[Path], kind: str, *, durable: bool) -> None:
+    """Put a complete file's bytes beside each of `finals`, to be given that name."""
     for final in finals:
         beside = part_of(final)
         link(part, beside, kind)
         if durable and kind == REFLINK:
             sync(beside)
-        publish(beside, final, durable=durable)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,11 +20,15 @@ from typing import Any
 
 from rankxform.errors import StorageError
 
-from .files import remove, write_small
+from .files import make_folder, remove, write_small
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
 _GUARD_SECONDS = 10.0
+_CLOCK = "clock-"
+
+_held: set[str] = set()
+"""Tokens of the locks that this process holds: one that could not be removed is not held."""
 
 
 class Lock:
@@ -32,7 +37,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         """Take the lock `path`. Raises StorageError where a live run has it."""
         self._path = path
-        self._mine = _this_process()
+        self._mine = {**_this_process(), "token": secrets.token_hex(8)}
         self._ended = threading.Event()
         with _guarded(path):
             holder = _read(path)
@@ -43,6 +48,7 @@ class Lock:
                     f"(if that run is gone, {path} is let go after {DEAD_AFTER_SECONDS:.0f} s)"
                 )
             write_small(path, json.dumps(self._mine).encode(), durable=False)
+            _held.add(self._mine["token"])
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
@@ -58,8 +64,17 @@ class Lock:
             )
 
     def release(self) -> None:
+        """Let go, and remove the lock's folder where nothing else is in it."""
         self._ended.set()
-        if _read(self._path) == self._mine:
+        _held.discard(self._mine["token"])
+        try:
+            with _guarded(self._path):
+                self._remove()
+        except StorageError:
+            self._remove()  # without the guard, rather than not at all
+
+    def _remove(self) -> None:
+        if _read(self._path) in (self._mine, None):  # one that cannot be read is no other's
             remove(self._path)
 
 
@@ -108,6 +123,8 @@ def _alive(holder: Mapping[str, Any], path: Path) -> bool:
     me = _this_process()
     if all(holder.get(key) == me[key] and me[key] for key in ("boot", "namespace")):
         pid, start = holder.get("pid"), holder.get("start")
+        if (pid, start) == (me["pid"], me["start"]):
+            return holder.get("token") in _held
         return isinstance(pid, int) and start is not None and _start_time(pid) == start
     try:
         return _now(path.parent) - path.stat().st_mtime < DEAD_AFTER_SECONDS
@@ -117,20 +134,53 @@ def _alive(holder: Mapping[str, Any], path: Path) -> bool:
 
 def _now(folder: Path) -> float:
     """Return the time by the clock that stamps the folder's files."""
-    probe = folder / f"clock-{os.uname().nodename}-{os.getpid()}"
+    probe = folder / f"{_CLOCK}{os.uname().nodename}-{os.getpid()}"
     try:
         probe.touch()
         return probe.stat().st_mtime
+    except OSError:
+        return time.time()
     finally:
         remove(probe)
 
 
+def is_of_lock(path: Path) -> bool:
+    """Tell whether a file in a lock's folder belongs to the lock."""
+    return path.name in ("lock", "lock.guard") or path.name.startswith(_CLOCK)
+
+
 @contextmanager
 def _guarded(path: Path) -> Iterator[None]:
-    """Keep others from looking and taking at the same moment, where the file system can."""
-    fd = os.open(path.with_name(path.name + ".guard"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Keep others from looking and taking at the same moment, where the file system can.
+
+    Makes the lock's folder; on leaving removes it again where nothing is in it.
+    """
+    guard = path.with_name(path.name + ".guard")
+    until = time.monotonic() + _GUARD_SECONDS
+    fd = _hold(guard, until)
     try:
-        until = time.monotonic() + _GUARD_SECONDS
+        yield
+    finally:
+        with suppress(OSError):
+            there = list(guard.parent.iterdir())
+            if path not in there and all(map(is_of_lock, there)):
+                for one in (*there, guard):
+                    remove(one)
+                guard.parent.rmdir()
+        with suppress(OSError):
+            os.close(fd)
+
+
+def _hold(guard: Path, until: float) -> int:
+    """Return a descriptor of the file `guard`, locked if that can be had until then."""
+    while True:
+        make_folder(guard.parent)
+        try:
+            fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # the folder was removed in between
+            continue
+        except OSError as error:
+            raise StorageError.of(error, guard, "open") from error
         while time.monotonic() < until:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +189,7 @@ def _guarded(path: Path) -> Iterator[None]:
                 time.sleep(0.01)
             except OSError:  # no such locks here; the lock's own content has to do
                 break
-        yield
-    finally:
         with suppress(OSError):
-            os.close(fd)
+            if os.path.samestat(os.fstat(fd), os.stat(guard)) or time.monotonic() > until:
+                return fd
+        os.close(fd)  # removed by the one that had it

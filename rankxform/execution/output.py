@@ -7,6 +7,8 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 
 from rankxform.errors import RequestError
@@ -35,6 +37,12 @@ class FileLayout:
     size: int
     metadata: Mapping[str, str] | None = None
 
+    @cached_property
+    def digest(self) -> str:
+        """What two layouts share only if they are the same."""
+        state = blake2b(repr((self.headers, dict(self.spans))).encode(), digest_size=8)
+        return state.hexdigest()
+
 
 @dataclass(frozen=True)
 class Output:
@@ -53,6 +61,11 @@ class Output:
     def part(self) -> Path:
         """The name the file has while it is written."""
         return part_of(self.final)
+
+    @property
+    def finals(self) -> tuple[Path, ...]:
+        """All names that the bytes get."""
+        return self.final, *self.alike
 
 
 def part_of(final: Path) -> Path:

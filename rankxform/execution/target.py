@@ -14,57 +14,54 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rankxform.errors import StorageError
 from rankxform.formats import records
-from rankxform.formats.records import JOB, MANIFEST, Progress, RecordError
+from rankxform.formats.records import JOB, MANIFEST, Part, Progress, RecordError
 
-from .files import (
-    make_folder,
-    read_bytes,
-    remove,
-    write_small,
-)
-from .lock import Lock, boot_id
+from .files import read_bytes, remove, sync, write_small
+from .lock import Lock, boot_id, is_of_lock
 from .output import part_of
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
+
+Facts = dict[str, int]
+"""Of a file: its inode, its size in bytes, and its time of modification in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class State:
     """What was found in a target when it was opened; every process gets it.
 
-    kept: what the manifest says of files that are complete, by rank; of those that were complete
-    when a run was stopped, what that run knew. progress: of those that are not. seed: of
-    fingerprints.
+    kept: ranks whose files are complete. progress: of those that are not. seed: of fingerprints.
     """
 
     folder: Path
     token: str
     seed: int
-    kept: Mapping[int, Mapping[str, Any]]
+    kept: frozenset[int]
     progress: Progress
-
-    @property
-    def resumed(self) -> int:
-        """Number of files that an earlier run left unfinished, with something in them."""
-        return len(self.progress.done)
 
 
 class Target:
-    """A destination folder, as process 0 holds it during a run."""
+    """A destination folder, as process 0 holds it during a run.
+
+    The job lists the files that are being made, by all runs since the manifest was written. Just
+    before files get their final names their inodes are noted; a file is complete if the manifest
+    or such a note knows it, and every other that bears a final name is in the way.
+    """
 
     state: State
     begun: bool
     """Whether there is something to continue: part files, or files of a stopped run."""
+    resumed: bool
+    """Whether this run continues another."""
 
     def __init__(
         self,
@@ -81,24 +78,20 @@ class Target:
         StorageError where another run is at work, or files would be lost.
         """
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
-        self._identity = identity
-        self._claimed: set[str] = set()
-        self.begun = False
-        make_folder(self._own)
+        self._finals = finals
+        self._identity = dict(identity)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._made = not folder.exists()
         self._lock = Lock(self._own / "lock")
         try:
-            self.state = self._open(identity, finals, overwrite)
+            self._open(overwrite)
         except BaseException:
-            self._lock.release()
-            if not (self._own / "job.json").exists():
-                self._remove_records()
+            self._let_go()
             raise
 
     # -- opening ----------------------------------------------------------------------------
 
-    def _open(
-        self, identity: Mapping[str, Any], finals: Mapping[int, Path], overwrite: bool
-    ) -> State:
+    def _open(self, overwrite: bool) -> None:
         manifest, job = self._read(MANIFEST), self._read(JOB)
         self.begun = job is not None
         if job is not None and self._changed(job, overwrite, "a run that was stopped"):
@@ -108,57 +101,44 @@ class Target:
             manifest, overwrite or job is not None, "an earlier run"
         ):
             manifest = None
-        listed = manifest["files"] if manifest and (job or not overwrite) else {}
-        kept, in_the_way = self._sort_out(finals, listed, job, overwrite)
-        if job is None:
-            job = {"in the way": {}, "files": [], "digests": {}}
-            job["seed"] = manifest["seed"] if manifest else secrets.randbits(63)
-        self._claimed = {*job["files"], *map(self._name, finals.values())}
-        job = {
-            "identity": identity,
-            "files": sorted(self._claimed),
-            "in the way": {**job["in the way"], **in_the_way},
-            "seed": job["seed"],
-            "digests": job["digests"],
-        }
-        self._job = job
+        for record in filter(None, (job, manifest)):  # they may have needed other source ranks
+            known = record["identity"]["source files"]
+            self._identity["source files"] = {**known, **self._identity["source files"]}
+        self.resumed = job is not None
+        self._files = job["files"] if job else {}
+        listed = manifest["files"] if manifest and not overwrite else {}
+        kept = frozenset(r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite))
+        for rank, final in self._finals.items():
+            name = self._name(final)
+            if rank not in kept:
+                self._files[name] = {"rank": rank}
+            elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
+                remove(part_of(final))
+                del self._files[name]
+        seed = (job or manifest or {"seed": secrets.randbits(63)})["seed"]
+        self.state = State(self._folder, secrets.token_hex(4), seed, kept, Progress())
         self._write_job()
-        if not listed:
-            remove(self._folder / MANIFEST_NAME)
-        progress = self._progress({r: f for r, f in finals.items() if r not in kept})
-        return State(self._folder, secrets.token_hex(4), job["seed"], kept, progress)
+        progress = self._progress().only(rank for rank in self._finals if rank not in kept)
+        self.state = replace(self.state, progress=progress)
 
-    def _sort_out(
-        self,
-        finals: Mapping[int, Path],
-        listed: Mapping[str, Any],
-        job: Mapping[str, Any] | None,
-        overwrite: bool,
-    ) -> tuple[dict[int, Mapping[str, Any]], dict[str, dict[str, int]]]:
-        """Return which files are complete, and the facts of those that are to be replaced.
-
-        A file is complete if the manifest lists it as it is, or if it has come to be since the
-        stopped run began: nothing else gives a file its final name.
-        """
-        kept: dict[int, Mapping[str, Any]] = {}
-        in_the_way: dict[str, dict[str, int]] = {}
-        before = job["in the way"] if job else {}
-        for rank, final in finals.items():
-            name, facts = self._name(final), _facts(final)
-            if facts is None or before.get(name) == facts:
-                continue
-            if name in listed and _known(listed[name]) == facts:
-                kept[rank] = listed[name]
-            elif job is not None and name in job["files"] and name not in listed:
-                kept[rank] = {"rank": rank, **job["digests"].get(name, {})}
-            elif overwrite:
-                in_the_way[name] = facts
-            else:
-                what = "was changed after it was written" if name in listed else "is already there"
-                raise StorageError(
-                    f"{final}: {what}; remove it, choose another folder, or say --overwrite"
-                )
-        return kept, in_the_way
+    def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
+        """Tell whether a file is complete, or else may be made. Raises StorageError."""
+        name, facts = self._name(final), _facts(final)
+        if facts is None:
+            return False
+        noted = self._files.get(name)
+        if noted is not None and _is_same(noted, facts, "inode", "size", "modified"):
+            if noted["boot"] not in ("", boot_id()):
+                return False  # it was not synced, and the machine was started anew
+            if self._durable:
+                sync(final.parent)  # a run may have ended between its name and this
+            return True
+        if _is_same(listed.get(name, {}), facts, "size", "modified"):
+            return True
+        if overwrite:
+            return False
+        what = "was changed after it was written" if name in listed else "is already there"
+        raise StorageError(f"{final}: {what}; remove it, choose another folder, or say --overwrite")
 
     def _read(self, kind: str) -> dict[str, Any] | None:
         path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / "job.json"
@@ -188,27 +168,29 @@ class Target:
         """Remove what a stopped run left that is not to be continued."""
         for name in job["files"]:
             remove(part_of(self._folder / name))
-        for path in self._journals():
-            remove(path)
-        remove(self._own / "job.json")
+        self._remove_records()
 
     def _journals(self) -> list[Path]:
         return sorted(self._own.glob("journal-*.jsonl"))
 
-    def _progress(self, finals: Mapping[int, Path]) -> Progress:
-        """Return what is on the device of `finals`, and write it down in place of all journals."""
+    def _progress(self) -> Progress:
+        """Return what is on the device, and write it down in place of all journals.
+
+        A part file is continued if it is the one that a journal speaks of, and no file shares its
+        bytes.
+        """
         old = self._journals()
         found = records.progress({path.name: read_bytes(path) for path in old}, boot_id())
-        good = [
+        there = {file["rank"]: part_of(self._folder / name) for name, file in self._files.items()}
+        found = found.only(
             rank
-            for rank, final in finals.items()
-            if rank in found.done and _inode(part_of(final)) == found.inodes.get(rank)
-        ]
-        found = found.only(good)
+            for rank, part in there.items()
+            if rank in found.done and _is_own(part, found.parts.get(rank))
+        )
         if old:
             done = [((rank,), sorted(names)) for rank, names in found.done.items()]
             names = [path.name for path in old]
-            first = records.started(found.inodes, found.durable, boot_id(), names)
+            first = records.started(found.parts, found.durable, boot_id(), names)
             fresh = self._own / f"journal-{secrets.token_hex(4)}.jsonl"
             write_small(fresh, first + records.moved(done, found.sums), durable=self._durable)
             for path in old:
@@ -222,7 +204,7 @@ class Target:
 
     def check_room(self, sizes: Mapping[Path, int]) -> None:
         """Raise StorageError where `sizes`, of part files, will not fit."""
-        there = sum(_allocated(part) for part in sizes)
+        there = sum(status.st_blocks * 512 for part in sizes if (status := _status(part)))
         room = os.statvfs(self._folder)
         free, needed = room.f_bavail * room.f_frsize, sum(sizes.values()) - there
         if needed > free:
@@ -232,91 +214,115 @@ class Target:
             )
         self.begun = True
 
-    def check(self) -> None:
-        """Raise StorageError where another run has taken the folder."""
-        self._lock.check()
+    def complete(self, found: Mapping[Path, Facts], digests: Mapping[Path, str]) -> None:
+        """Write down what is about to get a final name: facts of the complete part files.
 
-    def note_digests(self, digests: Mapping[Path, str]) -> None:
-        """Write down the fingerprints of files that are about to get their final names."""
-        for final, digest in digests.items():
-            self._job["digests"][self._name(final)] = {"digest": digest}
+        What the manifest says of files that these replace is taken out of it. Raises StorageError
+        where another run has taken the folder.
+        """
+        self._lock.check()
+        boot = "" if self._durable else boot_id()
+        for final, facts in found.items():
+            noted = self._files[self._name(final)]
+            noted.update(facts, boot=boot)
+            if final in digests:
+                noted["digest"] = digests[final]
         self._write_job()
+        old = self._read(MANIFEST)
+        if old is not None:
+            gone = {self._name(final) for final in found}
+            left = {name: facts for name, facts in old["files"].items() if name not in gone}
+            if not left or records.differences(old["identity"], self._identity):
+                remove(self._folder / MANIFEST_NAME)
+            elif left != old["files"]:
+                self._write_manifest({**old, "files": left})
 
     def _write_job(self) -> None:
-        data = records.document(JOB, self._job)
-        write_small(self._own / "job.json", data, durable=self._durable)
+        content = {"identity": self._identity, "seed": self.state.seed, "files": self._files}
+        write_small(self._own / "job.json", records.document(JOB, content), durable=self._durable)
+
+    def _write_manifest(self, content: Mapping[str, Any]) -> None:
+        data = records.document(MANIFEST, content)
+        write_small(self._folder / MANIFEST_NAME, data, durable=self._durable)
 
     # -- closing ----------------------------------------------------------------------------
 
-    def finish(self, files: Mapping[Path, int], contents: Mapping[str, Any]) -> None:
-        """Write the manifest: everything is done.
-
-        `files` are the destination ranks by file; `contents` is recorded as it is.
-        """
-        known: dict[str, Any] = {}
-        with suppress(StorageError):
-            known = self._read(MANIFEST) or {}
-        described = known.get("files", {})
-        for final, rank in files.items():
-            name = self._name(final)
-            facts = _facts(final) or {}
-            if _known(described.get(name, {})) != facts:
-                digest = self._job["digests"].get(name, {})
-                described[name] = {"rank": rank, **facts, **digest}
-        content = {"identity": self._identity, "seed": self.state.seed, "files": described}
-        content.update(contents)
+    def finish(self, contents: Mapping[str, Any]) -> None:
+        """Write the manifest: the files of this run are done. `contents` is recorded as it is."""
+        mine = set(map(self._name, self._finals.values()))
+        known = self._read(MANIFEST) or {}
+        files = dict(known.get("files", {}))
+        for name, noted in list(self._files.items()):
+            there = _facts(self._folder / name)
+            if name in mine or _is_same(noted, there, "inode", "size", "modified"):
+                facts = ("rank", "size", "modified", "digest")
+                files[name] = {key: noted[key] for key in facts if key in noted}
+                del self._files[name]
+        content = {"identity": self._identity, "seed": self.state.seed, "files": files, **contents}
         if "stages" in contents:
             content["stages"] = {**known.get("stages", {}), **contents["stages"]}
-        data = records.document(MANIFEST, content)
-        write_small(self._folder / MANIFEST_NAME, data, durable=self._durable)
+        self._write_manifest(content)
         self.close(keep=False)
 
     def close(self, keep: bool) -> None:
         """Let the folder go; with `keep`, what is needed to continue stays.
 
-        Where no file was begun there is nothing to keep.
+        Without, nothing stays of what this run began; other runs' unfinished files do.
         """
-        keep &= self.begun
-        if not keep:
-            for name in self._claimed:
-                remove(part_of(self._folder / name))
-        self._lock.release()
-        if not keep:
-            self._remove_records()
+        if not (keep and self.begun):
+            for name in set(map(self._name, self._finals.values())) & set(self._files):
+                if "inode" not in self._files[name]:
+                    remove(part_of(self._folder / name))
+                    del self._files[name]
+            if self._files:
+                self._write_job()
+            else:
+                self._remove_records()
+        self._let_go()
 
     def _remove_records(self) -> None:
-        with suppress(OSError):
-            shutil.rmtree(self._own)
-        with suppress(OSError):
-            self._folder.rmdir()  # where it was made for this run and is empty
+        for path in self._own.iterdir():
+            if not is_of_lock(path):
+                remove(path)
+
+    def _let_go(self) -> None:
+        self._lock.release()
+        if self._made:
+            with suppress(OSError):
+                self._folder.rmdir()  # where nothing came of it
 
 
-def _facts(final: Path) -> dict[str, int] | None:
-    """Return what tells whether a file is still the same: size and time of modification."""
+def facts_of(part: Path) -> Facts:
+    """Return what tells later whether a file is this one."""
+    found = _facts(part)
+    if found is None:
+        raise StorageError(f"{part}: is gone; does something else clean up this folder?")
+    return found
+
+
+def _facts(path: Path) -> Facts | None:
+    status = _status(path)
+    if status is None:
+        return None
+    return {"inode": status.st_ino, "size": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        status = final.lstat()
+        return path.lstat()
     except OSError:
         return None
-    return {"size": status.st_size, "modified": status.st_mtime_ns}
 
 
-def _known(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that a manifest states of a file."""
-    return {key: described.get(key) for key in ("size", "modified")}
+def _is_own(path: Path, noted: Part | None) -> bool:
+    status = _status(path)
+    if status is None or noted is None:
+        return False
+    return (status.st_ino, status.st_nlink) == (noted.inode, 1)
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
-
-
-def _allocated(path: Path) -> int:
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0
+def _is_same(noted: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
+    return facts is not None and all(noted.get(key) == facts[key] for key in keys)
 
 
 def manifest(folder: Path) -> dict[str, Any]:

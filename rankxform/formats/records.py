@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 VERSION = 1
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
@@ -31,7 +31,20 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
         raise RecordError(f"not a {kind}")
     if found.get("version") != VERSION:
         raise RecordError(f"of version {found.get('version')!r}, this is version {VERSION}")
+    _check(found, {"identity": dict, "seed": int, "files": dict}, "it")
+    _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
+    known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
+    for name, facts in found["files"].items():
+        if not isinstance(facts, dict) or name.startswith("/") or ".." in name.split("/"):
+            raise RecordError(f"damaged: {name!r} is no file of this folder")
+        _check(facts, known, repr(name))
     return found
+
+
+def _check(found: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:
+    for key, kind in keys.items():
+        if not isinstance(found.get(key), kind):
+            raise RecordError(f"damaged: {what} lacks {key!r}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -58,15 +71,22 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
+class Part(NamedTuple):
+    """A part file, as a journal knows it again: its inode, and a digest of its layout."""
+
+    inode: int
+    layout: str
+
+
 @dataclass
 class Progress:
     """What journals say is on the device.
 
-    inodes: of the part file of each destination rank. done: names whose slices are complete in
-    it. sums: fingerprints of these, by rank, modulo 2**64. durable: whether all was synced.
+    parts: the part file of each destination rank. done: names whose slices are complete in it.
+    sums: fingerprints of these, by rank, modulo 2**64. durable: whether all was synced.
     """
 
-    inodes: dict[int, int] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
     done: dict[int, set[str]] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)
     durable: bool = True
@@ -75,21 +95,29 @@ class Progress:
         """Return what is said of `ranks`."""
         kept = set(ranks)
         return Progress(
-            {rank: inode for rank, inode in self.inodes.items() if rank in kept},
+            {rank: part for rank, part in self.parts.items() if rank in kept},
             {rank: names for rank, names in self.done.items() if rank in kept},
             {rank: value for rank, value in self.sums.items() if rank in kept},
             self.durable,
         )
 
+    def add(self, other: Progress) -> None:
+        """Take what another says too."""
+        self.durable &= other.durable
+        self.parts.update(other.parts)
+        for rank, names in other.done.items():
+            self.done.setdefault(rank, set()).update(names)
+        for rank, value in other.sums.items():
+            self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
 
-def started(inodes: Mapping[int, int], durable: bool, boot: str, replaces: Sequence[str]) -> bytes:
+
+def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Sequence[str]) -> bytes:
     """Return the first line of a journal.
 
     Without `durable` it counts only while the machine is not started anew. It stands for the
     journals that it `replaces`.
     """
-    facts = {"inodes": inodes, "durable": durable, "boot": boot, "replaces": list(replaces)}
-    return _line(facts)
+    return _line({"parts": parts, "durable": durable, "boot": boot, "replaces": list(replaces)})
 
 
 def moved(done: Iterable[tuple[Sequence[int], Sequence[str]]], sums: Mapping[int, int]) -> bytes:
@@ -102,31 +130,41 @@ def _line(facts: Mapping[str, Any]) -> bytes:
 
 
 def progress(journals: Mapping[str, bytes], boot: str) -> Progress:
-    """Put journals, by name, together. A line that was cut off, and what follows it, is dropped."""
-    lines = {name: _lines(data) for name, data in journals.items()}
-    replaced = {old for some in lines.values() if some for old in some[0].get("replaces", ())}
+    """Put journals, by name, together.
+
+    A line that was cut off or damaged, and what follows it, is dropped.
+    """
+    read = {name: _journal(data) for name, data in journals.items()}
+    replaced = {old for one in read.values() if one for old in one.replaces}
     found = Progress()
-    for name, some in lines.items():
-        if name in replaced or not some or not (some[0]["durable"] or some[0]["boot"] == boot):
-            continue
-        found.durable &= bool(some[0]["durable"])
-        found.inodes.update((int(rank), inode) for rank, inode in some[0]["inodes"].items())
-        for line in some[1:]:
-            for ranks, names in line["done"]:
-                for rank in ranks:
-                    found.done.setdefault(rank, set()).update(names)
-            for rank, value in line["sums"].items():
-                found.sums[int(rank)] = (found.sums.get(int(rank), 0) + value) % MODULUS
+    for name, one in read.items():
+        if one and name not in replaced and (one.progress.durable or one.boot == boot):
+            found.add(one.progress)
     return found
 
 
-def _lines(data: bytes) -> list[dict[str, Any]]:
-    found = []
+@dataclass
+class _Journal:
+    boot: str
+    replaces: list[str]
+    progress: Progress
+
+
+def _journal(data: bytes) -> _Journal | None:
+    found = None
     for line in data.split(b"\n")[:-1]:
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            facts = json.loads(line)
+            if found is None:
+                parts = {int(r): Part(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
+                first = Progress(parts, durable=bool(facts["durable"]))
+                found = _Journal(str(facts["boot"]), list(map(str, facts["replaces"])), first)
+                continue
+            more = Progress(sums={int(rank): int(value) for rank, value in facts["sums"].items()})
+            for ranks, names in facts["done"]:
+                for rank in ranks:
+                    more.done.setdefault(int(rank), set()).update(map(str, names))
+        except (ValueError, TypeError, KeyError, AttributeError):
             break
-    if found and not {"inodes", "durable", "boot"} <= set(found[0]):
-        return []
+        found.progress.add(more)
     return found

@@ -7,17 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankxform.errors import RankxformError, StoppedError, StorageError
+from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.execution.engine import Sources, Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, sync
 from rankxform.execution.fingerprint import MODULUS, Witness
 from rankxform.execution.journal import Journal
-from rankxform.execution.links import publish_alike
-from rankxform.execution.output import Output, add_crc, part_descriptors
-from rankxform.execution.target import State, Target
+from rankxform.execution.links import link_all
+from rankxform.execution.output import Output, add_crc, part_descriptors, part_of
+from rankxform.execution.target import Facts, State, Target, facts_of
 from rankxform.planning.moves import Move, Portion, bytes_to_write, needed_bytes
 from rankxform.planning.sharing import remaining
 from rankxform.transport import Team
@@ -26,7 +26,7 @@ from rankxform.transport.team import Show
 from .checks import check_target, compare_ranks
 from .contents import contents
 from .identity import identity
-from .outputs import alike, moves, outputs
+from .outputs import Layouts, alike, moves, outputs
 from .phases import Phases
 from .prepare import Conversion, prepare
 from .replicas import check_replicas
@@ -104,7 +104,7 @@ def transform(
         tuple(str(conversion.final(rank)) for rank in conversion.ranks),
         linked=work.linked,
         kept=len(state.kept),
-        continued=len(state.progress.done),
+        continued=len(work.state.progress.done),
         read=sum(t.read for t, _, _ in every),
         needed=needed_bytes(conversion.planner.moves(work.everything)),
         written=sum(t.written for t, _, _ in every),
@@ -123,7 +123,7 @@ def _target(conversion: Conversion, team: Team) -> Iterator[tuple[Target | None,
     """Hold the destination folder; process 0 gets the Target, every process what is in it.
 
     What a failure of storage or a stop leaves is kept, to be continued; of any other failure
-    nothing stays.
+    nothing stays, but for what an earlier run had done.
     """
     request = conversion.request
     held: list[Target] = []
@@ -141,16 +141,15 @@ def _target(conversion: Conversion, team: Team) -> Iterator[tuple[Target | None,
         held.append(target)
         return target.state
 
+    state = team.share(claim)
     try:
-        state = team.share(claim)
         yield (held[0] if held else None), state
     except BaseException as error:
         keep = isinstance(error, (StorageError, StoppedError)) or not isinstance(error, Exception)
         for target in held:
-            target.close(keep)
-            keep &= target.begun
-        if keep and isinstance(error, RankxformError):
-            error.resumable = True
+            target.close(keep or (target.resumed and not isinstance(error, DifferenceError)))
+            if keep and target.begun and isinstance(error, RankxformError):
+                error.resumable = True
         raise
 
 
@@ -180,9 +179,11 @@ class _Work:
 
 
 def _work(conversion: Conversion, team: Team, state: State, *, agreed: bool) -> _Work:
-    planner, done = conversion.planner, state.progress.done
+    planner, layouts = conversion.planner, Layouts(conversion)
     left = [rank for rank in conversion.ranks if rank not in state.kept]
     groups = alike(conversion, team, left, agreed=agreed)
+    state = _with_same_layouts(state, team, layouts)
+    done = state.progress.done
     with team.together():
         shares = conversion.shares(team.size, list(groups), done)
         mine = shares[team.rank]
@@ -190,11 +191,19 @@ def _work(conversion: Conversion, team: Team, state: State, *, agreed: bool) -> 
             conversion,
             state,
             moves(conversion, remaining(planner, mine, done)),
-            outputs(conversion, mine, groups),
+            outputs(conversion, mine, groups, layouts),
             remaining(planner, [portion for share in shares for portion in share], done),
             groups,
         )
     raise AssertionError("together() raises or returns")
+
+
+def _with_same_layouts(state: State, team: Team, layouts: Layouts) -> State:
+    """Leave out part files that were laid out in another way, as when a shard came back."""
+    parts = state.progress.parts
+    mine = sorted(parts)[team.rank :: team.size]
+    same = team.gather(lambda: [r for r in mine if layouts.of(r).digest == parts[r].layout])
+    return replace(state, progress=state.progress.only(rank for some in same for rank in some))
 
 
 def _carry_out(
@@ -211,20 +220,19 @@ def _carry_out(
             if rank not in work.state.progress.done:
                 make_folder(output.final.parent)
                 create(output.part)
-        parts = [(rank, output.part) for rank, output in work.owned.items()]
+        parts = {rank: (one.part, one.layout.digest) for rank, one in work.owned.items()}
         journal = Journal(work.state, team.rank, parts, durable=request.fsync)
     traffic = team.work(lambda tick: _write(work, journal, tick), show)
     if request.crc:
         team.work(lambda tick: _add_checksums(work, tick), lambda done, end: None)
-    team.share(lambda: target.check() if target is not None else None)
-    if request.verify:
-        sums = team.gather(lambda: journal.sums)
-        team.share(lambda: _note_digests(work, target, sums))
-    with phases.phase("publish"), team.together():
-        for output in work.owned.values():
-            publish_alike(output.part, output.alike, request.link, durable=request.fsync)
-            publish(output.part, output.final, durable=request.fsync)
+    sums = team.gather(lambda: journal.sums) if request.verify else []
     with phases.phase("publish"):
+        facts = team.gather(lambda: _link(work))
+        team.share(lambda: _complete(work, target, facts, sums))
+        with team.together():
+            for output in work.owned.values():
+                for final in output.finals:
+                    publish(part_of(final), final, durable=request.fsync)
         team.share(lambda: _finish(work, target))
     return traffic
 
@@ -256,24 +264,41 @@ def _add_checksums(work: _Work, tick: Tick) -> None:
         parts.close()
 
 
-def _note_digests(work: _Work, target: Target | None, sums: Sequence[Mapping[int, int]]) -> None:
-    """Add up the fingerprints of each file, from all processes and runs; on process 0."""
+def _link(work: _Work) -> dict[Path, Facts]:
+    """Put equal files beside their final names; return how each complete part file is known."""
+    request = work.conversion.request
+    for output in work.owned.values():
+        link_all(output.part, output.alike, request.link, durable=request.fsync)
+    finals = [final for output in work.owned.values() for final in output.finals]
+    return {final: facts_of(part_of(final)) for final in finals}
+
+
+def _complete(
+    work: _Work,
+    target: Target | None,
+    facts: Sequence[Mapping[Path, Facts]],
+    sums: Sequence[Mapping[int, int]],
+) -> None:
+    """Note which files are complete, with the fingerprints of all processes and runs added up.
+
+    On process 0.
+    """
     assert target is not None
     every = [work.state.progress.sums, *sums]
-    found = {
+    digests = {
         work.conversion.final(rank): f"{sum(some.get(first, 0) for some in every) % MODULUS:016x}"
         for first, ranks in work.groups.items()
         for rank in ranks
+        if work.conversion.request.verify
     }
-    target.note_digests(found)
+    target.complete({final: one for some in facts for final, one in some.items()}, digests)
 
 
 def _finish(work: _Work, target: Target | None) -> None:
     """Write the manifest, on process 0."""
     assert target is not None
     conversion = work.conversion
-    files = {conversion.final(rank): rank for rank in conversion.ranks}
-    target.finish(files, contents(conversion) if conversion.request.verify else {})
+    target.finish(contents(conversion) if conversion.request.verify else {})
 
 
 def _peak_memory() -> int:

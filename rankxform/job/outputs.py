@@ -16,6 +16,7 @@ from rankxform.execution.output import (
 )
 from rankxform.formats.dtype import INT4
 from rankxform.planning.moves import Move, Portion
+from rankxform.planning.plan import needed_stages
 from rankxform.transport import Team
 
 from .prepare import Conversion
@@ -50,30 +51,54 @@ def alike(
     return found
 
 
-def outputs(
-    conversion: Conversion, mine: Sequence[Portion], groups: Mapping[int, Sequence[int]]
-) -> dict[int, Output]:
-    """Plan the files of this process's share; ranks with slices of one shape share a layout."""
-    request, planner = conversion.request, conversion.planner
-    first = conversion.indexes[min(conversion.indexes)]
-    metadata = {
-        key: value
-        for key, value in first.metadata.items()
-        if not (value == INT4 and key in first)  # a mark of the source's; the output has its own
-    }
-    layouts: dict[int, FileLayout] = {}
-    outputs = {}
-    for portion in mine:
-        slices = planner.slices(portion.rank)  # one list for all ranks with the same
-        if id(slices) not in layouts:
+class Layouts:
+    """The layouts of destination files; ranks with slices of one shape share one.
+
+    What is in a file depends on the source files of its pipeline stage, not on which other
+    files are made in the same run.
+    """
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._conversion = conversion
+        self._known: dict[int, FileLayout] = {}
+
+    def of(self, rank: int) -> FileLayout:
+        """Return the layout of the file of a destination rank."""
+        slices = self._conversion.planner.slices(rank)  # one list for all ranks with the same
+        if id(slices) not in self._known:
             entries = [(p.name, p.dtype, shape) for p, shape in slices]
-            layouts[id(slices)] = (
-                lay_out_safetensors(entries, metadata, request.crc)
-                if conversion.format == SAFETENSORS
+            self._known[id(slices)] = (
+                lay_out_safetensors(entries, self._metadata(rank), self._conversion.request.crc)
+                if self._conversion.format == SAFETENSORS
                 else lay_out_ckpt(entries)
             )
+        return self._known[id(slices)]
+
+    def _metadata(self, rank: int) -> dict[str, str]:
+        """Return what safetensors keep beside tensors: of the lowest source rank of the stage."""
+        src, dst = self._conversion.source.strategy, self._conversion.dst
+        stages = needed_stages(src, dst, dst.stage_of(rank))
+        first = next(
+            one
+            for stage in stages
+            for source in src.ranks_in(stage)
+            if (one := self._conversion.indexes.get(source)) is not None
+        )
+        # a mark of INT4 is the source's; the output has its own
+        return {k: v for k, v in first.metadata.items() if not (v == INT4 and k in first)}
+
+
+def outputs(
+    conversion: Conversion,
+    mine: Sequence[Portion],
+    groups: Mapping[int, Sequence[int]],
+    layouts: Layouts,
+) -> dict[int, Output]:
+    """Plan the files of this process's share."""
+    outputs = {}
+    for portion in mine:
         final, *others = map(conversion.final, groups[portion.rank])
         outputs[portion.rank] = Output(
-            final, layouts[id(slices)], owned=portion.first == 0, alike=tuple(others)
+            final, layouts.of(portion.rank), owned=portion.first == 0, alike=tuple(others)
         )
     return outputs

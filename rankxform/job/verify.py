@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, StorageError
 from rankxform.execution.compare import Comparison, Difference, Expected, mismatches
 from rankxform.execution.engine import Sources, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.execution.fingerprint import Fingerprint, sum_of_file
 from rankxform.execution.folder import Shards, find
 from rankxform.execution.headers import Indexer
-from rankxform.execution.target import manifest
+from rankxform.execution.target import MANIFEST_NAME, manifest
 from rankxform.formats.index import Index
 from rankxform.planning.moves import Move, Portion, bytes_to_write
 from rankxform.transport import Team
@@ -23,7 +23,7 @@ from rankxform.transport.team import Show
 
 from .checks import compare_ranks
 from .contents import expected
-from .prepare import Conversion, gather_indexes, prepare
+from .prepare import Conversion, prepare
 from .request import Request
 
 
@@ -63,13 +63,12 @@ def verify(
     conversion = prepare(request, team)
     _, notices = compare_ranks(conversion, team)
     shards = team.share(lambda: _find(conversion))
-    indexes = gather_indexes(team, dict(shards.paths))
+    indexes, found = _indexes(shards.paths, team)
     with team.together():
-        mine = conversion.shares(team.size)[team.rank]
+        mine = conversion.shares(team.size, list(indexes))[team.rank] if indexes else []
         moves = conversion.planner.moves(mine)
     total = sum(team.gather(lambda: bytes_to_write(moves)))
     show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
-    found: list[Difference] = []
     traffic = team.work(
         lambda tick: _compare(conversion, shards.paths, indexes, mine, moves, tick, found), show
     )
@@ -77,7 +76,7 @@ def verify(
     differences = {(one.name, one.rank): one for _, some in every for one in some}
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
-        len(conversion.ranks),
+        len(indexes),
         sum(nbytes for nbytes, _ in every),
         time.monotonic() - began,
         team.size,
@@ -126,10 +125,13 @@ def _look_at(
         return [Difference(path.name, rank, "is missing")]
     if path.stat().st_size != facts["size"]:
         return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")]
-    index = Indexer().index(path)
+    try:
+        index = Indexer().index(path)
+    except CheckpointError as error:
+        return [_unreadable(path, rank, error)]
     if "digest" not in facts:
         return []
-    slices = expected(told, rank)
+    slices = _expected_by(told, rank, path)
     wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
     if wrong:
         return wrong
@@ -138,6 +140,37 @@ def _look_at(
     if f"{total:016x}" == facts["digest"]:
         return []
     return [Difference(path.name, rank, "was changed since it was written")]
+
+
+def _indexes(paths: Mapping[int, Path], team: Team) -> tuple[dict[int, Index], list[Difference]]:
+    """Index destination files; return also what this process found that cannot be."""
+    wrong: dict[int, Difference] = {}
+
+    def look() -> dict[int, Index]:
+        found, indexer = {}, Indexer()
+        for rank in list(paths)[team.rank :: team.size]:
+            try:
+                found[rank] = indexer.index(paths[rank])
+            except CheckpointError as error:
+                wrong[rank] = _unreadable(paths[rank], rank, error)
+        return found
+
+    every = team.gather(look)
+    return dict(sorted(one for some in every for one in some.items())), list(wrong.values())
+
+
+def _unreadable(path: Path, rank: int, error: CheckpointError) -> Difference:
+    return Difference(path.name, rank, f"cannot be read: {error}", whole_file=True)
+
+
+def _expected_by(told: Mapping[str, Any], rank: int, path: Path) -> Any:
+    try:
+        return expected(told, rank)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"{MANIFEST_NAME}: damaged: what it says of {path} makes no sense ({error!r}); compare "
+            "with the source instead (verify SRC DST)"
+        ) from error
 
 
 def _find(conversion: Conversion) -> Shards:

@@ -40,6 +40,8 @@ T = TypeVar("T")
 _YIELD_SECONDS = 0.02
 _FIRST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
 _ROUND_SECONDS = 0.2
+_PATIENCE_SECONDS = 4.0
+"""Longer than it takes until an abort has ended the others: its own limit is 3 s."""
 
 
 def _load() -> Any:
@@ -141,6 +143,9 @@ class MpiTeam(Team):
             self._mpi.Finalize()
         return int(worst[0])
 
+    def free(self) -> None:
+        self._comm.Free()
+
     def abort(self, message: str, code: int) -> None:
         """Say why and end every process of the world now. Does not return."""
         host = self._mpi.Get_processor_name()
@@ -213,7 +218,8 @@ class MpiTeam(Team):
 
     def check_stall(self, waited: float) -> None:
         """End all processes when some have not answered for too long."""
-        if waited > self.stall_seconds + (0.5 if self.rank else 0):  # so that one process speaks
+        patience = _PATIENCE_SECONDS * min(self.rank, 2)  # so that one process speaks
+        if waited > self.stall_seconds + patience:
             self.abort(
                 f"no answer from a process for {self.stall_seconds:g} s; what the journals hold "
                 "is kept, run the same command again to continue",

@@ -67,6 +67,13 @@ class Team(ABC):
         """Leave the team with an exit code; return the largest of all processes'."""
 
     @abstractmethod
+    def free(self) -> None:
+        """Let go of what the team holds of MPI, which stays; for calls that an application makes.
+
+        Collective.
+        """
+
+    @abstractmethod
     def abort(self, message: str, code: int) -> None:
         """Say why and end every process now, in whatever state they are. Does not return."""
 
@@ -106,6 +113,9 @@ class Serial(Team):
 
     def finish(self, code: int) -> int:
         return code
+
+    def free(self) -> None:
+        """There is nothing to let go of."""
 
     def abort(self, message: str, code: int) -> None:
         os.write(2, f"rankxform: error: {message}\n".encode())

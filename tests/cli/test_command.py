@@ -205,6 +205,13 @@ def test_help_needs_no_mpi_and_is_printed_once(arguments):
     assert max(output.count("usage: rankxform"), output.count("rankxform 0.")) == 1
 
 
+@pytest.mark.parametrize("option", ["--time-limit", "--stall-limit"])
+def test_no_time_at_all_is_a_mistake(option):
+    code, output = command("transform", "a", "b", option, "0")
+    assert code == 2
+    assert f"argument {option}: '0': a time such as 90m is wanted" in output
+
+
 @pytest.mark.parametrize("processes", [None, 2])
 def test_a_dry_run_prints_the_plan_and_the_time_and_leaves_nothing(processes, place):
     before = sorted(place.dst.parent.iterdir())

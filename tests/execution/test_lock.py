@@ -26,7 +26,7 @@ time.sleep(60)
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "lock"
+    return tmp_path / "own" / "lock"
 
 
 @pytest.fixture
@@ -103,3 +103,47 @@ def test_of_many_that_come_at_once_one_gets_it(path):
     outputs = [process.communicate() for process in crowd]
     assert sum(out == b"held\n" for out, _ in outputs) == 1
     assert sum(b"works on this folder" in err for _, err in outputs) == 7
+
+
+def test_the_last_one_removes_the_folder_and_nobody_elses_work(path):
+    mine = Lock(path)
+    kept = path.with_name("journal")
+    kept.write_text("of the next run")
+    mine.release()
+    assert kept.exists()
+    kept.unlink()
+    Lock(path).release()
+    assert not path.parent.exists()
+
+
+TAKER = """
+import sys, time
+from pathlib import Path
+from rankxform.errors import StorageError
+from rankxform.execution.lock import Lock
+path, until, taken = Path(sys.argv[1]), time.time() + 3, 0
+while time.time() < until:
+    try:
+        held = Lock(path)
+    except StorageError:
+        continue
+    own = path.with_name("record")
+    with own.open("x") as file:  # raises where two are in
+        file.write("mine")
+    assert own.read_text() == "mine"
+    own.unlink()
+    held.release()
+    taken += 1
+print(taken)
+"""
+
+
+def test_taken_and_let_go_at_a_run_no_two_are_ever_in(path):
+    crowd = [
+        subprocess.Popen([sys.executable, "-c", TAKER, path], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in crowd]
+    assert [process.returncode for process in crowd] == [0, 0, 0]
+    assert all(int(taken) > 0 for taken in outputs)
+    assert not path.parent.exists()

@@ -124,3 +124,10 @@ def test_values_are_shared_and_gathered(tmp):
         processes.share(lambda: {}["nothing"])
     with pytest.raises(rankxform.UsageError, match="no such thing"):
         processes.share(lambda: (_ for _ in ()).throw(rankxform.UsageError("no such thing")))
+
+
+@pytest.mark.mpi(min_size=1, sizes=(2,))
+def test_a_program_can_call_as_often_as_it_likes():
+    for _ in range(3000):  # MPICH has 2,048 communicators
+        with pytest.raises(rankxform.UsageError, match="unknown option 'nonsense'"):
+            rankxform.plan("nowhere", comm=WORLD, nonsense=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import sys
@@ -181,3 +182,50 @@ def test_mindspores_own_outputs(tmp_path):
         assert {one.name for one in rankxform.verify(src, tmp / "ms", a, b).differences} == {"w"}
         rankxform.transform(src, tmp / "rx", a, b)
         assert rankxform.verify(src, tmp / "rx", a, b).differences == ()
+
+
+def test_a_file_that_cannot_be_read_is_a_difference_and_the_others_are_compared(place):
+    path, _ = place.entries(2)
+    data = bytearray(path.read_bytes())
+    data[:16] = b"\xff" * 16
+    modified = path.stat().st_mtime_ns
+    path.write_bytes(data)
+    os.utime(path, ns=(modified, modified))
+    other, entries = place.entries(1)
+    kind, values = entries["w"]
+    flipped = values.copy()
+    flipped.flat[0] ^= 1
+    place.rewrite(other, {**entries, "w": (kind, flipped)})
+    verdict = place.verify()
+    assert [(one.rank, one.why.partition(":")[0]) for one in verdict.differences] == [
+        (2, "cannot be read"),
+        (1, "differs"),
+    ]
+    alone = rankxform.verify(place.dst)
+    assert [(one.rank, one.why.partition(":")[0]) for one in alone.differences][-1] == (
+        2,
+        "cannot be read",
+    )
+
+
+def test_parameters_without_elements(tmp_path):
+    params = {"w": ((4, 4), "Float32"), "empty": ((0, 4), "Float32")}
+    stages = [{"w": ([2], [0, -1], 0, 0), "empty": ([2], [-1, -1], 0, 0)}]
+    src = reference.write_checkpoint(tmp_path / "src", stages, params)
+    strategy = reference.write_strategy(tmp_path / "s.ckpt", stages)
+    rankxform.transform(src, tmp_path / "dst", strategy, None, verify=True, fsync=False)
+    assert rankxform.verify(tmp_path / "dst").differences == ()
+    assert rankxform.verify(src, tmp_path / "dst", strategy, None).differences == ()
+
+
+def test_a_manifest_that_makes_no_sense_is_one_message(tmp_path):
+    place = Place(tmp_path, "ckpt")
+    rankxform.transform(
+        place.src, place.dst, place.a, place.b, verify=True, overwrite=True, fsync=False
+    )
+    path = place.dst / "rankxform.json"
+    record = json.loads(path.read_text())
+    del record["stages"]["0"]["parameters"]["w"][2]
+    path.write_text(json.dumps(record))
+    with pytest.raises(rankxform.StorageError, match="damaged: what it says of .* makes no sense"):
+        rankxform.verify(place.dst)
