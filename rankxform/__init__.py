@@ -1,6 +1,6 @@
 """rankxform: move a distributed MindSpore checkpoint between parallel strategies."""
 
-from rankxform.api import inspect, merge, plan, ranks, transform, verify
+from rankxform.api import inspect, load, merge, plan, ranks, transform, verify
 from rankxform.errors import (
     CheckpointError,
     DifferenceError,
@@ -24,6 +24,7 @@ __all__ = [
     "StrategyError",
     "UsageError",
     "inspect",
+    "load",
     "merge",
     "plan",
     "ranks",

@@ -16,6 +16,7 @@ from rankxform import inspection, job
 from rankxform.cli.report import plan_summary
 from rankxform.errors import RankxformError, StorageError, UsageError, storage_errors
 from rankxform.execution import strategies
+from rankxform.layout.strategy import Strategy
 from rankxform.transport import Team, team
 
 
@@ -38,6 +39,30 @@ def transform(
     """
     with _together(comm) as together:
         return job.transform(_request(src, dst, src_strategy, dst_strategy, options), together)
+
+
+def load(
+    src: str | os.PathLike[str],
+    src_strategy: str | os.PathLike[str] | Strategy | None = None,
+    dst_strategy: str | os.PathLike[str] | Strategy | None = None,
+    *,
+    rank: int | None = None,
+    comm: Any = None,
+    **options: Any,
+) -> job.Parameters:
+    """Return this process's slices of the checkpoint in `src` as numpy arrays, by name.
+
+    Nothing is written, and only what the slices need is read. `rank` is the destination rank;
+    without it, the process's number in `comm` or in the launcher's world, or what RANK_ID says
+    to a process of msrun. All processes of `comm` or of the launcher's world call this together.
+    A strategy may also be a network's (`rankxform.mindspore.strategy_of`). `options` are those
+    of `transform` that do not concern files: step, suffix, src_pattern, include, exclude,
+    one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory.
+    """
+    with _together(comm) as together:
+        request = _request(src, None, src_strategy, dst_strategy, options)
+        wanted = job.own_rank(together, os.environ) if rank is None else rank
+        return job.load(request, together, wanted)
 
 
 def verify(
@@ -85,7 +110,10 @@ def ranks(
 ) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs."""
     with storage_errors():
-        src, dst = strategies.load(_text(src_strategy)), strategies.load(_text(dst_strategy))
+        src, dst = (
+            strategies.load(_strategy(src_strategy)),
+            strategies.load(_strategy(dst_strategy)),
+        )
     return inspection.needed_ranks(src, dst, wanted)
 
 
@@ -121,8 +149,8 @@ def _together(comm: Any) -> Iterator[Team]:
 def _request(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str] | None,
-    src_strategy: str | os.PathLike[str] | None,
-    dst_strategy: str | os.PathLike[str] | None,
+    src_strategy: str | os.PathLike[str] | Strategy | None,
+    dst_strategy: str | os.PathLike[str] | Strategy | None,
     options: dict[str, Any],
 ) -> job.Request:
     for several in ("include", "exclude"):
@@ -135,10 +163,11 @@ def _request(
         raise UsageError(
             f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
         )
+    target = None if dst is None else os.fspath(dst)
     return job.Request(
-        os.fspath(src), _text(dst), _text(src_strategy), _text(dst_strategy), **options
+        os.fspath(src), target, _strategy(src_strategy), _strategy(dst_strategy), **options
     )
 
 
-def _text(path: str | os.PathLike[str] | None) -> str | None:
-    return None if path is None else os.fspath(path)
+def _strategy(given: str | os.PathLike[str] | Strategy | None) -> str | Strategy | None:
+    return given if given is None or isinstance(given, Strategy) else os.fspath(given)

@@ -63,7 +63,7 @@ def test_imports_point_down(path):
             "numpy",
             {
                 "transport/mpi.py",
-                *(f"execution/{n}.py" for n in ("recipes", "compare", "fingerprint")),
+                *(f"execution/{n}.py" for n in ("arrays", "recipes", "compare", "fingerprint")),
             },
         ),
         ("mindspore", set()),
@@ -101,7 +101,7 @@ def test_start_up_imports_little():
 def test_the_public_names():
     assert set(rankxform.__all__) == {
         "CheckpointError", "DifferenceError", "PeerError", "RankxformError", "RequestError", "StorageError",
-        "StoppedError", "StrategyError", "UsageError", "inspect", "merge", "plan", "ranks", "verify",
+        "StoppedError", "StrategyError", "UsageError", "inspect", "load", "merge", "plan", "ranks", "verify",
         "transform",
     }  # fmt: skip
     assert all(getattr(rankxform, name).__doc__ for name in rankxform.__all__)

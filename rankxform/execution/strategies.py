@@ -15,12 +15,14 @@ from .files import opened, range_reader, read_bytes, write_small
 SUFFIXES = (".ckpt", ".json")
 
 
-def load(where: str | None) -> Strategy:
-    """Read the strategy that `where` names: a file, a folder of them, or none.
+def load(where: str | Strategy | None) -> Strategy:
+    """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
     ``None``, ``""``, ``"none"`` and ``"None"`` stand for the whole tensor on one rank (a file of
     that name is ``./none``). Raises StrategyError that names the file.
     """
+    if isinstance(where, Strategy):
+        return where
     if where is None or where in ("", "none", "None"):
         return WholeStrategy()
     return combine([read(path) for path in files(Path(where))], where)

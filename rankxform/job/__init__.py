@@ -1,6 +1,7 @@
 """A conversion from its request to its report. All processes call these functions together."""
 
 from .convert import Report, transform
+from .load import Parameters, load, own_rank
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .replicas import Agreement, compare_replicas
@@ -11,10 +12,13 @@ __all__ = [
     "Agreement",
     "compare_replicas",
     "Conversion",
+    "Parameters",
     "Prediction",
     "Report",
     "Request",
     "Verdict",
+    "load",
+    "own_rank",
     "predict",
     "prepare",
     "transform",

@@ -9,6 +9,7 @@ from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
+from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 
@@ -18,7 +19,8 @@ class Request:
     """What to convert, and how. Paths are resolved by process 0.
 
     src, dst: source folder or file; destination folder (None: only plan).
-    src_strategy, dst_strategy: a file, a folder of stage files, or None for whole tensors.
+    src_strategy, dst_strategy: a file, a folder of stage files, None for whole tensors; or a
+        Strategy, as it comes from a network.
     prefix, format: destination files are ``DST/rank_N/<prefix>N.<format>``; None: the source's.
     ranks: destination ranks to make; empty: all.
     src_pattern, step, suffix: which source files are meant.
@@ -41,8 +43,8 @@ class Request:
 
     src: str
     dst: str | None
-    src_strategy: str | None = None
-    dst_strategy: str | None = None
+    src_strategy: str | Strategy | None = None
+    dst_strategy: str | Strategy | None = None
     prefix: str = "checkpoint_"
     format: str | None = None
     ranks: tuple[int, ...] = ()

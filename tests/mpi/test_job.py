@@ -131,3 +131,25 @@ def test_a_program_can_call_as_often_as_it_likes():
     for _ in range(3000):  # MPICH has 2,048 communicators
         with pytest.raises(rankxform.UsageError, match="unknown option 'nonsense'"):
             rankxform.plan("nowhere", comm=WORLD, nonsense=True)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 4))
+def test_each_process_loads_the_slices_of_its_own_rank(tmp):
+    case = random_case(5, mindspore_agrees=False, ranks=(8, 4), whole=False)
+    src, a, b = prepare(case, tmp)
+    report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False)
+    for rank in (WORLD.rank, WORLD.size - 1 - WORLD.rank, 3):
+        found = rankxform.load(src, a, b, rank=rank, comm=WORLD)
+        expected = reference.read_any(report.files[rank])
+        assert {n: v.tobytes() for n, v in found.items()} == {
+            n: data for n, (_, _, data) in expected.items()
+        }
+    assert rankxform.load(src, a, b, comm=WORLD).rank == WORLD.rank
+
+
+@pytest.mark.mpi(min_size=2, sizes=(3,))
+def test_a_rank_that_does_not_exist_is_an_error_on_all(tmp):
+    case = random_case(5, mindspore_agrees=False, ranks=(8, 2), whole=False)
+    src, a, b = prepare(case, tmp)
+    with pytest.raises(rankxform.UsageError, match="destination rank 2 does not exist"):
+        rankxform.load(src, a, b, comm=WORLD)

@@ -1,0 +1,122 @@
+"""A checkpoint in memory: the slices of a rank, without a file."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.execution import files
+from rankxform.execution.arrays import numpy_type
+from rankxform.execution.strategies import load as load_strategy
+from tests import reference
+from tests.cases import random_case
+from tests.reference import full_tensor
+
+
+def prepare(case, tmp, kind="ckpt"):
+    reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras, kind)
+    for side, stages in (("src", case.src), ("dst", case.dst)):
+        if stages:
+            reference.write_stage_files(tmp / f"{side}_strategy", stages)
+    return tmp / "src", *(
+        tmp / f"{side}_strategy" if stages else None
+        for side, stages in (("src", case.src), ("dst", case.dst))
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_arrays_hold_what_files_would(seed, tmp_path):
+    kind = ("ckpt", "safetensors")[seed % 2]
+    case = random_case(seed, mindspore_agrees=False)
+    src, a, b = prepare(case, tmp_path, kind)
+    report = rankxform.transform(src, tmp_path / "dst", a, b, fsync=False)
+    for rank, path in enumerate(report.files):
+        found = rankxform.load(src, a, b, rank=rank)
+        expected = reference.read_any(path)
+        assert list(found) == list(expected) or kind == "safetensors"
+        assert {n: (found.dtypes[n], v.shape) for n, v in found.items()} == {
+            n: (dtype, shape) for n, (dtype, shape, _) in expected.items()
+        }
+        for name, (_, _, data) in expected.items():
+            assert found[name].tobytes() == data
+            assert found[name].flags.writeable
+
+
+PARAMS = {"w": ((8, 6), "Float32"), "b": ((8,), "BFloat16"), "h": ((8, 2), "Float16")}
+SRC = [{"w": ([4], [0, -1], 0, 0), "b": ([4], [0], 0, 0), "h": ([4], [0, -1], 0, 0)}]
+DST = [{"w": ([2], [-1, 0], 0, 0), "b": ([2], [-1], 0, 0), "h": ([2], [0, -1], 0, 0)}]
+
+
+@pytest.fixture
+def place(tmp_path):
+    src = reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
+    a = reference.write_strategy(tmp_path / "a.ckpt", SRC)
+    b = reference.write_strategy(tmp_path / "b.ckpt", DST)
+    return src, a, b
+
+
+def test_values_types_and_shapes(place):
+    found = rankxform.load(*place, rank=1)
+    assert found.rank == 1 and found.full_shapes["w"] == (8, 6)
+    assert found["w"].dtype == np.float32
+    assert found["w"].tobytes() == full_tensor("w", *PARAMS["w"])[:, 3:].tobytes()
+    assert found["h"].dtype == np.float16 and found["h"].shape == (4, 2)
+    assert found.dtypes["b"] == "BFloat16"
+    assert repr(found) == f"Parameters(3 slices of rank 1, read={found.read})"
+
+
+def test_only_what_a_rank_needs_is_read(place, monkeypatch):
+    wanted = []
+    real = files.os.preadv
+    monkeypatch.setattr(
+        files.os, "preadv", lambda fd, parts, at: wanted.append(real(fd, parts, at)) or wanted[-1]
+    )
+    found = rankxform.load(*place, rank=0, include="h")
+    assert found.read == sum(wanted) == 4 * 2 * 2
+
+
+def test_bfloat16_with_and_without_ml_dtypes(place, monkeypatch):
+    class Kinds:
+        bfloat16 = np.int16  # whatever the library says
+
+    monkeypatch.setitem(sys.modules, "ml_dtypes", Kinds)
+    assert rankxform.load(*place, rank=0)["b"].dtype == np.int16
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert numpy_type("BFloat16") == np.uint16
+    assert rankxform.load(*place, rank=0)["b"].tolist() == [
+        int(x) for x in full_tensor("b", *PARAMS["b"]).view(np.uint16)
+    ]
+
+
+def test_the_rank_of_a_process_without_mpi(place, monkeypatch):
+    assert rankxform.load(*place).rank == 0
+    monkeypatch.setenv("RANK_ID", "1")
+    assert rankxform.load(*place).rank == 1
+    monkeypatch.setenv("RANK_ID", "2")
+    with pytest.raises(rankxform.UsageError, match="destination rank 2 does not exist"):
+        rankxform.load(*place)
+    monkeypatch.setenv("RANK_ID", "x")
+    with pytest.raises(rankxform.UsageError, match="RANK_ID is 'x'"):
+        rankxform.load(*place)
+
+
+def test_a_strategy_as_an_object(place):
+    src, a, b = place
+    as_files = rankxform.load(src, a, b, rank=1)
+    as_objects = rankxform.load(src, load_strategy(str(a)), load_strategy(str(b)), rank=1)
+    assert {n: v.tobytes() for n, v in as_files.items()} == {
+        n: v.tobytes() for n, v in as_objects.items()
+    }
+
+
+def test_a_text_is_a_str(tmp_path):
+    path = tmp_path / "one.ckpt"
+    text = np.frombuffer("étape 3\0".encode("utf-32-le"), np.uint8)
+    reference.write_ckpt(
+        path, {"w": ("Float32", np.ones((2, 2), np.float32)), "note": ("str", text)}
+    )
+    found = rankxform.load(path, None, None)
+    assert found["note"] == "étape 3" and found["w"].tolist() == [[1, 1], [1, 1]]
