@@ -165,7 +165,11 @@ def _request(
         )
     target = None if dst is None else os.fspath(dst)
     return job.Request(
-        os.fspath(src), target, _strategy(src_strategy), _strategy(dst_strategy), **options
+        os.fspath(src),
+        target,
+        src_strategy=_strategy(src_strategy),
+        dst_strategy=_strategy(dst_strategy),
+        **options,
     )
 
 

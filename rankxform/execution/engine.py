@@ -64,7 +64,7 @@ def write_parts(
     sources: Sources,
     memory: int,
     tick: Tick,
-    journal: Journal,
+    journal: Journal | None = None,
     *,
     behind: bool = False,
     witness: Witness | None = None,
@@ -73,8 +73,9 @@ def write_parts(
 
     outputs: by destination rank. `memory` bounds the buffers, in bytes. With `behind` the device
     writes while the work goes on, for files that are synced in the end. `tick` is told the bytes
-    written since the last call, and may raise to stop. What is complete is noted in `journal`,
-    also when the work ends early. A `witness` compares what is written with what was read.
+    written since the last call, and may raise to stop. What is complete is noted in the `journal`,
+    if there is one, also when the work ends early. A `witness` compares what is written with what
+    was read.
     """
     parts = part_descriptors()
     streams = _streams(outputs, parts, memory // 4, behind)
@@ -82,18 +83,20 @@ def write_parts(
     def settle(tick: Tick = tick) -> None:
         for stream in streams.values():
             stream.finish()
-        sums = witness.take() if witness else {}
-        journal.settle([output.part for output in outputs.values()], sums, tick)
+        if journal:
+            sums = witness.take() if witness else {}
+            journal.settle([output.part for output in outputs.values()], sums, tick)
 
     def between(move: Move) -> None:
-        journal.moved(move.parameter.name, move.targets)
-        if journal.due:
-            settle()
+        if journal:
+            journal.moved(move.parameter.name, move.targets)
+            if journal.due:
+                settle()
 
     try:
         traffic = carry(moves, streams, sources, memory // 2, tick, between, witness)
         settle()
-        traffic.seconds["fsync"] = journal.seconds
+        traffic.seconds["fsync"] = journal.seconds if journal else 0.0
         return traffic
     except RankxformError:
         with suppress(StorageError):

@@ -259,10 +259,14 @@ def publish(part: Path, final: Path, *, durable: bool) -> None:
         sync(final.parent)
 
 
-def write_small(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a small file under its final name, complete or not at all."""
+def write_small(path: Path, data: bytes, *, durable: bool = True, crowd: bool = False) -> None:
+    """Write a small file under its final name, complete or not at all.
+
+    With `crowd` several processes may do so at the same moment.
+    """
     make_folder(path.parent)
-    part = path.with_name(path.name + ".part")
+    own = f".{os.uname().nodename}-{os.getpid()}" if crowd else ""
+    part = path.with_name(f"{path.name}{own}.part")
     try:
         _write_all(part, data)
         if durable:

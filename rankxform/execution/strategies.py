@@ -100,5 +100,6 @@ def merge(folder: Path, target: Path) -> Strategy:
             "protobuf"
         )
     join = strategy_json.merge if as_json else strategy_proto.merge
-    write_small(target, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)]))
+    data = join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
+    write_small(target, data, crowd=True)
     return strategy

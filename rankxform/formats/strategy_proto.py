@@ -16,6 +16,8 @@ among them say nothing: a nested 1-D map is its TensorMap and an empty one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rankxform.errors import StrategyError
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import StrategyRecord
@@ -50,7 +52,7 @@ def parse(data: bytes, label: str) -> StrategyRecord:
             written = bytes(content)
             try:
                 if written not in alike:
-                    alike[written] = _layout(content)
+                    alike[written] = layout(content)
                 layouts[name] = alike[written]
             except (FormatError, StrategyError) as error:
                 raise type(error)(f"{name!r}: {error}") from error
@@ -78,7 +80,8 @@ def _layout_item(item: memoryview) -> tuple[str, memoryview]:
     return name, content
 
 
-def _layout(content: memoryview) -> Layout:
+def layout(content: memoryview) -> Layout:
+    """Read a ParallelLayouts message. Raises FormatError, or StrategyError."""
     lists: dict[int, list[list[int]]] = {1: [], 2: [], 3: [], 4: []}
     scalars = {5: 0, 6: 0, 7: 0}
     for number, value in fields(content):
@@ -99,6 +102,26 @@ def _layout(content: memoryview) -> Layout:
         split_rows=tuple(lists[3][0]) if lists[3] else (),
         split_offsets=tuple(lists[4][0]) if lists[4] else (),
     )
+
+
+def written(layout: Layout) -> bytes:
+    """Return the ParallelLayouts message of a layout."""
+    maps = [list(axes) or [-1] for axes in layout.tensor_map]
+    if all(len(axes) == 1 for axes in maps):
+        maps = [[axis for (axis,) in maps]]
+    elif len(maps) == 1:
+        maps.append([])  # what tells it from a flat map of two axes
+    lists = ((1, [layout.device_matrix]), (2, maps), (3, [layout.split_rows]),
+             (4, [layout.split_offsets]))  # fmt: skip
+    scalars = (5, layout.field), (6, layout.opt_step), (7, layout.opt_size)
+    return b"".join(
+        [delimited(n, _written_dims(dims)) for n, every in lists for dims in every]
+        + [key(n, VARINT) + varint(value) for n, value in scalars]
+    )
+
+
+def _written_dims(dims: Sequence[int]) -> bytes:
+    return b"".join(key(1, VARINT) + varint(n) for n in dims)
 
 
 def _dims(content: memoryview) -> list[int]:

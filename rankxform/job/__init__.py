@@ -2,6 +2,7 @@
 
 from .convert import Report, transform
 from .load import Parameters, load, own_rank
+from .one import convert_one
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .replicas import Agreement, compare_replicas
@@ -11,6 +12,7 @@ from .verify import Verdict, verify, verify_alone
 __all__ = [
     "Agreement",
     "compare_replicas",
+    "convert_one",
     "Conversion",
     "Parameters",
     "Prediction",

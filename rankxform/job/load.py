@@ -25,7 +25,8 @@ class Parameters(dict[str, Any]):
     its bytes, two values in each, as ``int8``. The text of an `append_dict` entry is a str.
 
     rank: whose slices. dtypes: MindSpore's names of the element types. full_shapes: of the
-    parameters before they are cut. read: bytes that this process read. notices: what to know.
+    parameters before they are cut. left_over: names in the checkpoint that were not wanted.
+    read: bytes that this process read. notices: what to know.
     """
 
     def __init__(
@@ -34,12 +35,13 @@ class Parameters(dict[str, Any]):
         rank: int,
         dtypes: Mapping[str, str],
         full_shapes: Mapping[str, tuple[int, ...]],
+        left_over: Sequence[str],
         read: int,
         notices: Sequence[str],
     ) -> None:
         super().__init__(arrays)
         self.rank, self.dtypes, self.full_shapes = rank, dtypes, full_shapes
-        self.read, self.notices = read, tuple(notices)
+        self.left_over, self.read, self.notices = tuple(left_over), read, tuple(notices)
 
     def __repr__(self) -> str:
         return f"Parameters({len(self)} slices of rank {self.rank}, read={self.read})"
@@ -63,6 +65,7 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
         rank,
         {p.name: p.dtype for p, _ in slices},
         {p.name: p.shape for p, _ in slices},
+        [name for left in conversion.selection.left_out for name in left.names],
         traffic.read,
         (*conversion.notices, *notices),
     )

@@ -153,7 +153,7 @@ def _inputs(request: Request) -> _Found:
     where = Path(request.src).absolute()
     whole = isinstance(src, WholeStrategy)
     wanted = None if whole else _needed_ranks(src, dst, request)
-    shards = find(where, wanted, request.src_pattern, request.step, request.suffix)
+    shards = _shards(request, where, wanted)
     if wanted is None:
         wanted = sorted(shards.paths)
     elif not any(rank in shards.paths for rank in wanted):
@@ -170,6 +170,16 @@ def _inputs(request: Request) -> _Found:
         tuple(wanted),
         list(_notices(where, src, shards, wanted, outside)),
     )
+
+
+def _shards(request: Request, where: Path, wanted: Sequence[int] | None) -> Shards:
+    if request.files is None:
+        return find(where, wanted, request.src_pattern, request.step, request.suffix)
+    paths = {rank: Path(path).absolute() for rank, path in request.files.items()}
+    for rank, path in paths.items():
+        if not path.is_file():
+            raise UsageError(f"{path}: there is no such file, which is to be rank {rank}'s")
+    return Shards(paths, None)
 
 
 def _notices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankxform.errors import UsageError
@@ -19,6 +20,7 @@ class Request:
     """What to convert, and how. Paths are resolved by process 0.
 
     src, dst: source folder or file; destination folder (None: only plan).
+    files: the source file of each rank, in place of those that are found in `src`.
     src_strategy, dst_strategy: a file, a folder of stage files, None for whole tensors; or a
         Strategy, as it comes from a network.
     prefix, format: destination files are ``DST/rank_N/<prefix>N.<format>``; None: the source's.
@@ -45,6 +47,7 @@ class Request:
     dst: str | None
     src_strategy: str | Strategy | None = None
     dst_strategy: str | Strategy | None = None
+    files: Mapping[int, str] | None = None
     prefix: str = "checkpoint_"
     format: str | None = None
     ranks: tuple[int, ...] = ()

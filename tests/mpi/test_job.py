@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import rankxform
+import rankxform.mindspore
 from rankxform.errors import PeerError
 from rankxform.transport import team
 from tests import reference
@@ -153,3 +154,22 @@ def test_a_rank_that_does_not_exist_is_an_error_on_all(tmp):
     src, a, b = prepare(case, tmp)
     with pytest.raises(rankxform.UsageError, match="destination rank 2 does not exist"):
         rankxform.load(src, a, b, comm=WORLD)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+def test_mindspores_calls_on_every_process_for_one_folder(tmp):
+    case = random_case(8, mindspore_agrees=False, ranks=(8, 6), whole=False)
+    src, a, b = prepare(case, tmp)
+    calls = rankxform.mindspore
+    a, b = (str(calls.merge_pipeline_strategys(str(f), f"{f}.ckpt") or f"{f}.ckpt") for f in (a, b))
+    WORLD.Barrier()
+    for _ in range(2):
+        calls.transform_checkpoints(str(src), str(tmp / "dst"), "checkpoint_", a, b)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+    for rank in range(WORLD.rank, 6, WORLD.size):
+        needed = calls.rank_list_for_transform(rank, a, b)
+        files_map = {int(n): f"{src}/rank_{n}/checkpoint_{n}.ckpt" for n in needed}
+        target = tmp / "one" / f"net_{rank}.ckpt"
+        calls.transform_checkpoint_by_rank(rank, files_map, str(target), a, b)
+        whole = (tmp / f"dst/rank_{rank}/checkpoint_{rank}.ckpt").read_bytes()
+        assert target.read_bytes() == whole

@@ -1,0 +1,34 @@
+"""MindSpore's own calls, and its networks.
+
+``import rankxform.mindspore as ms`` serves a script that calls MindSpore's functions for
+distributed checkpoints: same names, arguments, return types and outputs. What MindSpore gets
+wrong without a word is right here, or refused (docs/mindspore.md lists it). `load_into` fills a
+network from a checkpoint of any other parallel strategy, without a file in between.
+
+MindSpore is imported by the functions that need it.
+"""
+
+from .calls import (
+    build_searched_strategy,
+    load_distributed_checkpoint,
+    merge_pipeline_strategys,
+    rank_list_for_transform,
+    transform_checkpoint_by_rank,
+    transform_checkpoints,
+)
+from .network import LoadReport, load_into, parameters, strategy_of
+from .slices import merge_sliced_parameter
+
+__all__ = [
+    "LoadReport",
+    "build_searched_strategy",
+    "load_distributed_checkpoint",
+    "load_into",
+    "merge_pipeline_strategys",
+    "merge_sliced_parameter",
+    "parameters",
+    "rank_list_for_transform",
+    "strategy_of",
+    "transform_checkpoint_by_rank",
+    "transform_checkpoints",
+]

@@ -1,0 +1,181 @@
+"""Networks of MindSpore: the strategy that one was compiled to, and its parameters' values."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankxform import api, transport
+from rankxform.errors import RequestError, StrategyError
+from rankxform.job import Parameters
+from rankxform.layout.layout import Layout
+from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
+
+NETWORK = "network"
+"""The destination strategy that `load_into` takes from the network itself."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load_into` did with the network's parameters and the checkpoint's, by name.
+
+    loaded: got their values. missing: of the network, in no source file. left_over: of the
+    checkpoint, not in the network. read: bytes that this process read.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    left_over: tuple[str, ...]
+    read: int
+
+
+def load_into(
+    net: Any,
+    src: str | os.PathLike[str],
+    src_strategy: str | os.PathLike[str] | Strategy | None = None,
+    dst_strategy: str | os.PathLike[str] | Strategy | None = NETWORK,
+    *,
+    strict: bool = False,
+    rank: int | None = None,
+    comm: Any = None,
+    **options: Any,
+) -> LoadReport:
+    """Fill the parameters of `net` (a Cell) from the checkpoint in `src`, without a file.
+
+    Only what the network has is read, cut as `dst_strategy` says: by default as the network was
+    compiled, whole if it was not. The other arguments are those of `rankxform.load`. With
+    `strict`, RequestError is raised, and nothing changed, where a parameter of the network is
+    not in the checkpoint, or one of the checkpoint not in the network.
+    """
+    import mindspore
+
+    if isinstance(dst_strategy, str) and dst_strategy == NETWORK:
+        dst_strategy = strategy_of(net, comm=comm)
+    found = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
+    missing = tuple(p.name for p in net.get_parameters() if p.name not in found)
+    loaded, read, left_over = tuple(found), found.read, found.left_over
+    if strict and (missing or left_over):
+        raise RequestError(
+            f"{src} and the network do not hold the same parameters: "
+            f"{_few('only the network has', missing)}{_few('only the checkpoint has', left_over)}"
+            "say strict=False to load what both have"
+        )
+    mindspore.load_param_into_net(net, parameters(found), strict_load=strict)
+    return LoadReport(loaded, missing, left_over, read)
+
+
+def load_for(net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **more: Any) -> Parameters:
+    """Load the parameters that a network has; the arguments are those of `rankxform.load`."""
+    names = (re.escape(parameter.name) for parameter in net.get_parameters())
+    return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **more)
+
+
+def _few(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{what} {', '.join(map(repr, names[:3]))}{more}; "
+
+
+def parameters(found: Parameters) -> dict[str, Any]:
+    """Return loaded slices as MindSpore's Parameters, as ``load_checkpoint`` does of a file.
+
+    They are taken out of `found` one by one, so that the memory of both is not needed at once.
+    """
+    made = {}
+    for name in list(found):
+        made[name] = parameter(name, found.dtypes[name], found.pop(name))
+    return made
+
+
+def parameter(name: str, dtype: str, value: Any) -> Any:
+    """Return a Parameter of MindSpore's type `dtype`; a text as it is."""
+    import mindspore
+
+    if isinstance(value, str):
+        return value
+    if dtype in ("BFloat16", "Int4"):  # numpy has no such types, and MindSpore's Tensor asks it
+        from mindspore._c_expression import TensorPy
+
+        kind = mindspore.bfloat16 if dtype == "BFloat16" else mindspore.qint4x2
+        data = TensorPy.convert_bytes_to_tensor(value.tobytes(), value.shape, kind)
+    else:
+        data = mindspore.Tensor(value)
+    return mindspore.Parameter(data, name=name)
+
+
+def strategy_of(
+    net: Any, *, comm: Any = None, group_size: Callable[[str], int] | None = None
+) -> Strategy:
+    """Return the strategy that a network was compiled to, from its ``parameter_layout_dict``.
+
+    `net` is a compiled Cell, or such a dictionary. Each process knows its own pipeline stage;
+    all processes of `comm` or of the launcher's world call this together, in the order of their
+    ranks. `group_size` tells the processes of a communication group (default: MindSpore's own).
+    A network that was not compiled for several devices has every parameter whole.
+    """
+    layouts = layouts_of(net if isinstance(net, Mapping) else net.parameter_layout_dict, group_size)
+    team = transport.team(comm)
+    try:
+        every = team.gather(lambda: layouts)
+    finally:
+        team.free()
+    if not any(every):
+        return WholeStrategy()
+    return _staged(every)
+
+
+def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
+    """Put the layouts that processes know, in rank order, together by pipeline stage."""
+    size = max(layout.ranks for layouts in every for layout in layouts.values())
+    records = [
+        StrategyRecord(f"the network of rank {rank}", 0, (rank // size,), layouts)
+        for rank, layouts in enumerate(every)
+    ]
+    if len(every) == 1:  # one process, of one stage
+        records = [StrategyRecord("the network", 0, (0,), every[0])]
+    return combine(records, "the network")
+
+
+def layouts_of(
+    described: Mapping[str, Sequence[Any]], group_size: Callable[[str], int] | None = None
+) -> dict[str, Layout]:
+    """Read a ``parameter_layout_dict``. Raises StrategyError that names a parameter.
+
+    An entry is (device matrix, tensor map, slice shape, field, uniform split, group of the
+    optimizer shard, and in newer versions the full shape, ...).
+    """
+    found = {}
+    for name, entry in described.items():
+        try:
+            matrix, tensor_map, _, field, uniform, group = entry[:6]
+            shape = tuple(map(int, entry[6])) if len(entry) > 6 and entry[6] else None
+            if not uniform:
+                raise StrategyError("it is cut unevenly, which this dictionary does not describe")
+            size = (group_size or _group_size)(group) if group else 0
+            found[name] = Layout(
+                tuple(map(int, matrix)),
+                tuple(_axes(cut) for cut in tensor_map),
+                opt_step=1 if size else 0,
+                opt_size=size,
+                field=max(0, int(field)),
+                expanded_shape=shape,
+            )
+        except (TypeError, ValueError, StrategyError) as error:
+            raise StrategyError(f"parameter_layout_dict: {name!r}: {error}") from error
+    return found
+
+
+def _axes(cut: int | Iterable[int]) -> tuple[int, ...]:
+    if isinstance(cut, int):
+        return () if cut == -1 else (cut,)
+    return tuple(axis for axis in cut if axis != -1)
+
+
+def _group_size(group: str) -> int:
+    from mindspore.communication import get_group_size
+
+    return int(get_group_size(group))
