@@ -17,7 +17,7 @@ from rankxform.execution.headers import container, index
 from rankxform.formats.index import Index
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
 from rankxform.planning.plan import check_ranks, needed_stages
 
 
@@ -110,6 +110,11 @@ def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int
     From the strategies alone: of several ranks that hold the same box it is the one that
     MindSpore reads, and of parameters in no strategy the destination's own counterpart.
     """
+    for strategy in (src, dst):
+        if isinstance(strategy, HandCut):
+            raise UsageError(
+                f"{strategy.label!r}: which names it means, the checkpoint tells; name SRC"
+            )
     return {rank: tuple(sorted(_needed(src, dst, rank))) for rank in check_ranks(ranks, dst)}
 
 

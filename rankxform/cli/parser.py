@@ -223,7 +223,11 @@ def _add_json(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_strategies(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("strategies (a file, a folder of stage files, or none)")
+    group = parser.add_argument_group(
+        "strategies",
+        "a file; a folder of stage files; none: whole tensors; or cut:REGEX=AXIS@RANKS, in equal "
+        "slices by hand, states too",
+    )
     group.add_argument(
         "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
         dest="src_strategy", metavar="STRATEGY", help="how SRC is cut (default: none)",

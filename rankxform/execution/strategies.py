@@ -8,7 +8,14 @@ from pathlib import Path
 from rankxform.errors import StrategyError, UsageError
 from rankxform.formats import strategy_json, strategy_proto
 from rankxform.formats.wire import FormatError
-from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
+from rankxform.layout.strategy import (
+    HAND_CUT,
+    HandCut,
+    Strategy,
+    StrategyRecord,
+    WholeStrategy,
+    combine,
+)
 
 from .files import opened, range_reader, read_bytes, write_small
 
@@ -18,6 +25,7 @@ SUFFIXES = (".ckpt", ".json")
 def load(where: str | Strategy | None) -> Strategy:
     """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
+    A cut by hand is ``cut:REGEX=AXIS@RANKS`` (`HandCut`).
     ``None``, ``""``, ``"none"`` and ``"None"`` stand for the whole tensor on one rank (a file of
     that name is ``./none``). Raises StrategyError that names the file.
     """
@@ -25,6 +33,8 @@ def load(where: str | Strategy | None) -> Strategy:
         return where
     if where is None or where in ("", "none", "None"):
         return WholeStrategy()
+    if where.startswith(HAND_CUT):
+        return HandCut.parse(where)
     return combine([read(path) for path in files(Path(where))], where)
 
 

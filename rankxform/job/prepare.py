@@ -16,13 +16,14 @@ from rankxform.formats.index import Contents, Index
 from rankxform.formats.safetensors import REDUNDANCY_KEY
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.formats.wire import FormatError
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
 from rankxform.planning.moves import Portion
-from rankxform.planning.names import in_few_words
+from rankxform.planning.names import followed, in_few_words
 from rankxform.planning.plan import Planner, check_ranks, needed_stages
 from rankxform.planning.selection import Selection, select
 from rankxform.planning.sharing import NOTHING, Done, share
 from rankxform.planning.source import Source, survey
+from rankxform.planning.states import complete
 from rankxform.transport import Team
 
 from .phases import Phases
@@ -92,19 +93,21 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         src = found.src
         if isinstance(src, WholeStrategy) and not found.imagined:
             src = _dealt_out(found, indexes)
+        contents = {rank: one.contents for rank, one in indexes.items() if rank < src.ranks}
+        src, dst = complete(src, found.dst, contents)
         inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
         outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
         _check_extra_names(found, inside, outside)
         paths = {rank: str(path) for rank, path in found.shards.paths.items()}
         source = survey(src, inside, paths, found.wanted)
         chosen = found.request
-        selection = select(source, found.dst, chosen.include, chosen.exclude, chosen.one_sided)
-        ranks = check_ranks(chosen.ranks, found.dst)
-        planner = Planner(source, found.dst, selection, chosen.replicas)
+        selection = select(source, dst, chosen.include, chosen.exclude, chosen.one_sided)
+        ranks = check_ranks(chosen.ranks, dst)
+        planner = Planner(source, dst, selection, chosen.replicas)
         for rank in ranks:
             planner.names(rank)  # raises where a shape does not divide, or nothing lands
         return Conversion(
-            chosen, source, found.dst, found.shards, inside, outside, selection, ranks, planner,
+            chosen, source, dst, found.shards, inside, outside, selection, ranks, planner,
             found.notices,
         )  # fmt: skip
     raise AssertionError("together() raises or returns")
@@ -129,6 +132,8 @@ def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _
         known = parse_shapes(read_bytes(shapes))
     except FormatError as error:
         raise UsageError(f"{shapes}: {error}") from error
+    if isinstance(src, HandCut):
+        src = src.over({name: shape for name, (shape, _) in known.items()}, followed)
     indexes: dict[int, Index] = {}
     for stage in range(len(src.stages)):
         names = [n for n in known if n in src and stage in src.stages_of.get(n, (0,))]

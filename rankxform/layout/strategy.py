@@ -8,7 +8,7 @@ which stage is missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from rankxform.errors import StrategyError
 
 from .layout import Layout, whole
 
+HAND_CUT = "cut:"
 _PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
 
 
@@ -118,6 +119,58 @@ class WholeStrategy(Strategy):
 
     def layout(self, name: str, stage: int, ndim: int) -> Layout:
         return whole(ndim)
+
+
+@dataclass(frozen=True)
+class HandCut(Strategy):
+    """A strategy in words: ``cut:REGEX=AXIS,REGEX=AXIS@RANKS``.
+
+    Parameters whose name has the expression are cut into equal slices on that axis, one for each
+    rank in order, with their optimizer states; of several expressions the first counts. All
+    others are in no strategy. That is how jobs are cut by their users (layerwise_parallel).
+    """
+
+    cuts: tuple[tuple[re.Pattern[str], int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> HandCut:
+        """Read the words. Raises StrategyError.
+
+        >>> HandCut.parse("cut:weight=0@4").ranks
+        4
+        """
+        cuts, at, ranks = text[len(HAND_CUT) :].rpartition("@")
+        found = []
+        for cut in cuts.split(","):
+            name, equals, axis = cut.rpartition("=")
+            if not at or not ranks.isdigit() or not int(ranks[:9]) or not name or not equals:
+                raise StrategyError(f"{text!r}: cut:REGEX=AXIS@RANKS is wanted, cut:weight=0@4")
+            try:
+                found.append((re.compile(name), int(axis)))
+            except (re.error, ValueError) as error:
+                raise StrategyError(f"{text!r}: {cut!r}: {error}") from error
+        return cls(({},), int(ranks), text, tuple(found))
+
+    def over(
+        self, shapes: Mapping[str, tuple[int, ...]], parameter_of: Callable[[str], str]
+    ) -> Strategy:
+        """Return the strategy with the layouts of the parameters that have these names."""
+        layouts = {}
+        for name, shape in shapes.items():
+            for pattern, axis in self.cuts:
+                if pattern.search(name) or pattern.search(parameter_of(name)):
+                    layouts[name] = self._cut(name, axis, len(shape))
+                    break
+        if not layouts:
+            raise StrategyError(f"{self.label!r}: no parameter of the checkpoint has such a name")
+        return Strategy((layouts,), self.stage_size, self.label)
+
+    def _cut(self, name: str, axis: int, ndim: int) -> Layout:
+        if not -ndim <= axis < ndim:
+            raise StrategyError(f"{self.label!r}: {name!r} has {ndim} axes, and no axis {axis}")
+        axes: list[tuple[int, ...]] = [()] * ndim
+        axes[axis] = (0,)
+        return Layout((self.stage_size,), tuple(axes))
 
 
 def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
