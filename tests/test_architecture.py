@@ -72,6 +72,7 @@ def test_imports_point_down(path):
             "os",
             {
                 "api.py",
+                "cli/launch.py",
                 "cli/main.py",
                 "cli/stopping.py",
                 "job/phases.py",

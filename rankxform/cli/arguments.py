@@ -14,14 +14,26 @@ from .parser import parser
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the verb and its options. Raises UsageError, or SystemExit after ``--help``."""
+    argv, program = _split(list(argv))
     argv = [_plain(word) for word in argv]
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         argv.insert(0, "transform")
-    return parser().parse_args(argv)
+    options = parser().parse_args(argv)
+    if program and options.verb != "launch":
+        raise UsageError(f"what is {' '.join(program)!r} behind -- for? launch starts a program")
+    options.program = program
+    return options
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Part the command's own words from those of the program that `launch` starts."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
 
 
 def wants_help(argv: Sequence[str]) -> bool:
     """Whether these arguments only print something that needs no MPI."""
+    argv, _ = _split(list(argv))
     return not argv or any(word in ("-h", "--help", "--version") for word in argv)
 
 
@@ -37,8 +49,8 @@ def request(options: argparse.Namespace) -> Request:
     """Turn the options of ``transform`` or ``plan`` into a request. Raises UsageError."""
     given: dict[str, Any] = vars(options)
     shapes = given.get("shapes")
-    src = "" if shapes else _one("SRC", options.src, options.src_option)
-    dst = options.dst or options.dst_option
+    src = "" if shapes else _one("SRC", options.src, given.get("src_option"))
+    dst = given.get("dst") or given.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
         dst = _one("DST", options.dst, options.dst_option)
     return Request(

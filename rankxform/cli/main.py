@@ -18,6 +18,7 @@ from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank
 
 from . import arguments, report
+from .launch import Program, launch
 from .progress import Progress
 from .stopping import Stopping, seconds_left
 
@@ -32,13 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RankxformError as error:
         return exit_code(error) if launched_rank() else _say(error)
     try:
-        code = _run(argv, processes)
+        outcome = _run(argv, processes)
     except RankxformError as error:
-        code = _say(error) if processes.rank == 0 else exit_code(error)
+        outcome = _say(error) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
         processes.abort(*_describe(error))
         raise
-    return processes.finish(code)
+    if not isinstance(outcome, Program):
+        return processes.finish(outcome)
+    processes.finish(0)
+    return outcome.start()
 
 
 def _help(argv: Sequence[str]) -> int:
@@ -72,13 +76,13 @@ def _describe(error: BaseException) -> tuple[str, int]:
     return f"a bug of rankxform's own: {type(error).__name__}: {error}", exit_code(error)
 
 
-def _run(argv: Sequence[str], processes: Team) -> int:
+def _run(argv: Sequence[str], processes: Team) -> int | Program:
     options = processes.share(lambda: arguments.parse(argv))
-    if options.verb in ("transform", "verify"):
+    if options.verb in ("transform", "verify", "launch"):
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
         processes.stall_seconds = options.stall_limit
-    run: Callable[[argparse.Namespace, Team], int | None] = _VERBS[options.verb]
+    run: Callable[[argparse.Namespace, Team], int | Program | None] = _VERBS[options.verb]
     return run(options, processes) or 0
 
 
@@ -99,6 +103,18 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
         _tell(report.closing(done))
         if options.profile:
             _tell(report.profile(done))
+
+
+def _launch(options: argparse.Namespace, processes: Team) -> Program:
+    def begin(conversion: job.Conversion, nbytes: int) -> Progress:
+        _tell(report.opening(conversion, processes.size))
+        return Progress(nbytes, options.progress)
+
+    request = processes.share(lambda: arguments.request(options))
+    done, program = launch(options, request, processes, begin, _tell)
+    if processes.rank == 0 and done is not None:
+        _tell(report.closing(done))
+    return program
 
 
 def _verify(options: argparse.Namespace, processes: Team) -> int:
@@ -218,7 +234,8 @@ def _tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_VERBS: dict[str, Callable[[argparse.Namespace, Team], int | None]] = {
+_VERBS: dict[str, Callable[[argparse.Namespace, Team], int | Program | None]] = {
+    "launch": _launch,
     "transform": _transform,
     "verify": _verify,
     "plan": _plan,

@@ -7,16 +7,20 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rankxform.errors import UsageError
-from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
-from rankxform.execution.headers import FORMATS
-from rankxform.execution.links import LINKS, REFLINK
-from rankxform.planning.plan import REPLICAS
-from rankxform.planning.selection import ONE_SIDED
-from rankxform.transport import Team
 
-from .stopping import parse_time
-from .units import number_ranges, parse_size
+from .options import (
+    add_choice,
+    add_conversion,
+    add_json,
+    add_limits,
+    add_output,
+    add_progress,
+    add_source,
+    add_strategies,
+    count,
+    ranks,
+)
 
 DESCRIPTION = """\
 Move a distributed MindSpore checkpoint between parallel strategies.
@@ -77,7 +81,7 @@ _PROCESS_COUNTS = ("--transform-process-num", "--process-num")
 
 
 def _transform(verb: argparse.ArgumentParser) -> None:
-    _add_conversion(verb)
+    add_conversion(verb)
     run = verb.add_argument_group("how it is done")
     run.add_argument(
         "--dry-run",
@@ -106,50 +110,50 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not wait for the device before a file gets its name",
     )
-    _add_limits(run)
-    _add_progress(run)
+    add_limits(run)
+    add_progress(run)
     for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
 
 def _verify(verb: argparse.ArgumentParser) -> None:
-    _add_conversion(
+    add_conversion(
         verb, dst="folder whose rank_N/ are compared; one folder alone: with its own manifest"
     )
     run = verb.add_argument_group("how it is done")
-    _add_limits(run)
-    _add_progress(run)
-    _add_json(verb)
+    add_limits(run)
+    add_progress(run)
+    add_json(verb)
 
 
-def _add_progress(run: argparse._ArgumentGroup) -> None:
-    run.add_argument(
-        "--progress",
-        choices=("auto", "bar", "lines", "none"),
-        default="auto",
-        help="a bar on a terminal, lines in a log (default: auto)",
+def _launch(verb: argparse.ArgumentParser) -> None:
+    verb.epilog = (
+        "-- PROGRAM ...: takes each process's place when the checkpoint is there. {checkpoint} and "
+        "{rank} in its words are filled in; LOAD_CHECKPOINT, and RANK_ID, RANK_SIZE, DEVICE_ID "
+        "where they were not set, are in its environment."
     )
-
-
-def _add_limits(run: argparse._ArgumentGroup) -> None:
-    run.add_argument(
-        "--time-limit",
-        type=_time,
-        metavar="TIME",
-        help="stop in time before so long has passed (3600, 90m, 2:30:00), so that the same "
-        "command can continue; default: what Slurm gives (SLURM_JOB_END_TIME), else none",
+    verb.add_argument(
+        "--load", dest="src", required=True, metavar="CKPT", help="what the program is to load"
     )
-    run.add_argument(
-        "--stall-limit",
-        type=_time,
-        default=Team.stall_seconds,
-        metavar="TIME",
-        help="end all processes when one has not answered for so long (default: 15m)",
+    verb.add_argument(
+        "--output",
+        default="output",
+        metavar="DIR",
+        help="where transformed_checkpoint/ and strategy/ are made (default: %(default)s)",
     )
+    add_strategies(verb)
+    add_choice(verb)
+    add_source(verb)
+    add_output(verb)
+    run = verb.add_argument_group("how it is done")
+    run.add_argument("--overwrite", action="store_true", help="replace files in DIR")
+    run.add_argument("--no-fsync", action="store_true", help="do not wait for the device")
+    add_limits(run)
+    add_progress(run)
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:
-    _add_conversion(verb)
+    add_conversion(verb)
     verb.add_argument(
         "--shapes",
         metavar="FILE",
@@ -157,22 +161,22 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--processes",
-        type=_count,
+        type=count,
         metavar="P",
         help="plan for so many processes (default: those that run)",
     )
-    _add_json(verb)
+    add_json(verb)
 
 
 def _ranks_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "src", nargs="?", metavar="SRC", help="the checkpoint, for the exact choice among replicas"
     )
-    _add_strategies(verb)
+    add_strategies(verb)
     verb.add_argument(
-        "--ranks", type=_ranks, default=(), metavar="N,N-N", help="destination ranks (default: all)"
+        "--ranks", type=ranks, default=(), metavar="N,N-N", help="destination ranks (default: all)"
     )
-    _add_json(verb)
+    add_json(verb)
 
 
 def _merge(verb: argparse.ArgumentParser) -> None:
@@ -194,7 +198,7 @@ def _inspect(verb: argparse.ArgumentParser) -> None:
         "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is cut"
     )
     verb.add_argument("--src-pattern", default=DEFAULT_PATTERN, metavar="PATTERN")
-    _add_json(verb)
+    add_json(verb)
 
 
 def _hostfile(verb: argparse.ArgumentParser) -> None:
@@ -203,183 +207,17 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--style", choices=("openmpi", "mpich"), default="openmpi")
     verb.add_argument(
-        "--slots", type=_count, metavar="N", help="processes on each host (default: its devices)"
+        "--slots", type=count, metavar="N", help="processes on each host (default: its devices)"
     )
 
 
 _VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transform": ("Convert a checkpoint.", _transform),
     "verify": ("Compare a destination with its source, or with its own manifest.", _verify),
+    "launch": ("Convert a checkpoint if it does not fit, then start a program.", _launch),
     "plan": ("Print what would be read, written and held in memory; touch no tensor.", _plan),
     "ranks": ("Print the source ranks whose bytes each destination rank needs.", _ranks_options),
     "merge": ("Write the strategy files of all stages as one that MindSpore reads.", _merge),
     "inspect": ("Print what a checkpoint file or folder, or a strategy, holds.", _inspect),
     "hostfile": ("Print a hostfile made from an HCCL rank table.", _hostfile),
 }
-
-
-def _add_json(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_strategies(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "strategies",
-        "a file; a folder of stage files; none: whole tensors; or cut:REGEX=AXIS@RANKS, in equal "
-        "slices by hand, states too",
-    )
-    group.add_argument(
-        "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
-        dest="src_strategy", metavar="STRATEGY", help="how SRC is cut (default: none)",
-    )  # fmt: skip
-    group.add_argument(
-        "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
-        dest="dst_strategy", metavar="STRATEGY", help="how DST shall be cut (default: none)",
-    )  # fmt: skip
-
-
-def _add_conversion(
-    parser: argparse.ArgumentParser, dst: str = "folder to write rank_N/ into"
-) -> None:
-    parser.add_argument(
-        "src", nargs="?", metavar="SRC", help="folder with rank_N/ folders, or one complete file"
-    )
-    parser.add_argument("dst", nargs="?", metavar="DST", help=dst)
-    for flags, where in (
-        (("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"), "src_option"),
-        (("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir"), "dst_option"),
-    ):
-        parser.add_argument(*flags, dest=where, help=argparse.SUPPRESS)
-    _add_strategies(parser)
-    _add_choice(parser)
-    _add_source(parser)
-    _add_output(parser)
-
-
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what is converted")
-    what.add_argument(
-        "--ranks",
-        type=_ranks,
-        default=(),
-        metavar="N,N-N",
-        help="destination ranks to make (default: all)",
-    )
-    what.add_argument(
-        "--include",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="convert only parameters whose name has this; repeatable",
-    )
-    what.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="leave out parameters whose name has this; repeatable",
-    )
-    what.add_argument(
-        "--one-sided",
-        choices=ONE_SIDED,
-        default="error",
-        help="parameters that only one strategy lists: leave them out, or take them to be "
-        "whole on the other side (default: error)",
-    )
-    what.add_argument(
-        "--unlisted",
-        choices=("error", "take-one"),
-        default="error",
-        help="parameters in no strategy that differ between ranks: take one's (default: error)",
-    )
-    what.add_argument(
-        "--replicas",
-        choices=REPLICAS,
-        default="spread",
-        help="which of equal source copies is read: one for all, or MindSpore's (default: spread)",
-    )
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_argument_group("which source files")
-    source.add_argument(
-        "--src-pattern",
-        default=DEFAULT_PATTERN,
-        metavar="PATTERN",
-        help="where rank files lie in SRC (default: %(default)s)",
-    )
-    source.add_argument(
-        "--step",
-        metavar="E_S",
-        help="epoch and step to take, such as 10_73 (default: the newest that all ranks have)",
-    )
-    source.add_argument(
-        "--suffix", metavar="TEXT", help="end of the files' names before .ckpt, such as _breakpoint"
-    )
-    source.add_argument(
-        "--check-crc",
-        action="store_true",
-        help="compare source files with the checksums they carry",
-    )
-    source.add_argument(
-        "--allow-extra-ranks",
-        action="store_true",
-        help="do not use ranks beyond the strategy's, whatever they hold",
-    )
-    source.add_argument(
-        "--allow-equal-slices",
-        action="store_true",
-        help="accept that every rank holds the same bytes of cut parameters",
-    )
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    out = parser.add_argument_group("output")
-    out.add_argument(
-        "--prefix", default="checkpoint_", help="files are rank_N/<prefix>N (default: %(default)s)"
-    )
-    out.add_argument("--format", choices=FORMATS, help="default: the source's")
-    out.add_argument(
-        "--link",
-        choices=LINKS,
-        default=REFLINK,
-        help="equal files: shared blocks where the file system can, hard links, or each written "
-        "(default: reflink)",
-    )
-    out.add_argument(
-        "--memory",
-        type=_size,
-        default=DEFAULT_MEMORY,
-        metavar="SIZE",
-        help="buffers on each process (default: 64M)",
-    )
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return number_ranges(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers such as 0,2-5 are wanted") from None
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a size such as 256M is wanted") from None
-
-
-def _time(text: str) -> float:
-    try:
-        seconds = parse_time(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 90m is wanted")
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 on is wanted")
-    return int(text)

@@ -1,6 +1,7 @@
 """A conversion from its request to its report. All processes call these functions together."""
 
 from .convert import Report, transform
+from .fit import fits
 from .load import Parameters, load, own_rank
 from .one import convert_one
 from .predict import Prediction, predict
@@ -13,6 +14,7 @@ __all__ = [
     "Agreement",
     "compare_replicas",
     "convert_one",
+    "fits",
     "Conversion",
     "Parameters",
     "Prediction",

@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"
+)  # fmt: skip
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK")
 
 
@@ -24,6 +27,24 @@ def launched_size(environ: Mapping[str, str] = os.environ) -> int | None:
 def launched_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return this process's number as the launcher counts, 0 without a launcher."""
     return _first_number(environ, (*_RANKS, "SLURM_PROCID")) or 0
+
+
+def local_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return this process's number on its host, 0 where the launcher does not say.
+
+    >>> local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "3"})
+    3
+    """
+    return _first_number(environ, _LOCAL_RANKS) or 0
+
+
+def workers(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes a job has that was started without MPI, as by msrun.
+
+    >>> workers({"MS_WORKER_NUM": "8"}), workers({})
+    (8, 1)
+    """
+    return _first_number(environ, ("MS_WORKER_NUM", "RANK_SIZE")) or 1
 
 
 def gives_terminals(environ: Mapping[str, str] = os.environ) -> bool:

@@ -1,0 +1,149 @@
+"""The launcher that embeds it: convert if need be, then become the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import reference
+from tests.mpi_launch import environment, mpirun, run
+
+ROOT = Path(__file__).parents[2]
+PARAMS = {"w": ((8, 6), "Float32"), "adam_m.w": ((8, 6), "Float32")}
+SRC = [dict.fromkeys(PARAMS, ([4], [0, -1], 0, 0))]
+DST = [dict.fromkeys(PARAMS, ([2], [-1, 0], 0, 0))]
+PROGRAM = """
+import json, os, sys
+if "world" in sys.argv:
+    from mpi4py import MPI
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.allreduce(1)
+else:
+    rank, size = int(os.environ["RANK_ID"]), int(os.environ["RANK_SIZE"])
+facts = {k: os.environ[k] for k in ("LOAD_CHECKPOINT", "RANK_ID", "RANK_SIZE", "DEVICE_ID")}
+told = json.dumps([rank, size, sys.argv[1:], facts])
+open(f"told_{rank}.json", "w").write(told)
+sys.exit(5 if "fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
+    reference.write_strategy(tmp_path / "a.ckpt", SRC)
+    reference.write_strategy(tmp_path / "b.ckpt", DST)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def launch(place, processes, *words, dst="b.ckpt", src="a.ckpt", options=(), **more):
+    start = mpirun(processes) if processes else []
+    line = [*start, sys.executable, "-m", "rankxform", "launch", "--load", "src"]
+    line += ["--src-strategy", src, "--dst-strategy", dst, "--no-fsync", *options]
+    line += ["--", sys.executable, "train.py", *words]
+    code, output = run(line, 60, env=environment(PYTHONPATH=str(ROOT), **more), cwd=place)
+    told = [json.loads(p.read_text()) for p in sorted(place.glob("told_*.json"))]
+    for path in place.glob("told_*.json"):
+        path.unlink()
+    return code, output, told
+
+
+@pytest.mark.parametrize("kind", ["world", "plain"])
+def test_it_is_converted_once_and_every_process_becomes_the_program(place, kind):
+    result = place / "output" / "transformed_checkpoint"
+    for turn in range(2):
+        code, output, told = launch(place, 2, kind, "{checkpoint}", "--rank={rank}")
+        assert code == 0, output
+        assert [(rank, size, words) for rank, size, words, _ in told] == [
+            (rank, 2, [kind, str(result), f"--rank={rank}"]) for rank in range(2)
+        ]
+        assert [facts["RANK_ID"] for *_, facts in told] == ["0", "1"]
+        assert [facts["DEVICE_ID"] for *_, facts in told] == ["0", "1"]
+        assert {facts["LOAD_CHECKPOINT"] for *_, facts in told} == {str(result)}
+        assert ("all 2 files were complete already" in output) == bool(turn)
+        assert reference.wrong_slices(result, DST, PARAMS) == []
+    assert (place / "output/strategy/b.ckpt").read_bytes() == (place / "b.ckpt").read_bytes()
+
+
+def test_what_fits_is_not_copied(place):
+    code, output, told = launch(place, 4, "plain", dst="a.ckpt")
+    assert code == 0 and len(told) == 4
+    assert "is cut as a.ckpt wants it; nothing is converted" in output
+    assert {facts["LOAD_CHECKPOINT"] for *_, facts in told} == {str(place / "src")}
+    assert not (place / "output").exists()
+
+
+def test_another_description_of_the_same_cut_fits(place):
+    same = [dict.fromkeys(PARAMS, ([2, 2], [[1, 0], -1], 0, 0))]
+    reference.write_strategy(place / "same.ckpt", same)
+    _, output, told = launch(place, None, "plain", dst="same.ckpt")
+    assert "nothing is converted" in output and len(told) == 1
+    other = [dict.fromkeys(PARAMS, ([2, 2], [[0, 1], -1], 0, 0))]
+    reference.write_strategy(place / "other.ckpt", other)
+    _, output, told = launch(place, None, "plain", dst="other.ckpt")
+    assert "nothing is converted" not in output and len(told) == 1
+
+
+def test_weights_alone_of_a_training_checkpoint_fit(place):
+    reference.write_strategy(place / "predict.ckpt", [{"w": SRC[0]["w"]}])
+    _, output, told = launch(place, None, "plain", dst="predict.ckpt")
+    assert "nothing is converted" in output and len(told) == 1
+
+
+def test_a_missing_rank_does_not_fit(place):
+    (place / "src/rank_3/checkpoint_3.ckpt").unlink()
+    code, output, told = launch(place, 2, "plain", dst="a.ckpt")
+    assert code == 3 and told == [] and "rank 3 is missing" in output
+
+
+@pytest.mark.parametrize("processes", [None, 3])
+def test_no_program_is_started_where_the_conversion_fails(place, processes):
+    (place / "src/rank_1/checkpoint_1.ckpt").write_bytes(b"\x0a\xff")
+    code, output, told = launch(place, processes, "plain")
+    assert code == 3 and told == []
+    assert output.count("rankxform: error:") == 1
+
+
+def test_the_programs_exit_code_is_its_own(place):
+    assert launch(place, None, "plain", "fail")[0] == 5
+    assert launch(place, 2, "plain", "fail")[0] != 0
+
+
+def test_what_a_job_says_of_itself_stays(place):
+    _, _, ((_, size, _, facts),) = launch(
+        place, None, "plain", RANK_ID="6", RANK_SIZE="1", DEVICE_ID="2"
+    )
+    assert (size, facts["RANK_ID"], facts["DEVICE_ID"]) == (1, "6", "2")
+
+
+def test_workers_without_mpi_are_sent_elsewhere(place):
+    code, output, told = launch(place, None, "plain", MS_WORKER_NUM="8")
+    assert code == 2 and told == []
+    assert "8 workers were started without MPI, as by msrun" in output
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["launch", "--load", "src"], "which program? launch --load CKPT ... -- python"),
+        (["launch", "--load", "src", "--", "no such"], "there is no program 'no such' in PATH"),
+        (["transform", "src", "d", "--", "python"], "behind -- for? launch starts a program"),
+        (["launch", "--", "python"], "the following arguments are required: --load"),
+    ],
+)
+def test_mistakes(place, line, words):
+    code, output = run([sys.executable, "-m", "rankxform", *line], 60, env=environment(), cwd=place)
+    assert code == 2 and words in output
+
+
+def test_an_inputs_change_is_said(place):
+    launch(place, None, "plain")
+    os.utime(place / "src/rank_2/checkpoint_2.ckpt", (time.time(), time.time()))
+    code, output, told = launch(place, None, "plain")
+    assert code == 4 and told == [] and "of rank 2 was changed" in output
+    code, output, told = launch(place, None, "plain", options=["--overwrite"])
+    assert code == 0 and len(told) == 1
