@@ -1,8 +1,9 @@
 """The verb ``launch``: make the checkpoint fit, then become the training program.
 
 The program takes this process's place (exec), with its environment and its number under the
-launcher: MPI is finalized before, and the program may initialize it anew. Starting it beside
-this process would not do, for MPICH's launcher refuses a second MPI process.
+launcher: MPI is finalized before. Starting it beside this process would not do, for MPICH's
+launcher refuses a second MPI process. That launcher must also be told whether the program
+initializes MPI anew: if it does not, this process has to take its leave; if it does, it must not.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from rankxform.errors import UsageError
 from rankxform.execution import strategies
 from rankxform.execution.files import make_folder, read_bytes, write_small
 from rankxform.transport import Team
-from rankxform.transport.launcher import local_rank, workers
+from rankxform.transport.launcher import leave_hydra, local_rank, workers
 
 CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a process becomes: a command and its environment."""
+    """What a process becomes: a command, its environment, and whether it initializes MPI."""
 
     command: list[str]
     environment: Mapping[str, str]
+    uses_mpi: bool = False
 
     def start(self) -> NoReturn:
         """Take this process's place. Raises OSError where that fails."""
+        if not self.uses_mpi:
+            leave_hydra()
         os.execvpe(self.command[0], self.command, dict(self.environment))
 
 
@@ -52,14 +56,14 @@ def launch(
         where = conversion.request.src
         if team.rank == 0:
             tell(f"{where}: is cut as {conversion.dst.label} wants it; nothing is converted")
-        return None, program(options.program, where, team)
+        return None, program(options, where, team)
     where = str(output / CHECKPOINT)
     report = job.transform(replace(request, dst=where), team, begin)
     team.share(lambda: _keep_strategy(request, output / STRATEGY))
-    return report, program(options.program, where, team)
+    return report, program(options, where, team)
 
 
-def program(command: list[str], checkpoint: str, team: Team) -> Program:
+def program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program:
     """Return the program of this process, told where its checkpoint is and who it is."""
     told = {
         "LOAD_CHECKPOINT": checkpoint,
@@ -70,11 +74,11 @@ def program(command: list[str], checkpoint: str, team: Team) -> Program:
     environment = {**told, **os.environ, "LOAD_CHECKPOINT": checkpoint}
     words = {"{checkpoint}": checkpoint, "{rank}": environment["RANK_ID"]}
     filled = []
-    for part in command:
+    for part in options.program:
         for word, value in words.items():
             part = part.replace(word, value)
         filled.append(part)
-    return Program(filled, environment)
+    return Program(filled, environment, options.uses_mpi)
 
 
 def _check(options: argparse.Namespace, team: Team) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Mapping
+from contextlib import suppress
 
+_ANSWER_SECONDS = 5.0
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"
@@ -45,6 +48,22 @@ def workers(environ: Mapping[str, str] = os.environ) -> int:
     (8, 1)
     """
     return _first_number(environ, ("MS_WORKER_NUM", "RANK_SIZE")) or 1
+
+
+def leave_hydra(environ: Mapping[str, str] = os.environ) -> None:
+    """Tell MPICH's launcher that this process needs no MPI any more, now that it is finalized.
+
+    The library says so only when the process exits. One that has become another program by then
+    would be taken for lost, and the launcher would kill all others. The words are those of PMI-1.
+    """
+    if "PMI_FD" not in environ or "SLURM_STEP_ID" in environ:
+        return
+    with suppress(OSError, ValueError):
+        fd = int(environ["PMI_FD"])
+        os.write(fd, b"cmd=finalize\n")
+        ready, _, _ = select.select([fd], [], [], _ANSWER_SECONDS)
+        if ready:
+            os.read(fd, 1024)
 
 
 def gives_terminals(environ: Mapping[str, str] = os.environ) -> bool:
