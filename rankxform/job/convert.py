@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -302,6 +302,12 @@ def _finish(work: _Work, target: Target | None) -> None:
 
 
 def _peak_memory() -> int:
-    """Return the largest resident size this process has had, in bytes."""
+    """Return the largest resident size this process has had, in bytes.
+
+    What getrusage says counts from before the program was started, its parent's pages too.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
