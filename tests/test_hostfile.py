@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,26 @@ def test_the_two_styles():
     assert text(hosts) == "a slots=8\nb slots=4"
     assert text(hosts, "mpich") == "a:8\nb:4"
     assert text(hosts, "openmpi", 2) == "a slots=2\nb slots=2"
+
+
+HOSTFILES = Path(__file__).parents[1] / "hostfiles"
+SHAPES = [(style, hosts) for style in ("openmpi", "mpich") for hosts in (1, 2, 16)]
+
+
+def test_there_is_a_hostfile_for_each_shape():
+    names = {f"{style}-{hosts}x8" for style, hosts in SHAPES}
+    assert {path.name for path in HOSTFILES.iterdir()} == {*names, "README.md"}
+
+
+@pytest.mark.parametrize(("style", "hosts"), SHAPES)
+def test_the_hostfiles_are_those_of_rank_tables(style, hosts):
+    servers = [
+        {**server(n, range(8 * n - 8, 8 * n)), "server_id": f"10.1.0.{n}"}
+        for n in range(1, hosts + 1)
+    ]
+    made = text(from_rank_table(json.dumps(table(servers)).encode(), "table.json"), style)
+    comment, *lines = (HOSTFILES / f"{style}-{hosts}x8").read_text().splitlines()
+    assert comment.startswith("#") and "\n".join(lines) == made
 
 
 @pytest.mark.parametrize(
