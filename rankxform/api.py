@@ -54,15 +54,18 @@ def load(
 
     Nothing is written, and only what the slices need is read. `rank` is the destination rank;
     without it, the process's number in `comm` or in the launcher's world, or what RANK_ID says
-    to a process of msrun. All processes of `comm` or of the launcher's world call this together.
+    to a process of msrun; 0 where the destination has no strategy, so that all get all.
+    All processes of `comm` or of the launcher's world call this together.
     A strategy may also be a network's (`rankxform.mindspore.strategy_of`). `options` are those
     of `transform` that do not concern files: step, suffix, src_pattern, include, exclude,
     one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory.
     """
     with _together(comm) as together:
         request = _request(src, None, src_strategy, dst_strategy, options)
-        wanted = job.own_rank(together, os.environ) if rank is None else rank
-        return job.load(request, together, wanted)
+        if rank is None:
+            whole = strategies.is_none(request.dst_strategy)
+            rank = 0 if whole else job.own_rank(together, os.environ)
+        return job.load(request, together, rank)
 
 
 def verify(

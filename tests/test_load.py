@@ -95,6 +95,8 @@ def test_the_rank_of_a_process_without_mpi(place, monkeypatch):
     assert rankxform.load(*place).rank == 0
     monkeypatch.setenv("RANK_ID", "1")
     assert rankxform.load(*place).rank == 1
+    whole = rankxform.load(*place[:2], None)
+    assert whole.rank == 0 and whole["w"].shape == (8, 6), "without a strategy all get all"
     monkeypatch.setenv("RANK_ID", "2")
     with pytest.raises(rankxform.UsageError, match="destination rank 2 does not exist"):
         rankxform.load(*place)

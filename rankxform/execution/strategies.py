@@ -31,11 +31,16 @@ def load(where: str | Strategy | None) -> Strategy:
     """
     if isinstance(where, Strategy):
         return where
-    if where is None or where in ("", "none", "None"):
+    if where is None or is_none(where):
         return WholeStrategy()
     if where.startswith(HAND_CUT):
         return HandCut.parse(where)
     return combine([read(path) for path in files(Path(where))], where)
+
+
+def is_none(where: str | Strategy | None) -> bool:
+    """Tell whether `where` stands for whole tensors on one rank."""
+    return where in (None, "", "none", "None") or isinstance(where, WholeStrategy)
 
 
 def files(path: Path) -> list[Path]:

@@ -146,6 +146,10 @@ def test_each_process_loads_the_slices_of_its_own_rank(tmp):
             n: data for n, (_, _, data) in expected.items()
         }
     assert rankxform.load(src, a, b, comm=WORLD).rank == WORLD.rank
+    shapes = {name: value.shape for name, value in rankxform.load(src, a, comm=WORLD).items()}
+    assert {name: shapes[name] for name in case.params} == {
+        n: s for n, (s, _) in case.params.items()
+    }
 
 
 @pytest.mark.mpi(min_size=2, sizes=(3,))
