@@ -14,7 +14,7 @@ from rankxform.execution import files, journal, target
 from rankxform.execution.output import part_of
 from rankxform.job import convert
 from tests import reference
-from tests.trust.test_resume import Place, stop_after
+from tests.trust.test_resume import Place, stop_after, two_copies_each
 
 
 @pytest.fixture(params=["ckpt", "safetensors"])
@@ -156,13 +156,7 @@ def test_a_part_file_that_would_be_laid_out_otherwise_is_begun_anew(tmp_path, mo
 
 
 def test_a_part_file_that_has_two_names_is_not_written_to(tmp_path, monkeypatch):
-    params = {f"w{i}": ((16, 8), "Float32") for i in range(6)}
-    src = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
-    dst = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
-    folder = reference.write_checkpoint(tmp_path / "s", src, params)
-    a, b = (
-        reference.write_strategy(tmp_path / f"{n}.ckpt", one) for n, one in (("a", src), ("b", dst))
-    )
+    folder, a, b = two_copies_each(tmp_path)
     rankxform.transform(folder, tmp_path / "whole", a, b, crc=True)
     stop_publishing(monkeypatch, 1)
     with pytest.raises(rankxform.StoppedError):

@@ -209,7 +209,8 @@ def test_a_journal_that_was_not_synced_dies_with_the_machine(place, monkeypatch)
     assert report.continued == 0 and place.good
 
 
-def test_with_checksums_and_linked_files_too(tmp_path, monkeypatch):
+def two_copies_each(tmp_path):
+    """Write a checkpoint of 4 ranks; return it and strategies: its own, and one of 2 x 2 copies."""
     params = {f"w{i}": ((16, 8), "Float32") for i in range(6)}
     src = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
     dst = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
@@ -217,6 +218,11 @@ def test_with_checksums_and_linked_files_too(tmp_path, monkeypatch):
     a, b = (
         reference.write_strategy(tmp_path / f"{n}.ckpt", one) for n, one in (("a", src), ("b", dst))
     )
+    return folder, a, b
+
+
+def test_with_checksums_and_linked_files_too(tmp_path, monkeypatch):
+    folder, a, b = two_copies_each(tmp_path)
     rankxform.transform(folder, tmp_path / "whole", a, b, crc=True)
     stop_after(monkeypatch, 3)
     with pytest.raises(rankxform.StoppedError):
