@@ -6,9 +6,10 @@ Under mpirun they are collective: every process calls them alike, with the commu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from rankxform.errors import RankxformError, StorageError, UsageError, storage_e
 from rankxform.execution import strategies
 from rankxform.layout.strategy import Strategy
 from rankxform.transport import Team, team
+
+_OPTIONS = frozenset(option.name for option in fields(job.Request))
+_LOADING = _OPTIONS & {
+    "step", "suffix", "src_pattern", "include", "exclude", "one_sided", "unlisted", "replicas",
+    "allow_equal_slices", "allow_extra_ranks", "check_crc", "memory", "files",
+}  # fmt: skip
 
 
 def transform(
@@ -38,7 +45,9 @@ def transform(
     overwrite, fsync, link, memory, verify. Raises RankxformError, of one class on every process.
     """
     with _together(comm) as together:
-        return job.transform(_request(src, dst, src_strategy, dst_strategy, options), together)
+        with together.together():
+            request = _request(src, dst, src_strategy, dst_strategy, options)
+        return job.transform(request, together)
 
 
 def load(
@@ -61,11 +70,20 @@ def load(
     one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory.
     """
     with _together(comm) as together:
-        request = _request(src, None, src_strategy, dst_strategy, options)
-        if rank is None:
-            whole = strategies.is_none(request.dst_strategy)
-            rank = 0 if whole else job.own_rank(together, os.environ)
-        return job.load(request, together, rank)
+        with together.together():
+            request = _request(src, None, src_strategy, dst_strategy, options, _LOADING)
+            wanted = _own_rank(rank, request, together)
+        return job.load(request, together, wanted)
+
+
+def _own_rank(rank: int | None, request: job.Request, together: Team) -> int:
+    if rank is None:
+        whole = strategies.is_none(request.dst_strategy)
+        return 0 if whole else job.own_rank(together, os.environ)
+    try:
+        return index(rank)
+    except TypeError:
+        raise UsageError(f"rank is {rank!r}; a number is wanted") from None
 
 
 def verify(
@@ -85,7 +103,9 @@ def verify(
     with _together(comm) as together:
         if dst is None:
             return job.verify_alone(os.fspath(src), together)
-        return job.verify(_request(src, dst, src_strategy, dst_strategy, options), together)
+        with together.together():
+            request = _request(src, dst, src_strategy, dst_strategy, options)
+        return job.verify(request, together)
 
 
 def plan(
@@ -102,7 +122,8 @@ def plan(
     `options` are those of `transform`, and `shapes`: a JSON file of full shapes in place of `src`.
     """
     with _together(comm) as together:
-        request = _request(src, None, src_strategy, dst_strategy, options)
+        with together.together():
+            request = _request(src, None, src_strategy, dst_strategy, options)
         return plan_summary(job.prepare(request, together), processes or together.size)
 
 
@@ -155,13 +176,13 @@ def _request(
     src_strategy: str | os.PathLike[str] | Strategy | None,
     dst_strategy: str | os.PathLike[str] | Strategy | None,
     options: dict[str, Any],
+    known: Collection[str] = _OPTIONS,
 ) -> job.Request:
     for several in ("include", "exclude"):
         if several in options:
             given = options[several]
             options[several] = (given,) if isinstance(given, str) else tuple(given)
-    known = {option.name for option in fields(job.Request)}
-    unknown = sorted(set(options) - known)
+    unknown = sorted(set(options).difference(known))
     if unknown:
         raise UsageError(
             f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"

@@ -13,7 +13,8 @@
     ├── StoppedError            75  stopped by a signal or a stall; run the command again
     └── PeerError               70  another process met a bug
 
-Under MPI the failure of one process is raised on all, as one class with one message.
+Under MPI the failure of one process is raised on all, as one class with one message. Those with
+codes 2 and 3 are ValueErrors too.
 
 A message says what was found where, what was wanted, and what to do about it.
 """
@@ -35,25 +36,25 @@ class RankxformError(Exception):
     resumable = False
 
 
-class UsageError(RankxformError):
+class UsageError(RankxformError, ValueError):
     """The call itself cannot be carried out as written."""
 
     exit_code = 2
 
 
-class StrategyError(RankxformError):
+class StrategyError(RankxformError, ValueError):
     """A strategy file is unreadable, incomplete, or contradicts another."""
 
     exit_code = 3
 
 
-class CheckpointError(RankxformError):
+class CheckpointError(RankxformError, ValueError):
     """A source checkpoint is broken or does not fit its strategy."""
 
     exit_code = 3
 
 
-class RequestError(RankxformError):
+class RequestError(RankxformError, ValueError):
     """Sound inputs, and a conversion between them that has no right answer."""
 
     exit_code = 3

@@ -39,6 +39,8 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
         )
     try:
         hosts = _version_0(document) if "group_list" in document else _version_1(document)
+    except UsageError:
+        raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UsageError(f"{label}: not a rank table: {what}") from None

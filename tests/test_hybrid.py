@@ -102,7 +102,7 @@ def test_the_last_axis(tmp_path):
 
 def test_words():
     cut = HandCut.parse("cut:embed=0,w.*t=-1@8")
-    strategy = cut.over({"embed": (8, 4), "weight": (4, 8), "bias": (8,)}, lambda name: name)
+    strategy = cut.over({"embed": (8, 4), "weight": (4, 8), "bias": (8,)}, str, states=True)
     assert isinstance(strategy, Strategy) and strategy.ranks == 8
     assert strategy.stages == (
         {"embed": Layout((8,), ((0,), ())), "weight": Layout((8,), ((), (0,)))},
@@ -149,3 +149,45 @@ def test_ranks_and_plans(nodes, tmp_path):
     shapes.write_text('{"weight": {"shape": [8, 8], "dtype": "Float32"}}')
     imagined = rankxform.plan("", "cut:weight=0@4", "cut:weight=0@2", shapes=str(shapes))
     assert len(imagined["ranks"]) == 2
+
+
+def test_only_states_of_the_parameters_shape_follow(tmp_path):
+    factored = {"exp_avg_sq_col.weight": ("Float32", np.arange(8, dtype=np.float32)), **RATE}
+    src = write_sliced(tmp_path / "src", 4, extra=factored)
+    for words in ("cut:weight=0@4", "cut:^weight$=0@4"):
+        found = rankxform.load(src, words, None)
+        assert found["exp_avg_sq_col.weight"].shape == (8,)
+        assert found["moments.weight"].shape == (8, 8)
+    assert (
+        "cut:weight=0@4 cuts moments.weight, weight"
+        in rankxform.load(src, "cut:weight=0@4", None).notices
+    )
+
+
+def test_what_all_ranks_hold_alike_was_not_cut(tmp_path):
+    norm = {"norm.weight": ("Float32", np.arange(8, dtype=np.float32))}
+    src = write_sliced(tmp_path / "src", 4, extra=norm)
+    with pytest.raises(rankxform.CheckpointError, match=r"cuts 'norm\.weight', and all ranks hold"):
+        rankxform.load(src, "cut:weight=0@4", None)
+    assert rankxform.load(src, "cut:^weight=0@4", None)["norm.weight"].shape == (8,)
+
+
+def test_states_follow_whichever_way_the_cuts_are_told(nodes, tmp_path):
+    two = reference.write_strategy(tmp_path / "two.ckpt", [{"weight": ([2], [0, -1], 0, 0)}])
+    four = reference.write_strategy(tmp_path / "four.ckpt", [{"weight": ([4], [0, -1], 0, 0)}])
+    same = write_sliced(tmp_path / "same", 1, "rank_0/net.ckpt")
+    write_sliced(tmp_path / "same", 1, "rank_1/net.ckpt")
+    uncut = reference.write_strategy(tmp_path / "dp.ckpt", [{"weight": ([2], [-1, -1], 0, 0)}])
+    pattern = {"src_pattern": PATTERN["src_pattern"]}
+    for src, a, b, more in (
+        (nodes, "cut:weight=0@4", two, pattern),
+        (nodes, four, "cut:weight=0@2", pattern),
+        (nodes, four, two, pattern),
+        (same, uncut, two, {}),
+    ):
+        for rank in range(2):
+            found = rankxform.load(src, a, b, rank=rank, **more)
+            for name in NAMES:
+                assert np.array_equal(
+                    found[name].view(np.uint32), full(name)[4 * rank : 4 * rank + 4]
+                )

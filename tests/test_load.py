@@ -122,3 +122,46 @@ def test_a_text_is_a_str(tmp_path):
     )
     found = rankxform.load(path, None, None)
     assert found["note"] == "étape 3" and found["w"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_one_of_several_workers_must_know_which(place, monkeypatch):
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    with pytest.raises(rankxform.UsageError, match="one of 2 workers, and RANK_ID does not say"):
+        rankxform.load(*place)
+    assert rankxform.load(*place, rank=np.int64(1)).rank == 1
+    monkeypatch.setenv("RANK_ID", "1")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")  # msrun, started by srun
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert rankxform.load(*place).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rank": "0"}, "rank is '0'; a number is wanted"),
+        ({"rank": 7}, "destination rank 7 does not exist"),
+        ({"verify": True}, "unknown option 'verify'"),
+        ({"shapes": "x"}, "unknown option 'shapes'"),
+    ],
+)
+def test_what_loading_cannot_do(place, options, words):
+    with pytest.raises(rankxform.UsageError, match=words):
+        rankxform.load(*place, **options)
+
+
+def test_a_text_that_is_none(tmp_path):
+    bad = np.frombuffer(b"\xff\xff\xff\xff", np.uint8)
+    reference.write_ckpt(tmp_path / "a.ckpt", {"note": ("str", bad)})
+    with pytest.raises(rankxform.CheckpointError, match="'note': is no UTF-32 text"):
+        rankxform.load(tmp_path / "a.ckpt")
+
+
+def test_errors_of_the_call_and_the_inputs_are_value_errors(place):
+    for call in (
+        lambda: rankxform.load("nowhere", None, None),
+        lambda: rankxform.load(place[0], "cut:w=0@²", None),
+        lambda: rankxform.load(place[0], "cut:w=0@9999999", None),
+    ):
+        with pytest.raises(ValueError, match=r"nowhere|REGEX=AXIS") as caught:
+            call()
+        assert isinstance(caught.value, rankxform.RankxformError)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankxform import job
-from rankxform.errors import UsageError
+from rankxform.errors import StorageError, UsageError
 from rankxform.execution import strategies
-from rankxform.execution.files import make_folder, read_bytes, write_small
+from rankxform.execution.files import read_bytes, remove, write_small
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
 
@@ -51,27 +51,28 @@ def launch(
     """Convert the checkpoint if it does not fit; return the report and the program to become."""
     team.share(lambda: _check(options, team))
     output = Path(options.output).absolute()
-    conversion = job.prepare(replace(request, dst=None), team)
-    if job.fits(conversion):
-        where = conversion.request.src
+    if job.already_fits(replace(request, dst=None), team):
+        where = str(Path(request.src).absolute())
         if team.rank == 0:
-            tell(f"{where}: is cut as {conversion.dst.label} wants it; nothing is converted")
+            name = request.dst_strategy or "none"
+            tell(f"{where}: is cut as {name} wants it; nothing is converted")
         return None, program(options, where, team)
     where = str(output / CHECKPOINT)
+    stale, wanted = team.share(lambda: _strategies(request, output / STRATEGY))
     report = job.transform(replace(request, dst=where), team, begin)
-    team.share(lambda: _keep_strategy(request, output / STRATEGY))
+    team.share(lambda: _keep(stale, wanted))
     return report, program(options, where, team)
 
 
 def program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program:
     """Return the program of this process, told where its checkpoint is and who it is."""
-    told = {
-        "LOAD_CHECKPOINT": checkpoint,
+    who = {
         "RANK_ID": str(team.rank),
         "RANK_SIZE": str(team.size),
         "DEVICE_ID": str(local_rank()),
     }
-    environment = {**told, **os.environ, "LOAD_CHECKPOINT": checkpoint}
+    environment = {**who, **os.environ, **(who if team.size > 1 else {})}
+    environment["LOAD_CHECKPOINT"] = checkpoint
     words = {"{checkpoint}": checkpoint, "{rank}": environment["RANK_ID"]}
     filled = []
     for part in options.program:
@@ -94,11 +95,30 @@ def _check(options: argparse.Namespace, team: Team) -> None:
         )
 
 
-def _keep_strategy(request: job.Request, folder: Path) -> None:
-    """Copy the strategy that the result is cut by: the next job's source strategy."""
+def _strategies(request: job.Request, folder: Path) -> tuple[list[Path], dict[Path, bytes]]:
+    """Return what is to be removed from the folder of strategies, and what to be written there.
+
+    That is the strategy that the result is cut by: the next job's source strategy. Raises
+    StorageError where the folder holds another, unless it is to be overwritten.
+    """
     if not isinstance(request.dst_strategy, str) or not Path(request.dst_strategy).exists():
-        return
-    make_folder(folder)
-    for path in strategies.files(Path(request.dst_strategy)):
-        if path.resolve().parent != folder.resolve():
-            write_small(folder / path.name, read_bytes(path))
+        return [], {}
+    paths = strategies.files(Path(request.dst_strategy))
+    if paths[0].resolve().parent == folder.resolve():
+        return [], {}
+    wanted = {folder / path.name: read_bytes(path) for path in paths}
+    there = strategies.in_folder(folder) if folder.is_dir() else []
+    stale = [old for old in there if read_bytes(old) != wanted.get(old)]
+    if stale and not request.overwrite:
+        raise StorageError(
+            f"{stale[0]}: is of another strategy than {request.dst_strategy}, which belongs here "
+            "now; remove it, choose another --output, or say --overwrite"
+        )
+    return stale, wanted
+
+
+def _keep(stale: list[Path], wanted: Mapping[Path, bytes]) -> None:
+    for path in stale:
+        remove(path)
+    for path, data in wanted.items():
+        write_small(path, data)

@@ -11,7 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankxform import hostfile, inspection, job
-from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, exit_code
+from rankxform.errors import (
+    DifferenceError,
+    RankxformError,
+    StoppedError,
+    StorageError,
+    UsageError,
+    exit_code,
+)
 from rankxform.execution import strategies
 from rankxform.execution.files import read_bytes
 from rankxform.transport import Team, team
@@ -42,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not isinstance(outcome, Program):
         return processes.finish(outcome)
     processes.finish(0)
-    return outcome.start()
+    try:
+        outcome.start()
+    except OSError as error:
+        return _say(UsageError(f"{outcome.command[0]}: cannot be started: {error.strerror}"))
 
 
 def _help(argv: Sequence[str]) -> int:

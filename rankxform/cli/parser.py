@@ -141,7 +141,11 @@ def _launch(verb: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where transformed_checkpoint/ and strategy/ are made (default: %(default)s)",
     )
-    verb.add_argument("--uses-mpi", action="store_true", help="the program initializes MPI itself")
+    verb.add_argument(
+        "--uses-mpi",
+        action="store_true",
+        help="the program uses MPI itself, be it by rankxform.load",
+    )
     add_strategies(verb)
     add_choice(verb)
     add_source(verb)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import TEXT, content_bytes
 
 from .files import Buffer
@@ -58,10 +59,17 @@ class Arrays:
         for name, dtype, shape in self._entries:
             data = self._bytes[name]
             if dtype == TEXT:
-                found[name] = data.tobytes().decode("utf-32-le").rstrip("\0")
+                found[name] = _text(name, data.tobytes())
             else:
                 found[name] = data.view(numpy_type(dtype)).reshape(shape)
         return found
+
+
+def _text(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-32-le").rstrip("\0")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{name!r}: is no UTF-32 text ({error.reason})") from error
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

@@ -259,14 +259,19 @@ def publish(part: Path, final: Path, *, durable: bool) -> None:
         sync(final.parent)
 
 
+def own_name(path: Path) -> Path:
+    """Return a name beside `path` that no other process has."""
+    return path.with_name(f"{path.name}.{os.uname().nodename}-{os.getpid()}")
+
+
 def write_small(path: Path, data: bytes, *, durable: bool = True, crowd: bool = False) -> None:
     """Write a small file under its final name, complete or not at all.
 
     With `crowd` several processes may do so at the same moment.
     """
     make_folder(path.parent)
-    own = f".{os.uname().nodename}-{os.getpid()}" if crowd else ""
-    part = path.with_name(f"{path.name}{own}.part")
+    beside = own_name(path) if crowd else path
+    part = beside.with_name(beside.name + ".part")
     try:
         _write_all(part, data)
         if durable:

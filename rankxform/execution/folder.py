@@ -191,3 +191,8 @@ def _listing(candidates: Iterable[_Candidate]) -> str:
     paths = [str(c.path) for c in candidates]
     more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
     return "found " + (", ".join(paths[:8]) + more if paths else "nothing")
+
+
+def files_beside(path: Path) -> list[Path]:
+    """Return the checkpoint files in the folder of one, itself too."""
+    return [p for p in path.parent.iterdir() if p.suffix in SUFFIXES]

@@ -49,9 +49,15 @@ def files(path: Path) -> list[Path]:
         raise UsageError(f"{path}: no such strategy file or folder")
     if not path.is_dir():
         return [path]
-    found = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
+    found = in_folder(path)
     if not found:
         raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json)")
+    return found
+
+
+def in_folder(path: Path) -> list[Path]:
+    """Return what may be strategy files in a folder, in their order."""
+    found = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
     return sorted(found, key=_natural)
 
 

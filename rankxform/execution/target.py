@@ -232,10 +232,25 @@ class Target:
         if old is not None:
             gone = {self._name(final) for final in found}
             left = {name: facts for name, facts in old["files"].items() if name not in gone}
-            if not left or records.differences(old["identity"], self._identity):
+            if records.differences(old["identity"], self._identity):
+                remove(self._folder / MANIFEST_NAME)
+                self._remove_stale({n: f for n, f in left.items() if n not in self._files})
+            elif not left:
                 remove(self._folder / MANIFEST_NAME)
             elif left != old["files"]:
                 self._write_manifest({**old, "files": left})
+
+    def _remove_stale(self, files: Mapping[str, Any]) -> None:
+        """Remove what another conversion made here, and nobody has changed since.
+
+        Its ranks beyond this one's would be taken for ranks of this one.
+        """
+        for name, known in files.items():
+            path = self._folder / name
+            if _is_same(known, _facts(path), "size", "modified"):
+                remove(path)
+                with suppress(OSError):
+                    path.parent.rmdir()
 
     def _write_job(self) -> None:
         content = {"identity": self._identity, "seed": self.state.seed, "files": self._files}

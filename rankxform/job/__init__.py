@@ -1,7 +1,7 @@
 """A conversion from its request to its report. All processes call these functions together."""
 
 from .convert import Report, transform
-from .fit import fits
+from .fit import already_fits
 from .load import Parameters, load, own_rank
 from .one import convert_one
 from .predict import Prediction, predict
@@ -12,9 +12,9 @@ from .verify import Verdict, verify, verify_alone
 
 __all__ = [
     "Agreement",
+    "already_fits",
     "compare_replicas",
     "convert_one",
-    "fits",
     "Conversion",
     "Parameters",
     "Prediction",

@@ -9,9 +9,11 @@ from rankxform.errors import StorageError, UsageError
 from rankxform.execution import samples
 from rankxform.execution.files import Tick
 from rankxform.planning.agreement import (
+    check_each_differs,
     check_extra_rank,
     check_slices_differ,
     check_unlisted,
+    cut_by_hand,
     extra_probes,
     probes,
     to_compare,
@@ -61,7 +63,10 @@ def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     looks = team.gather_work(lambda tick: _look(conversion, team, tick))
     with team.together():
         sampled = {rank: found for look in looks for rank, found in look.samples.items()}
-        if not request.allow_equal_slices:
+        by_hand = cut_by_hand(conversion.selection, source)
+        if by_hand and not request.allow_equal_slices:
+            check_each_differs(source, sampled, by_hand)
+        elif not request.allow_equal_slices:
             check_slices_differ(source, sampled, probes(conversion.selection))
         for rank in () if request.allow_extra_ranks else conversion.extra:
             check_extra_rank(source, sampled, rank, str(conversion.shards.paths[rank]))
@@ -74,7 +79,8 @@ def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
     every = {**conversion.indexes, **conversion.extra}
     unlisted = to_compare(conversion.selection)
     extra = extra_probes(conversion.source, conversion.extra)
-    sampled = [*dict.fromkeys([*probes(conversion.selection), *extra])]
+    by_hand = cut_by_hand(conversion.selection, conversion.source)
+    sampled = [*dict.fromkeys([*probes(conversion.selection), *extra, *by_hand])]
     found = _Looks(0, {}, {})
     nbytes = 0
     for rank in list(every)[team.rank :: team.size]:

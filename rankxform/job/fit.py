@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from rankxform.execution.folder import files_beside
+from rankxform.execution.headers import container
 from rankxform.layout.layout import Layout
 from rankxform.planning.source import Parameter
+from rankxform.transport import Team
 
-from .prepare import Conversion
+from .checks import compare_ranks
+from .prepare import Conversion, prepare
+from .request import Request
+
+
+def already_fits(request: Request, team: Team) -> bool:
+    """Tell whether nothing need be converted; looks at the source as a conversion would."""
+    conversion = prepare(request, team)
+    compare_ranks(conversion, team)
+    return team.share(lambda: fits(conversion))
 
 
 def fits(conversion: Conversion) -> bool:
     """Tell whether every destination rank would find its own slices in its own source file.
 
-    What else the file holds does not matter: loading leaves it.
+    What else the file holds does not matter: loading leaves it. But nothing fits where a choice
+    among files or parameters, or another form, was asked for: only a conversion heeds that.
     """
+    if _is_choice(conversion):
+        return False
     src, dst = conversion.source.strategy, conversion.dst
     if (src.ranks, src.stage_size) != (dst.ranks, dst.stage_size):
         return False
@@ -28,6 +43,17 @@ def fits(conversion: Conversion) -> bool:
             ):
                 return False
     return True
+
+
+def _is_choice(conversion: Conversion) -> bool:
+    request, plain = conversion.request, Request("", None)
+    chosen = ("include", "exclude", "step", "suffix", "src_pattern", "crc", "ranks", "one_sided")
+    return (
+        any(getattr(request, name) != getattr(plain, name) for name in chosen)
+        or bool(conversion.shards.skipped_steps)
+        or any(conversion.format != container(p) for p in conversion.shards.paths.values())
+        or any(len(files_beside(path)) > 1 for path in conversion.shards.paths.values())
+    )
 
 
 def _same_boxes(parameter: Parameter, wanted: Layout, ranks: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,10 @@ from rankxform.errors import UsageError
 from rankxform.execution.arrays import Arrays
 from rankxform.execution.engine import Sources, Traffic, carry
 from rankxform.execution.files import Tick
+from rankxform.layout.strategy import Strategy
 from rankxform.planning.moves import Portion
 from rankxform.transport import Team
+from rankxform.transport.launcher import workers
 
 from .checks import compare_ranks
 from .prepare import Conversion, prepare
@@ -50,30 +53,59 @@ class Parameters(dict[str, Any]):
 def load(request: Request, team: Team, rank: int) -> Parameters:
     """Return the slices of destination `rank`.
 
-    All processes call this together, each with a rank of its own; two may ask for the same. Only
-    the byte ranges that the slices need are read, in the memory that `request` allows.
+    All processes call this together, each with a rank and an `include` of its own; two may ask
+    for the same. Only the byte ranges that the slices need are read, in the memory that
+    `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
-    wanted = team.gather(lambda: rank)
-    conversion = prepare(replace(request, dst=None, ranks=tuple(sorted(set(wanted)))), team)
+    wanted = team.gather(lambda: (rank, request.include, _question(request)))
+    ranks, includes, questions = zip(*wanted)
+    if len(set(questions)) > 1:
+        raise UsageError(
+            "the processes of one load ask for different things (sources, strategies, options); "
+            "only rank and include may differ"
+        )
+    every = () if () in includes else tuple(dict.fromkeys(p for some in includes for p in some))
+    request_of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
+    conversion = prepare(request_of_all, team)
     _, notices = compare_ranks(conversion, team)
-    slices = conversion.planner.slices(rank)
+    own = [re.compile(pattern) for pattern in request.include]
+    slices = {
+        position: (p, shape)
+        for position, (p, shape) in enumerate(conversion.planner.slices(rank))
+        if not own or any(pattern.search(p.name) for pattern in own)
+    }
     with team.together():
-        arrays = Arrays((p.name, p.dtype, shape) for p, shape in slices)
-    traffic = team.work(lambda tick: _fill(conversion, rank, arrays, tick), lambda done, end: None)
+        arrays = Arrays((p.name, p.dtype, shape) for p, shape in slices.values())
+    traffic = team.work(
+        lambda tick: _fill(conversion, rank, slices, arrays, tick), lambda done, end: None
+    )
+    with team.together():
+        values = arrays.take()
+    known = {p.name: p for p, _ in slices.values()}
+    selection = conversion.selection
+    left = [name for left in selection.left_out for name in left.names]
     return Parameters(
-        arrays.take(),
+        values,
         rank,
-        {p.name: p.dtype for p, _ in slices},
-        {p.name: p.shape for p, _ in slices},
-        [name for left in conversion.selection.left_out for name in left.names],
+        {name: p.dtype for name, p in known.items()},
+        {name: p.shape for name, p in known.items()},
+        [*left, *(n for n in (*selection.cut, *selection.everywhere) if n not in known)],
         traffic.read,
         (*conversion.notices, *notices),
     )
 
 
-def _fill(conversion: Conversion, rank: int, arrays: Arrays, tick: Tick) -> Traffic:
-    planner = conversion.planner
-    moves = planner.moves([Portion(rank, 0, len(planner.names(rank)))])
+def _question(request: Request) -> str:
+    """Return what all processes of a load must ask alike."""
+    src, dst = request.src_strategy, request.dst_strategy
+    named = [s.label if isinstance(s, Strategy) else s for s in (src, dst)]
+    return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
+
+
+def _fill(
+    conversion: Conversion, rank: int, positions: Iterable[int], arrays: Arrays, tick: Tick
+) -> Traffic:
+    moves = conversion.planner.moves(Portion(rank, at, at + 1) for at in positions)
     with Sources(conversion.shards.paths, conversion.indexes) as sources:
         return carry(moves, {rank: arrays}, sources, conversion.request.memory // 2, tick)
 
@@ -82,11 +114,18 @@ def own_rank(team: Team, environ: Mapping[str, str]) -> int:
     """Return the destination rank of this process: its number in the team, or in the job.
 
     A process that no MPI launcher started may be one of msrun's or of a script's: these say its
-    number in RANK_ID. Raises UsageError where that is none.
+    number in RANK_ID. Raises UsageError where that is none, or it is one of several without.
     """
-    if team.size > 1 or not environ.get("RANK_ID"):
+    if team.size > 1:
+        return team.rank
+    if not environ.get("RANK_ID"):
+        if workers(environ) > 1:
+            raise UsageError(
+                f"this is one of {workers(environ)} workers, and RANK_ID does not say which (msrun "
+                "sets it where --node_rank is given); pass rank="
+            )
         return team.rank
     text = environ["RANK_ID"]
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"RANK_ID is {text!r} in the environment; a rank is a number from 0 on")
     return int(text)

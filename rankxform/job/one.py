@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rankxform.errors import UsageError
 from rankxform.execution.engine import Sources, write_parts
-from rankxform.execution.files import create, make_folder, publish, remove, sync
+from rankxform.execution.files import create, make_folder, own_name, publish, remove, sync
 from rankxform.execution.output import Output
 from rankxform.planning.moves import Portion
 from rankxform.transport import Serial
@@ -20,15 +20,15 @@ from .request import Request
 def convert_one(request: Request, target: Path) -> None:
     """Write the file of the one rank of `request` as `target`, complete or not at all.
 
-    A file that is there is replaced. Without a manifest and a journal: what is stopped is begun
-    anew.
+    A file that is there is replaced, also by several processes at once. There is no manifest and
+    no journal: what is stopped is begun anew.
     """
     conversion = prepare(request, Serial())
     compare_ranks(conversion, Serial())
     if target.resolve() in {path.resolve() for path in conversion.shards.paths.values()}:
         raise UsageError(f"{target}: is a source file, which is never written to")
     (rank,) = conversion.ranks
-    output = Output(target, Layouts(conversion).of(rank))
+    output = Output(own_name(target), Layouts(conversion).of(rank))
     work = moves(conversion, [Portion(rank, 0, len(conversion.planner.names(rank)))])
     make_folder(target.parent)
     create(output.part)

@@ -17,6 +17,7 @@ from rankxform.formats.safetensors import REDUNDANCY_KEY
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
+from rankxform.planning.agreement import cut_by_hand
 from rankxform.planning.moves import Portion
 from rankxform.planning.names import followed, in_few_words
 from rankxform.planning.plan import Planner, check_ranks, needed_stages
@@ -106,6 +107,9 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         planner = Planner(source, dst, selection, chosen.replicas)
         for rank in ranks:
             planner.names(rank)  # raises where a shape does not divide, or nothing lands
+        by_hand = cut_by_hand(selection, source)
+        if by_hand:
+            found.notices.append(f"{src.label} cuts {in_few_words(by_hand)}")
         return Conversion(
             chosen, source, dst, found.shards, inside, outside, selection, ranks, planner,
             found.notices,
@@ -133,7 +137,7 @@ def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _
     except FormatError as error:
         raise UsageError(f"{shapes}: {error}") from error
     if isinstance(src, HandCut):
-        src = src.over({name: shape for name, (shape, _) in known.items()}, followed)
+        src = src.over({name: shape for name, (shape, _) in known.items()}, followed, states=True)
     indexes: dict[int, Index] = {}
     for stage in range(len(src.stages)):
         names = [n for n in known if n in src and stage in src.stages_of.get(n, (0,))]

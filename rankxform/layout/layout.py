@@ -22,7 +22,7 @@ from rankxform.geometry.grid import Cell, Grid
 
 Shape = tuple[int, ...]
 
-_MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 20
 _MOST_AXES = 64
 
 
@@ -62,9 +62,9 @@ class Layout:
             raise StrategyError(
                 f"device matrix {_few(self.device_matrix)} must be one or more positive sizes"
             )
-        if len(self.device_matrix) > _MOST_AXES or self.ranks > _MOST_RANKS:
+        if len(self.device_matrix) > _MOST_AXES or self.ranks > MOST_RANKS:
             raise StrategyError(
-                f"device matrix {_few(self.device_matrix)} is of more than {_MOST_RANKS:,} ranks; "
+                f"device matrix {_few(self.device_matrix)} is of more than {MOST_RANKS:,} ranks; "
                 "the file is damaged"
             )
         if self.split_rows and min(self.split_rows) < 0:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from rankxform.errors import StrategyError
 
-from .layout import Layout, whole
+from .layout import MOST_RANKS, Layout, whole
 
 HAND_CUT = "cut:"
 _PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
@@ -126,8 +126,9 @@ class HandCut(Strategy):
     """A strategy in words: ``cut:REGEX=AXIS,REGEX=AXIS@RANKS``.
 
     Parameters whose name has the expression are cut into equal slices on that axis, one for each
-    rank in order, with their optimizer states; of several expressions the first counts. All
-    others are in no strategy. That is how jobs are cut by their users (layerwise_parallel).
+    rank in order; of several expressions the first counts. All others are in no strategy. That
+    is how jobs are cut by their users (layerwise_parallel). An optimizer state is cut if its
+    parameter is and it has that one's shape, or if an expression means it and not its parameter.
     """
 
     cuts: tuple[tuple[re.Pattern[str], int], ...] = ()
@@ -143,7 +144,8 @@ class HandCut(Strategy):
         found = []
         for cut in cuts.split(","):
             name, equals, axis = cut.rpartition("=")
-            if not at or not ranks.isdigit() or not int(ranks[:9]) or not name or not equals:
+            count = int(ranks) if ranks.isdecimal() and len(ranks) < 8 else 0
+            if not at or not 1 <= count <= MOST_RANKS or not name or not equals:
                 raise StrategyError(f"{text!r}: cut:REGEX=AXIS@RANKS is wanted, cut:weight=0@4")
             try:
                 found.append((re.compile(name), int(axis)))
@@ -152,13 +154,24 @@ class HandCut(Strategy):
         return cls(({},), int(ranks), text, tuple(found))
 
     def over(
-        self, shapes: Mapping[str, tuple[int, ...]], parameter_of: Callable[[str], str]
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        parameter_of: Callable[[str], str],
+        *,
+        states: bool,
     ) -> Strategy:
-        """Return the strategy with the layouts of the parameters that have these names."""
+        """Return the strategy with the layouts of the parameters that have these names.
+
+        Without `states`, those that follow their parameter are left unlisted.
+        """
         layouts = {}
         for name, shape in shapes.items():
+            base = parameter_of(name)
             for pattern, axis in self.cuts:
-                if pattern.search(name) or pattern.search(parameter_of(name)):
+                generic = base != name and base in shapes and pattern.search(base)
+                if generic and (not states or shapes[base] != shape):
+                    break
+                if generic or pattern.search(name):
                     layouts[name] = self._cut(name, axis, len(shape))
                     break
         if not layouts:

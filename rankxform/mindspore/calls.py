@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rankxform import api, job
-from rankxform.errors import RankxformError
+from rankxform.errors import RankxformError, UsageError
 from rankxform.execution import strategies
 from rankxform.formats import strategy_proto
-from rankxform.layout.strategy import Strategy
+from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.plan import needed_stages
 
 from .network import load_for, parameters, strategy_of
@@ -30,9 +30,16 @@ def transform_checkpoints(
 
     Files that are there are replaced, as MindSpore does. Under mpirun every process calls this,
     and the work is shared among them; `process_num` means nothing. A strategy may be a folder of
-    stage files. Raises what `rankxform.transform` does, and MindSpore's TypeError.
+    stage files. Raises what `rankxform.transform` does, and MindSpore's TypeError. Where MindSpore
+    would convert stage by stage, into files of a part of the parameters, UsageError is raised.
     """
     _must_be(str, ckpt_prefix=ckpt_prefix)
+    if _is_by_stage(src_strategy_file, dst_strategy_file):
+        raise UsageError(
+            f"{dst_strategy_file} lists parameters that {src_strategy_file} does not; if that is "
+            "the file of one pipeline stage, give the folder with the files of all stages, or the "
+            "merged file; if the network has grown, use rankxform.transform"
+        )
     api.transform(
         src_checkpoints_dir,
         dst_checkpoints_dir,
@@ -158,6 +165,8 @@ def load_distributed_checkpoint(
     """
     import mindspore
 
+    if {format, output_format} - {"ckpt", "safetensors"}:
+        raise ValueError(f"format {format!r}, {output_format!r}: ckpt or safetensors is wanted")
     if format == "safetensors" or dec_key is not None:
         from mindspore.parallel.checkpoint_transform import load_distributed_checkpoint as own
 
@@ -168,8 +177,10 @@ def load_distributed_checkpoint(
         )  # fmt: skip
     _must_be(mindspore.nn.Cell, network=network)
     _must_be(list, checkpoint_filenames=checkpoint_filenames)
-    strategy = train_strategy_filename or mindspore.context.get_auto_parallel_context(
-        "strategy_ckpt_load_file"
+    strategy = (
+        train_strategy_filename
+        or getattr(network, "_save_strategy_file_path", None)  # of an AutoParallel network
+        or mindspore.context.get_auto_parallel_context("strategy_ckpt_load_file")
     )
     if isinstance(predict_strategy, Mapping):
         predict_strategy = strategy_of(predict_strategy)
@@ -177,6 +188,16 @@ def load_distributed_checkpoint(
     found = load_for(network, os.curdir, strategy or None, predict_strategy or None, files=files)
     mindspore.load_param_into_net(network, parameters(found), strict_load=strict_load)
     return True
+
+
+def _is_by_stage(src: str | None, dst: str | None) -> bool:
+    """Tell whether MindSpore would take the source strategy for one stage's of several."""
+    a, b = (strategies.load(one) for one in (src, dst))
+    if isinstance(a, WholeStrategy) or isinstance(b, WholeStrategy):
+        return False
+    states = ("accu_grads", "adam_v", "adam_m")
+    have, want = ({n for n in one.stages_of if not n.startswith(states)} for one in (a, b))
+    return len(a.stages) == len(b.stages) == 1 and have < want
 
 
 def _must_be(kind: type, **given: Any) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 from rankxform import api, transport
 from rankxform.errors import RequestError, StrategyError
+from rankxform.execution.strategies import is_none
 from rankxform.job import Parameters
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
+from rankxform.transport.launcher import launched_size
 
 NETWORK = "network"
 """The destination strategy that `load_into` takes from the network itself."""
@@ -46,9 +48,9 @@ def load_into(
     """Fill the parameters of `net` (a Cell) from the checkpoint in `src`, without a file.
 
     Only what the network has is read, cut as `dst_strategy` says: by default as the network was
-    compiled, whole if it was not. The other arguments are those of `rankxform.load`. With
-    `strict`, RequestError is raised, and nothing changed, where a parameter of the network is
-    not in the checkpoint, or one of the checkpoint not in the network.
+    compiled, whole if it was not. The other arguments are those of `rankxform.load`; processes
+    may have networks of different parameters. With `strict`, RequestError is raised, and nothing
+    changed, where the network has a name that is not in the checkpoint, or the other way round.
     """
     import mindspore
 
@@ -70,7 +72,16 @@ def load_into(
 def load_for(net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **more: Any) -> Parameters:
     """Load the parameters that a network has; the arguments are those of `rankxform.load`."""
     names = (re.escape(parameter.name) for parameter in net.get_parameters())
+    if more.get("rank") is None and not is_none(dst_strategy):
+        more["rank"] = _rank_without_mpi()
     return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **more)
+
+
+def _rank_without_mpi() -> int | None:
+    """Return what MindSpore's communication says, where it is there and no MPI launcher is."""
+    from mindspore.communication import GlobalComm, get_rank
+
+    return int(get_rank()) if launched_size() is None and GlobalComm.INITED else None
 
 
 def _few(what: str, names: Sequence[str]) -> str:
@@ -117,15 +128,16 @@ def strategy_of(
     ranks. `group_size` tells the processes of a communication group (default: MindSpore's own).
     A network that was not compiled for several devices has every parameter whole.
     """
-    layouts = layouts_of(net if isinstance(net, Mapping) else net.parameter_layout_dict, group_size)
     team = transport.team(comm)
     try:
-        every = team.gather(lambda: layouts)
+        every = team.gather(
+            lambda: layouts_of(
+                net if isinstance(net, Mapping) else net.parameter_layout_dict, group_size
+            )
+        )
+        return _staged(every) if any(every) else WholeStrategy()
     finally:
         team.free()
-    if not any(every):
-        return WholeStrategy()
-    return _staged(every)
 
 
 def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
@@ -136,6 +148,12 @@ def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
         for rank, layouts in enumerate(every)
     ]
     if len(every) == 1:  # one process, of one stage
+        rank = os.environ.get("RANK_ID", "")
+        if rank.isdecimal() and int(rank) >= size:
+            raise StrategyError(
+                f"the network's stage has {size} ranks, and this is rank {rank}, of a later "
+                "stage; without MPI a process knows its own stage only: give dst_strategy as files"
+            )
         records = [StrategyRecord("the network", 0, (0,), every[0])]
     return combine(records, "the network")
 

@@ -16,6 +16,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Index
 from rankxform.geometry.box import Box
+from rankxform.layout.strategy import HAND_CUT
 
 from .names import in_few_words
 from .selection import Selection
@@ -107,6 +108,31 @@ def probes(selection: Selection) -> list[str]:
     ]
     step = max(1, len(cut) // _PROBES)
     return [p.name for p in cut[::step][:_PROBES]]
+
+
+def cut_by_hand(selection: Selection, source: Source) -> list[str]:
+    """Return the parameters that the source strategy cuts, if it is one in words (`HandCut`)."""
+    if not source.strategy.label.startswith(HAND_CUT):
+        return []
+    return [p.name for p in selection.cut.values() if p.listed and len(p.ranks_by_cell) > 1]
+
+
+def check_each_differs(
+    source: Source, samples: Mapping[int, Mapping[str, Sample]], names: Iterable[str]
+) -> None:
+    """Refuse a cut in words that means a parameter which all ranks hold alike.
+
+    One whose bytes are all equal, such as a moment of zeros, tells nothing. Raises
+    CheckpointError.
+    """
+    for name in names:
+        found = [samples[r][name] for r in source.listed[name].holders if name in samples[r]]
+        if len({one.digest for one in found}) == 1 and not found[0].constant and len(found) > 1:
+            raise CheckpointError(
+                f"{source.strategy.label!r} cuts {name!r}, and all ranks hold the same bytes of "
+                "it: it was not cut. Let the expression mean less, or say --allow-equal-slices if "
+                "the slices really are equal"
+            )
 
 
 def check_slices_differ(

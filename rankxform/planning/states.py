@@ -19,15 +19,17 @@ def complete(
 
     A cut by hand is spelled out for the names that it means. An optimizer state that neither
     strategy lists follows its parameter on both sides, if its slices have the shape of the
-    parameter's, which is cut: jobs that cut by hand list no states.
+    parameter's: jobs that cut by hand list no states.
     """
     shapes = {
         name: shape
         for contents in dict.fromkeys(files.values())
         for name, shape in zip(contents.names, contents.shapes)
     }
+    whole = isinstance(src, WholeStrategy)  # it lists the states too; a destination must then
     src, dst = (
-        one.over(shapes, followed) if isinstance(one, HandCut) else one for one in (src, dst)
+        one.over(shapes, followed, states=whole) if isinstance(one, HandCut) else one
+        for one in (src, dst)
     )
     if isinstance(src, WholeStrategy):
         return src, dst
@@ -57,8 +59,7 @@ def _states(
             continue
         if any(name in one for one in listing if not isinstance(one, WholeStrategy)):
             continue
-        layout, same = layouts[base], contents.shapes[contents.position[base]] == shape
-        if same and layout.ranks > layout.free_ranks // layout.opt_shards:
+        if contents.shapes[contents.position[base]] == shape:
             found.append((name, base))
     return found
 

@@ -22,7 +22,9 @@ def launched_size(environ: Mapping[str, str] = os.environ) -> int | None:
     (4, None)
     """
     sizes: tuple[str, ...] = _SIZES
-    if environ.get("SLURM_STEP_ID", "").isdigit():  # a step of srun; not the batch script itself
+    if "MS_WORKER_NUM" in environ or "MS_ROLE" in environ:
+        return _first_number(environ, sizes)  # msrun's, though a step of srun may have started it
+    if environ.get("SLURM_STEP_ID", "").isdecimal():  # a step of srun; not the batch script itself
         sizes += ("SLURM_STEP_NUM_TASKS",)
     return _first_number(environ, sizes)
 
@@ -72,4 +74,4 @@ def gives_terminals(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    return next((int(environ[n]) for n in names if environ.get(n, "").isdigit()), None)
+    return next((int(environ[n]) for n in names if environ.get(n, "").isdecimal()), None)

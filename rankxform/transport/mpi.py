@@ -32,7 +32,7 @@ from rankxform.errors import (
     storage_errors,
 )
 
-from .launcher import launched_rank, launched_size
+from .launcher import launched_size
 from .team import Show, Team
 
 T = TypeVar("T")
@@ -75,14 +75,12 @@ class MpiTeam(Team):
         started, found = launched_size(), mpi.COMM_WORLD.size
         if found == 1 and started not in (None, 1):
             library = mpi.Get_library_version().split(",")[0].splitlines()[0]
-            if launched_rank() == 0:
-                raise UsageError(
-                    f"the launcher started {started} processes, but each sees a world of 1: this "
-                    f"mpirun or srun is not {library}'s. Use the mpirun of the same installation "
-                    "(for one in a virtual environment: its bin/mpirun), or srun --mpi=pmix for "
-                    "Open MPI and --mpi=pmi2 for MPICH"
-                )
-            os._exit(UsageError.exit_code)
+            raise UsageError(
+                f"the launcher started {started} processes, but each sees a world of 1: this "
+                f"mpirun or srun is not {library}'s. Use the mpirun of the same installation "
+                "(for one in a virtual environment: its bin/mpirun), or srun --mpi=pmix for "
+                "Open MPI and --mpi=pmi2 for MPICH"
+            )
         return cls(mpi, mpi.COMM_WORLD.Dup(), owns_mpi=True)
 
     # -- collectives that end together ------------------------------------------------------

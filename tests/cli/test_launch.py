@@ -150,3 +150,87 @@ def test_an_inputs_change_is_said(place):
     assert code == 4 and told == [] and "of rank 2 was changed" in output
     code, output, told = launch(place, None, "plain", options=["--overwrite"])
     assert code == 0 and len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--step", "1_1"],
+        ["--exclude", "adam"],
+        ["--format", "safetensors"],
+        ["--prefix", "x", "--ranks", "0-3"],
+    ],
+)
+def test_what_asks_for_a_choice_or_another_form_is_converted(place, options):
+    if "--step" in options:
+        for rank in range(4):
+            for step in ("1_1", "2_1"):
+                shard = place / f"src/rank_{rank}/checkpoint_{rank}.ckpt"
+                (shard.parent / f"net-{step}.ckpt").write_bytes(shard.read_bytes())
+            shard.unlink()
+    code, output, told = launch(place, None, "plain", dst="a.ckpt", options=options)
+    assert code == 0 and "nothing is converted" not in output
+    assert told[0][3]["LOAD_CHECKPOINT"].endswith("transformed_checkpoint")
+
+
+def test_several_files_of_a_rank_do_not_fit_for_loaders_differ(place):
+    for rank in range(4):
+        shard = place / f"src/rank_{rank}/checkpoint_{rank}.ckpt"
+        for step in ("9_1", "10_1"):
+            (shard.parent / f"net-{step}.ckpt").write_bytes(shard.read_bytes())
+        shard.unlink()
+    _, output, _ = launch(place, None, "plain", dst="a.ckpt")
+    assert "nothing is converted" not in output and "epoch 10 step 1" in output
+
+
+def test_what_a_conversion_would_refuse_does_not_fit(place):
+    data = (place / "src/rank_0/checkpoint_0.ckpt").read_bytes()
+    for rank in range(1, 4):
+        (place / f"src/rank_{rank}/checkpoint_{rank}.ckpt").write_bytes(data)
+    big = {"w": ((256, 64), "Float32")}
+    cut = [{"w": ([4], [-1, -1], 0, 0)}]
+    reference.write_checkpoint(place / "src", cut, big)
+    code, output, told = launch(place, None, "plain", dst="a.ckpt")
+    assert code == 3 and told == [] and "every rank holds the same bytes" in output
+
+
+def test_another_conversion_into_the_same_output_mixes_nothing(place):
+    launch(place, None, "plain")
+    three = [dict.fromkeys(PARAMS, ([1], [-1, -1], 0, 0))]
+    reference.write_strategy(place / "c.ckpt", three)
+    code, output, told = launch(place, None, "plain", dst="c.ckpt")
+    assert code == 4 and told == [] and "b.ckpt: is of another strategy than c.ckpt" in output
+    code, output, told = launch(place, None, "plain", dst="c.ckpt", options=["--overwrite"])
+    assert code == 0, output
+    assert [p.name for p in (place / "output/strategy").iterdir()] == ["c.ckpt"]
+    result = place / "output/transformed_checkpoint"
+    assert [p.name for p in result.glob("rank_*")] == ["rank_0"]
+
+
+def test_the_launchers_numbers_count_under_mpirun(place):
+    _, _, told = launch(place, 2, "plain", RANK_ID="0", RANK_SIZE="7", DEVICE_ID="0")
+    assert [(rank, size, facts["DEVICE_ID"]) for rank, size, _, facts in told] == [
+        (0, 2, "0"),
+        (1, 2, "1"),
+    ]
+
+
+def test_a_program_that_cannot_be_started(place):
+    bad = place / "bad"
+    bad.write_text("")
+    bad.write_bytes(b"\x7fELF no program")
+    bad.chmod(0o755)
+    line = [
+        sys.executable,
+        "-m",
+        "rankxform",
+        "launch",
+        "--load",
+        "src",
+        "--src-strategy",
+        "a.ckpt",
+    ]
+    line += ["--dst-strategy", "b.ckpt", "--no-fsync", "--", "./bad"]
+    code, output = run(line, 60, env=environment(), cwd=place)
+    assert code == 2 and "./bad: cannot be started: Exec format error" in output
+    assert "Traceback" not in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,48 @@ def test_mindspores_calls_on_every_process_for_one_folder(tmp):
         calls.transform_checkpoint_by_rank(rank, files_map, str(target), a, b)
         whole = (tmp / f"dst/rank_{rank}/checkpoint_{rank}.ckpt").read_bytes()
         assert target.read_bytes() == whole
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+def test_processes_that_want_different_parameters(tmp):
+    case = random_case(5, mindspore_agrees=False, ranks=(8, 4), whole=False)
+    src, a, b = prepare(case, tmp)
+    everything = rankxform.load(src, a, b, rank=0, comm=WORLD)
+    names = sorted(everything)
+    mine = names[WORLD.rank]
+    found = rankxform.load(src, a, b, rank=0, include=f"^{re.escape(mine)}$", comm=WORLD)
+    assert list(found) == [mine] and sorted([*found.left_over, mine]) == names
+    assert found[mine].tobytes() == everything[mine].tobytes()
+    with pytest.raises(rankxform.UsageError, match="ask for different things"):
+        rankxform.load(src, a, b, rank=0, one_sided=("error", "whole")[WORLD.rank % 2], comm=WORLD)
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2,))
+def test_what_is_wrong_on_one_process_is_raised_on_all(tmp):
+    case = random_case(5, mindspore_agrees=False, ranks=(8, 4), whole=False)
+    src, a, b = prepare(case, tmp)
+    bad = {"memory": 1} if WORLD.rank else {}
+    for call in (rankxform.load, rankxform.plan):
+        with pytest.raises(rankxform.UsageError, match="1 MiB is the least"):
+            call(src, a, b if call is rankxform.load else None, comm=WORLD, **bad)
+    layouts = {"w": ([2], [0], [4], 0, WORLD.rank == 0, "")}
+    with pytest.raises(rankxform.StrategyError, match="'w': it is cut unevenly"):
+        rankxform.mindspore.strategy_of(layouts, comm=WORLD)
+
+
+@pytest.mark.mpi(min_size=2, sizes=(3,))
+def test_one_target_of_several_processes_is_never_incomplete(tmp):
+    case = random_case(8, mindspore_agrees=False, ranks=(8, 6), whole=False)
+    src, a, b = prepare(case, tmp)
+    a, b = (str(next(folder.iterdir())) for folder in (a, b))
+    files_map = {n: f"{src}/rank_{n}/checkpoint_{n}.ckpt" for n in range(8)}
+    target = tmp / "out.ckpt"
+    call = rankxform.mindspore.transform_checkpoint_by_rank
+    call(2, files_map, str(tmp / f"alone_{WORLD.rank}.ckpt"), a, b)
+    expected = (tmp / f"alone_{WORLD.rank}.ckpt").read_bytes()
+    WORLD.Barrier()
+    for _ in range(20):
+        call(2, files_map, str(target), a, b)
+        assert target.read_bytes() == expected
+    WORLD.Barrier()
+    assert not list(tmp.glob("*.part"))
