@@ -16,8 +16,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,20 @@ def environment(**more):
         "PY_COLORS": "0",
         **more,
     }
+
+
+@contextmanager
+def own_tmp():
+    """Yield a short-named folder for temporary files, removed in the end.
+
+    A killed mpirun of Open MPI leaves a folder that bears its process id, and a later one that
+    gets the same id does not start: "the PMIx server's listener thread failed to start".
+    """
+    folder = tempfile.mkdtemp(prefix="rx")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(command, deadline, **options):

@@ -28,7 +28,7 @@ def test_it_runs_and_its_results_are_right(name, tmp_path):
         env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checked:" in done.stdout or "the same" in done.stdout

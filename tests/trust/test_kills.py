@@ -18,7 +18,7 @@ import pytest
 import rankxform
 from rankxform.execution import journal
 from tests import reference
-from tests.mpi_launch import environment, mpirun, run
+from tests.mpi_launch import environment, mpirun, own_tmp, run
 from tests.trust import victim
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,9 @@ def command(place, processes, dst, **settings):
         "--link", options["link"], "--crc",
     ]  # fmt: skip
     more = {name: str(value) for name, value in settings.items()}
-    return run([str(word) for word in line], 60, env=environment(**more), cwd=ROOT)
+    with own_tmp() as tmp:
+        env = environment(**more, TMPDIR=tmp)
+        return run([str(word) for word in line], 60, env=env, cwd=ROOT)
 
 
 def clear_away(mark):

@@ -15,7 +15,7 @@ import pytest
 from rankxform.cli.stopping import Stopping, parse_time, seconds_left
 from rankxform.errors import StoppedError
 from tests import reference
-from tests.mpi_launch import environment, mpirun
+from tests.mpi_launch import environment, mpirun, own_tmp
 from tests.trust import victim
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,9 @@ class Place:
             "--dst-strategy",
             self.b,
         ]
-        env = environment(SLOW_SECONDS=str(pause), VICTIM_ID=self.mark.partition("=")[2])
+        env = environment(
+            SLOW_SECONDS=str(pause), VICTIM_ID=self.mark.partition("=")[2], TMPDIR=self.tmp
+        )
         return subprocess.Popen(
             [*map(str, line), "--progress", "none", *options], env=env, cwd=ROOT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -80,9 +82,10 @@ class Place:
 @pytest.fixture
 def place(tmp_path):
     place = Place(tmp_path)
-    yield place
-    for pid, _ in place.left():
-        os.kill(pid, signal.SIGKILL)
+    with own_tmp() as place.tmp:
+        yield place
+        for pid, _ in place.left():
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
