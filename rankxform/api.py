@@ -23,7 +23,7 @@ from rankxform.transport import Team, team
 _OPTIONS = frozenset(option.name for option in fields(job.Request))
 _LOADING = _OPTIONS & {
     "step", "suffix", "src_pattern", "include", "exclude", "one_sided", "unlisted", "replicas",
-    "allow_equal_slices", "allow_extra_ranks", "check_crc", "memory", "files",
+    "allow_equal_slices", "allow_extra_ranks", "check_crc", "memory", "reading", "files",
 }  # fmt: skip
 
 
@@ -42,7 +42,8 @@ def transform(
     without one the launcher's world is used, or this process alone. `options` are the other
     fields of `rankxform.job.Request`: prefix, format, ranks, src_pattern, step, suffix, include,
     exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
-    overwrite, fsync, link, memory, verify. Raises RankxformError, of one class on every process.
+    overwrite, fsync, link, dst_placement, memory, reading, verify. Raises RankxformError, of one
+    class on every process.
     """
     with _together(comm) as together:
         with together.together():
@@ -67,7 +68,8 @@ def load(
     All processes of `comm` or of the launcher's world call this together.
     A strategy may also be a network's (`rankxform.mindspore.strategy_of`). `options` are those
     of `transform` that do not concern files: step, suffix, src_pattern, include, exclude,
-    one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory.
+    one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory,
+    reading.
     """
     with _together(comm) as together:
         with together.together():

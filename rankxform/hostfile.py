@@ -95,6 +95,25 @@ def _checked(hosts: list[Host], label: str) -> list[Host]:
     return hosts
 
 
+def parse(data: bytes, label: str) -> list[Host]:
+    """Return the hosts of a hostfile, of either kind of mpirun. Raises UsageError.
+
+    >>> parse(b"a slots=2  # first\nb:4\nc\n", "hosts")[:2]
+    [Host(address='a', devices=2), Host(address='b', devices=4)]
+    """
+    hosts = []
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        match = re.fullmatch(r"(\[[^\]]+\]|[^:=]+)(?::(\d+))?", words[0])
+        slots = [word[6:] for word in words[1:] if word.startswith("slots=")]
+        if not match or not all(count.isdecimal() for count in slots):
+            raise UsageError(f"{label}:{number}: no host of a hostfile: {line.strip()!r}")
+        hosts.append(Host(match[1].strip("[]"), int((slots or [match[2] or "1"])[0])))
+    return _checked(hosts, label)
+
+
 def text(hosts: list[Host], style: str = "openmpi", slots: int | None = None) -> str:
     """Write a hostfile: ``host slots=N`` for Open MPI, ``host:N`` for MPICH.
 

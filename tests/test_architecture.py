@@ -63,6 +63,7 @@ def test_imports_point_down(path):
             "numpy",
             {
                 "transport/mpi.py",
+                "transport/mail.py",
                 "mindspore/slices.py",
                 *(f"execution/{n}.py" for n in ("arrays", "recipes", "compare", "fingerprint")),
             },

@@ -77,6 +77,8 @@ def request(options: argparse.Namespace) -> Request:
         fsync=not given.get("no_fsync", False),
         link=options.link,
         memory=options.memory,
+        reading=options.reading,
+        dst_placement=options.dst_placement,
         shapes=shapes,
         verify=given.get("verify", False),
         check_replicas=given.get("check_replicas") or "no",

@@ -8,6 +8,7 @@ from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
+from rankxform.execution.recipes import AUTO, READINGS
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 from rankxform.transport import Team
@@ -150,6 +151,22 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_MEMORY,
         metavar="SIZE",
         help="buffers on each process (default: 64M)",
+    )
+    out.add_argument(
+        "--dst-placement",
+        default="auto",
+        metavar="WHERE",
+        help="with processes on several nodes: shared, if DST must be one folder for all; node, "
+        "for a folder of each node; or a hostfile or rank table that says which ranks belong on "
+        "which node (default: auto, finds out)",
+    )
+    out.add_argument(
+        "--reading",
+        choices=READINGS,
+        default=AUTO,
+        help="how source files are read: the wanted ranges, the rows that hold them, or each byte "
+        "by one process that sends it to the others (exchange); auto: what costs least, exchange "
+        "for files that a process's node does not have",
     )
 
 

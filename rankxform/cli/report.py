@@ -64,8 +64,11 @@ def closing(done: Report) -> str:
             f"continued an earlier run: {_count(done.kept, 'file')} complete, "
             f"{done.continued} begun"
         )
+    if done.placement:
+        lines.append(f"destination on several nodes, a folder of each: {done.placement}")
+    sent = f", sent {size(done.sent)} between processes" if done.sent else ""
     lines += [
-        f"read {size(done.read)}, {times:.2f} times the {size(done.needed)} needed{why}",
+        f"read {size(done.read)}, {times:.2f} times the {size(done.needed)} needed{why}{sent}",
         f"wrote {size(done.written)} in {_count(len(done.files) - done.kept, 'file')}{linked}, "
         f"{seconds(done.seconds)}, {size(done.written / max(done.seconds, 1e-9))}/s, "
         f"peak memory {size(done.peak_memory)} a process",

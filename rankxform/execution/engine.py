@@ -12,12 +12,13 @@ worked out, is made once and used for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankxform.errors import CheckpointError, RankxformError, StorageError
 from rankxform.formats.index import Index, locate
@@ -26,21 +27,47 @@ from rankxform.planning.moves import Move
 from .files import Buffer, Descriptors, Tick, read_into, status_of
 from .fingerprint import Witness
 from .journal import Journal
+from .kitchen import Kitchen
 from .output import Output, Writer, part_descriptors
-from .recipes import Kitchen
+from .recipes import AUTO, Band
+
+if TYPE_CHECKING:
+    from .recipes import Copies
 
 DEFAULT_MEMORY = 64 << 20
 _WRITE_BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
+_BANDS_ON_THE_WAY = 3
+
+FROM_READER, PASSED_ON = 0, 1
+"""Kinds of letters: from who reads, and from who got it first on a node."""
+
+
+class Mail(Protocol):
+    """Carries bytes to and from other processes, without blocking."""
+
+    def send(self, peer: int, data: Buffer, kind: int = 0) -> Any:
+        """Begin to send; return a request."""
+
+    def receive(self, peer: int, room: Buffer, kind: int = 0) -> Any:
+        """Begin to receive; return a request."""
+
+    def settle(self, requests: Iterable[Any], tick: Tick) -> None:
+        """Wait until requests are done; `tick` is called meanwhile, and may raise."""
+
+    def poke(self) -> None:
+        """Let what is on its way move on."""
 
 
 @dataclass
 class Traffic:
     """What one process moved: bytes read from source files and written to destination files, and
-    the seconds it took to read, to gather in memory, and to write."""
+    the seconds it took to read, to exchange with others, to gather in memory, and to write; and the
+    bytes that it sent."""
 
     read: int = 0
     written: int = 0
+    sent: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -68,6 +95,8 @@ def write_parts(
     *,
     behind: bool = False,
     witness: Witness | None = None,
+    mail: Mail | None = None,
+    reading: str = AUTO,
 ) -> Traffic:
     """Carry out `moves` into the part files of `outputs`, which are there.
 
@@ -88,13 +117,13 @@ def write_parts(
             journal.settle([output.part for output in outputs.values()], sums, tick)
 
     def between(move: Move) -> None:
-        if journal:
+        if journal and move.targets:
             journal.moved(move.parameter.name, move.targets)
             if journal.due:
                 settle()
 
     try:
-        traffic = carry(moves, streams, sources, memory // 2, tick, between, witness)
+        traffic = carry(moves, streams, sources, memory // 2, tick, between, witness, mail, reading)
         settle()
         traffic.seconds["fsync"] = journal.seconds if journal else 0.0
         return traffic
@@ -114,48 +143,157 @@ def carry(
     tick: Tick,
     between: Callable[[Move], None] = lambda move: None,
     witness: Witness | None = None,
+    mail: Mail | None = None,
+    reading: str = AUTO,
 ) -> Traffic:
     """Read what `moves` need, put it together, and put it into `sinks`, by destination rank.
 
-    `between` is told of every move that is complete.
+    `between` is told of every move that is complete. Parts in trades need `mail`: then several
+    bands are on their way at a time, and a process waits only for letters of the oldest. Whoever
+    is to send those has nothing to wait for but letters of bands before it, in the order that all
+    share; so the process that waits for the oldest of all never waits in vain.
     """
-    kitchen = Kitchen(memory)
-    reading = gathering = writing = 0.0
-    clock = perf_counter
+    depth = _BANDS_ON_THE_WAY if mail else 1
+    kitchens = [Kitchen(memory // depth, reading) for _ in range(depth)]
+    crew = _Crew(sinks, sources, tick, between, witness, mail)
+    number = 0
     for move in moves:
-        name, readers, targets = move.parameter.name, move.readers, move.targets
-        for band, turn in kitchen.bands(move):
-            began = clock()
-            for cell, start, step, room in band.loads:
-                sources.read(readers[cell], name, start + turn * step, room)
-            before = clock()
-            reading += before - began
-            if witness:
-                witness.read(move, band, turn)
-            done = 0
-            for number, (cell, start, step, data, copies) in enumerate(band.stores):
-                for into, out in copies:
-                    into[...] = out
-                if witness:
-                    witness.put(move, band, turn, number)
-                gathered = clock()
-                for rank in targets[cell]:
-                    sinks[rank].put(name, start + turn * step, data)
-                    done += len(data)
-                written = clock()
-                gathering += gathered - before
-                writing += written - gathered
-                before = written
-            tick(done)
+        for alike in zip(*(kitchen.recipe(move) for kitchen in kitchens)):
+            for turn in range(alike[0].count):
+                if len(crew.flights) == depth:
+                    crew.land()
+                crew.start(move, alike[number % depth], turn)
+                number += 1
+        crew.ends(move)
+    while crew.flights:
+        crew.land()
+    crew.finish()
+    written = sum(sink.written for sink in sinks.values())
+    return Traffic(sources.nbytes, written, crew.sent, crew.seconds)
+
+
+@dataclass
+class _Flight:
+    """A band on its way; `last` if its move is complete with it."""
+
+    move: Move
+    band: Band
+    turn: int
+    receipts: Sequence[Any] = ()
+    passed: Sequence[Any] = ()
+    sends: Sequence[Any] = ()
+    last: bool = False
+
+
+class _Crew:
+    """Carries out bands: starts them in order, and lands them in the same order."""
+
+    def __init__(
+        self,
+        sinks: Mapping[int, Sink],
+        sources: Sources,
+        tick: Tick,
+        between: Callable[[Move], None],
+        witness: Witness | None,
+        mail: Mail | None,
+    ) -> None:
+        self._sinks, self._sources, self._tick = sinks, sources, tick
+        self._between, self._witness, self._mail = between, witness, mail
+        self.flights: deque[_Flight] = deque()
+        self.sent = 0
+        self.seconds = {"read": 0.0, "exchange": 0.0, "gather": 0.0, "write": 0.0}
+
+    def start(self, move: Move, band: Band, turn: int) -> None:
+        """Make room for letters that come, read, and send."""
+        flight = _Flight(move, band, turn)
+        letters, mail = band.letters, self._mail
+        began = perf_counter()
+        if letters and mail:
+            flight.receipts = [mail.receive(of, room) for of, room in letters.receipts]
+            flight.passed = [mail.receive(of, room, PASSED_ON) for of, room in letters.passed]
+        name, readers = move.parameter.name, move.readers
+        for cell, start, step, room in band.loads:
+            self._sources.read(readers[cell], name, start + turn * step, room)
+        read = perf_counter()
+        self.seconds["read"] += read - began
+        if letters and mail:
+            flight.sends = self._send(letters.packs, letters.sends, FROM_READER)
+            self.seconds["exchange"] += perf_counter() - read
+        self.flights.append(flight)
+
+    def _send(
+        self, packs: Sequence[Copies], letters: Sequence[tuple[int, Buffer]], kind: int
+    ) -> list[Any]:
+        assert self._mail is not None
+        for into, out in packs:
+            into[...] = out
+        self.sent += sum(len(letter) for _, letter in letters)
+        return [self._mail.send(to, letter, kind) for to, letter in letters]
+
+    def land(self) -> None:
+        """Take what was sent for the oldest band, pass on, put together, and put into sinks."""
+        flight = self.flights.popleft()
+        letters, mail = flight.band.letters, self._mail
+        if letters and mail:
+            began = perf_counter()
+            mail.settle(flight.receipts, self._tick)
+            passing = self._send(letters.repacks, letters.passing, PASSED_ON)
+            mail.settle(flight.passed, self._tick)
+            self.seconds["exchange"] += perf_counter() - began
+            self._store(flight)
+            began = perf_counter()
+            mail.settle([*flight.sends, *passing], self._tick)
+            self.seconds["exchange"] += perf_counter() - began
+        else:
+            self._store(flight)
+        if flight.last:
+            self._end(flight.move)
+
+    def _store(self, flight: _Flight) -> None:
+        move, band, turn, witness = flight.move, flight.band, flight.turn, self._witness
+        name, targets, sinks = move.parameter.name, move.targets, self._sinks
         if witness:
-            witness.check(move)
-        between(move)
-    began = clock()
-    for sink in sinks.values():
-        sink.finish()
-    writing += clock() - began
-    seconds = {"read": reading, "gather": gathering, "write": writing}
-    return Traffic(sources.nbytes, sum(s.written for s in sinks.values()), seconds)
+            witness.read(move, band, turn)
+        before = perf_counter()
+        gathering = writing = 0.0
+        done = 0
+        for number, (cell, start, step, data, copies) in enumerate(band.stores):
+            for into, out in copies:
+                into[...] = out
+            if witness:
+                witness.put(move, band, turn, number)
+            gathered = perf_counter()
+            for rank in targets[cell]:
+                sinks[rank].put(name, start + turn * step, data)
+                done += len(data)
+            written = perf_counter()
+            gathering += gathered - before
+            writing += written - gathered
+            before = written
+        self.seconds["gather"] += gathering
+        self.seconds["write"] += writing
+        self._tick(done)
+        if self._mail:
+            self._mail.poke()
+
+    def ends(self, move: Move) -> None:
+        """Take note that no more bands of `move` will be started."""
+        if self.flights and self.flights[-1].move is move:
+            self.flights[-1].last = True
+        else:
+            self._end(move)
+
+    def _end(self, move: Move) -> None:
+        if self._witness:
+            self._witness.check(move)
+        self._between(move)
+
+    def finish(self) -> None:
+        """Let nothing be kept back on its way into sinks."""
+        began = perf_counter()
+        for sink in self._sinks.values():
+            sink.finish()
+        self.seconds["write"] += perf_counter() - began
 
 
 # -- destination files ----------------------------------------------------------------------

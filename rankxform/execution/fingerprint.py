@@ -296,7 +296,7 @@ def sum_of_file(
     room, total = np.empty(_BLOCK, np.uint8), 0
     for name, (shape, one) in slices.items():
         item, found = item_size(one.dtype), 0
-        for alike in bands(shape, one.box, [one.box], _BLOCK // item) if one.box.size else ():
+        for alike in bands(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ():
             for band in alike:
                 piece = band.intersect(one.box)
                 assert piece is not None

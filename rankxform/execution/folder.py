@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from posixpath import normpath
 
@@ -46,6 +46,37 @@ class _Candidate:
     step: Step | None
 
 
+@dataclass(frozen=True)
+class Listing:
+    """What is at the place of a source: a file, or a folder with files by rank; or nothing."""
+
+    is_file: bool = False
+    is_folder: bool = False
+    files: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+
+    def joined(self, other: Listing) -> Listing:
+        """Return what is there or, of the same place on another node, there."""
+        files = {
+            rank: tuple(dict.fromkeys((*self.files.get(rank, ()), *other.files.get(rank, ()))))
+            for rank in sorted({*self.files, *other.files})
+        }
+        return Listing(self.is_file or other.is_file, self.is_folder or other.is_folder, files)
+
+
+def look(where: Path, pattern: str = DEFAULT_PATTERN) -> Listing:
+    """List the files at `where` that `pattern` means.
+
+    `pattern` is relative to `where`, with ``{rank}`` for the rank's number and ``*``. A single
+    file stands for rank 0.
+    """
+    if where.is_file():
+        return Listing(is_file=True)
+    if not where.is_dir():
+        return Listing()
+    files = {rank: tuple(paths) for rank, paths in _by_rank(where, pattern).items()}
+    return Listing(is_folder=True, files=files)
+
+
 def find(
     where: Path,
     ranks: Iterable[int] | None,
@@ -53,19 +84,31 @@ def find(
     step: str | None = None,
     suffix: str | None = None,
 ) -> Shards:
+    """Choose, of what this process sees, the file of each rank; see `choose`."""
+    return choose(where, look(where, pattern), ranks, pattern, step, suffix)
+
+
+def choose(
+    where: Path,
+    there: Listing,
+    ranks: Iterable[int] | None,
+    pattern: str = DEFAULT_PATTERN,
+    step: str | None = None,
+    suffix: str | None = None,
+    looked: str = "",
+) -> Shards:
     """Choose the file of each rank that saved: of `ranks` (None: all that are there), and others.
 
-    `pattern` is relative to `where`, with ``{rank}`` for the rank's number and ``*``. `step` is
-    ``E_S``; `suffix` is the end of the file's name before its extension. A single file stands
-    for rank 0. Raises UsageError or CheckpointError that lists the candidates.
+    `looked` says, for messages, on which nodes was looked. `step` is ``E_S``; `suffix` is the end
+    of the file's name before its extension. Raises UsageError or CheckpointError that lists the
+    candidates.
     """
-    if where.is_file():
+    if there.is_file:
         return Shards({0: where}, None)
-    if not where.is_dir():
-        raise UsageError(f"{where}: no such checkpoint file or folder")
+    if not there.is_folder:
+        raise UsageError(f"{where}: no such checkpoint file or folder{looked}")
     candidates = {
-        rank: [_candidate(path, rank) for path in paths]
-        for rank, paths in _by_rank(where, pattern).items()
+        rank: [_candidate(path, rank) for path in paths] for rank, paths in there.files.items()
     }
     if not candidates and re.fullmatch(r"rank_\d+", where.name):
         raise CheckpointError(
@@ -73,7 +116,7 @@ def find(
         )
     if not candidates:
         raise CheckpointError(
-            f"{where}: holds no checkpoint at {pattern} ({' or '.join(SUFFIXES)}); "
+            f"{where}: holds no checkpoint at {pattern} ({' or '.join(SUFFIXES)}){looked}; "
             "name the right folder, or give --src-pattern, such as 'ckpt_{rank}/*.ckpt'"
         )
     needed = [r for r in ranks if r in candidates] if ranks is not None else list(candidates)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankxform.errors import StorageError
 
-from .files import create, make_folder, remove, sync
+from .files import create, make_folder, own_name, remove, sync
 from .output import part_of
 
 NONE, REFLINK, HARD = "none", "reflink", "hard"
@@ -23,7 +23,7 @@ _CANNOT = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOS
 def can_reflink(folder: Path) -> bool:
     """Tell by trying whether files below `folder` can share their blocks, copy on write."""
     make_folder(folder)
-    a, b = (folder / f".rankxform-{os.getpid()}-{n}.part" for n in "ab")
+    a, b = (own_name(folder / f".rankxform-{n}") for n in "ab")
     try:
         create(a)
         create(b)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +47,14 @@ class State:
     seed: int
     kept: frozenset[int]
     progress: Progress
+
+    def with_all(self, states: Iterable[State]) -> State:
+        """Return this folder's state with what is complete in all folders."""
+        kept, progress = self.kept, Progress()
+        for state in states:
+            kept |= state.kept
+            progress.add(state.progress)
+        return replace(self, kept=kept, progress=progress)
 
 
 class Target:

@@ -34,34 +34,37 @@ class Bands:
             yield _replace(self.first, self.axis, start, start + self.step)
 
 
-def bands(
-    shape: tuple[int, ...], region: Box, shards: Sequence[Box], limit: int
-) -> Iterator[Bands]:
+Groups = Sequence[Sequence[Box]]
+
+
+def bands(shape: tuple[int, ...], region: Box, groups: Groups, limit: int) -> Iterator[Bands]:
     """Yield bands that cover `region`, in row-major order, each of bounded cost.
 
-    `shape` is the tensor's; `region` and `shards` are boxes of it, in elements. The cost of a
-    band is the number of elements that all `shards` hold of it, summed; it stays within `limit`
-    unless the band is a single element of the tensor. Along the axis of its range a band keeps
-    to `region` and never crosses the start or stop of a shard, so each shard holds all of its
-    rows or none. Bands that differ in nothing but their start come as one.
+    `shape` is the tensor's; `region` and the shards in `groups` are boxes of it, in elements. The
+    cost of a band to a group is the number of elements that all its shards hold of it, summed; it
+    stays within `limit` for each group, unless the band is a single element of the tensor. Along
+    the axis of its range a band keeps to `region` and never crosses the start or stop of a shard,
+    so each shard holds all of its rows or none. Bands that differ in nothing but their start come
+    as one.
 
-    >>> list(bands((4, 4), Box((0, 0), (4, 2)), [Box((0, 0), (4, 4))], limit=8))
+    >>> list(bands((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
     [Bands(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
     """
     if region.size:
-        yield from _along(Box.whole(shape), region, shards, limit, 0)
+        yield from _along(Box.whole(shape), region, groups, limit, 0)
 
 
-def _along(band: Box, region: Box, shards: Sequence[Box], limit: int, axis: int) -> Iterator[Bands]:
+def _along(band: Box, region: Box, groups: Groups, limit: int, axis: int) -> Iterator[Bands]:
     if axis == region.ndim:
         yield Bands(band, max(0, axis - 1), 1)
         return
     low, high = region.start[axis], region.stop[axis]
-    edges = {e for s in shards for e in (s.start[axis], s.stop[axis]) if low < e < high}
+    ends = {e for shards in groups for s in shards for e in (s.start[axis], s.stop[axis])}
+    edges = {e for e in ends if low < e < high}
     cuts = [low, *sorted(edges), high]
     for a, b in zip(cuts, cuts[1:]):
-        active = [s for s in shards if s.start[axis] <= a and b <= s.stop[axis]]
-        row = sum(prod(s.shape[axis + 1 :]) for s in active)
+        active = [[s for s in g if s.start[axis] <= a and b <= s.stop[axis]] for g in groups]
+        row = max(sum(prod(s.shape[axis + 1 :]) for s in shards) for shards in active)
         step = limit // row if row else b - a
         if step >= 1:
             count, rest = divmod(b - a, step)

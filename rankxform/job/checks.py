@@ -83,7 +83,7 @@ def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
     sampled = [*dict.fromkeys([*probes(conversion.selection), *extra, *by_hand])]
     found = _Looks(0, {}, {})
     nbytes = 0
-    for rank in list(every)[team.rank :: team.size]:
+    for rank in conversion.sight.dealt(every)[team.rank]:
         path, index = conversion.shards.paths[rank], every[rank]
         if conversion.request.check_crc:
             samples.check_crc(path, index, tick)

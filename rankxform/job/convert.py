@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
-from rankxform.execution.engine import Sources, Traffic, write_parts
+from rankxform.execution.engine import Mail, Sources, Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, sync
 from rankxform.execution.fingerprint import MODULUS, Witness
 from rankxform.execution.journal import Journal
@@ -28,9 +29,12 @@ from .contents import contents
 from .identity import identity
 from .outputs import Layouts, alike, moves, outputs
 from .phases import Phases
+from .placement import Placement, Root, place
 from .prepare import Conversion, prepare
 from .replicas import check_replicas
 from .request import Request
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +47,8 @@ class Report:
     read, written: bytes of tensor content and files. needed: distinct source bytes. compared:
     bytes of unlisted parameters that were read to compare ranks. seconds: of the whole call;
     move_seconds: from the finished plan to the last file's name. peak_memory: of the largest
-    process, in bytes. phases: of each process, seconds by name.
+    process, in bytes. phases: of each process, seconds by name. placement: which ranks are on which
+    nodes, if these have folders of their own. sent: bytes from one process to another.
     """
 
     conversion: Conversion
@@ -61,6 +66,8 @@ class Report:
     peak_memory: int
     notices: tuple[str, ...]
     phases: tuple[Mapping[str, float], ...]
+    placement: str | None
+    sent: int
 
     def __repr__(self) -> str:
         return (
@@ -87,9 +94,11 @@ def transform(
         compared, notices = compare_ranks(conversion, team)
         if request.check_replicas != "no":
             notices += check_replicas(conversion, team)
-    with _target(conversion, team) as (target, state):
+    with phases.phase("plan"):
+        placement = place(conversion, team)
+    with _target(conversion, team, placement) as (target, state):
         with phases.phase("plan"):
-            work = _work(conversion, team, state, agreed=not notices)
+            work = _work(conversion, team, state, placement, agreed=not notices)
         total = sum(team.gather(lambda: bytes_to_write(work.moves)))
         show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
         moving = time.monotonic()
@@ -103,7 +112,7 @@ def transform(
         conversion,
         tuple(str(conversion.final(rank)) for rank in conversion.ranks),
         linked=work.linked,
-        kept=len(state.kept),
+        kept=len(work.state.kept),
         continued=len(work.state.progress.done),
         read=sum(t.read for t, _, _ in every),
         needed=needed_bytes(conversion.planner.moves(work.everything)),
@@ -114,23 +123,31 @@ def transform(
         processes=team.size,
         peak_memory=max(peak for _, peak, _ in every),
         notices=(*conversion.notices, *notices),
+        placement=placement.told(),
+        sent=sum(t.sent for t, _, _ in every),
         phases=tuple(seconds for _, _, seconds in every),
     )
 
 
 @contextmanager
-def _target(conversion: Conversion, team: Team) -> Iterator[tuple[Target | None, State]]:
-    """Hold the destination folder; process 0 gets the Target, every process what is in it.
+def _target(
+    conversion: Conversion, team: Team, placement: Placement
+) -> Iterator[tuple[Target | None, State]]:
+    """Hold the destination folders; the first process of each gets its Target.
 
-    What a failure of storage or a stop leaves is kept, to be continued; of any other failure
-    nothing stays, but for what an earlier run had done.
+    Every process gets what is in its own folder, with the progress of all. What a failure of
+    storage or a stop leaves is kept, to be continued; of any other failure nothing stays, but for
+    what an earlier run had done.
     """
     request = conversion.request
+    root = placement.of(team.rank)
     held: list[Target] = []
 
-    def claim() -> State:
+    def claim() -> State | None:
         assert request.dst is not None
-        finals = {rank: conversion.final(rank) for rank in conversion.ranks}
+        if team.rank != root.processes[0]:
+            return None
+        finals = {rank: conversion.final(rank) for rank in conversion.ranks if rank in root.ranks}
         target = Target(
             Path(request.dst),
             identity(conversion),
@@ -141,9 +158,11 @@ def _target(conversion: Conversion, team: Team) -> Iterator[tuple[Target | None,
         held.append(target)
         return target.state
 
-    state = team.share(claim)
     try:
-        yield (held[0] if held else None), state
+        states = team.gather(claim)
+        own = states[root.processes[0]]
+        assert own is not None
+        yield (held[0] if held else None), own.with_all(s for s in states if s is not None)
     except BaseException as error:
         keep = isinstance(error, (StorageError, StoppedError)) or not isinstance(error, Exception)
         for target in held:
@@ -157,20 +176,28 @@ def _target(conversion: Conversion, team: Team) -> Iterator[tuple[Target | None,
 class _Work:
     """What one process does: its outputs, and the moves into them that are not done yet.
 
-    everything: all portions that are left, of all processes. sizes: of the files that the process
-    owns, in bytes. groups: ranks whose files are equal, by the one whose file is written.
+    trades: whether any process sends something to another. everything: all portions that are left,
+    of all processes. groups: ranks whose files are equal, by the one whose file is written. root:
+    the folder that the process writes to.
     """
 
     conversion: Conversion
     state: State
     moves: Sequence[Move]
+    trades: bool
     outputs: Mapping[int, Output]
     everything: Sequence[Portion]
     groups: Mapping[int, Sequence[int]]
+    root: Root
 
     @property
     def linked(self) -> int:
         return sum(len(ranks) - 1 for ranks in self.groups.values())
+
+    def in_root(self, found: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
+        """Return, of what all processes found of their files, what is of this folder's."""
+        mine = [found[process] for process in self.root.processes]
+        return {path: one for some in mine for path, one in some.items()}
 
     @property
     def owned(self) -> dict[int, Output]:
@@ -178,22 +205,27 @@ class _Work:
         return {rank: output for rank, output in self.outputs.items() if output.owned}
 
 
-def _work(conversion: Conversion, team: Team, state: State, *, agreed: bool) -> _Work:
+def _work(
+    conversion: Conversion, team: Team, state: State, placement: Placement, *, agreed: bool
+) -> _Work:
     planner, layouts = conversion.planner, Layouts(conversion)
-    left = [rank for rank in conversion.ranks if rank not in state.kept]
-    groups = alike(conversion, team, left, agreed=agreed)
+    ranks = [rank for rank in conversion.ranks if rank not in state.kept]
+    groups = alike(conversion, team, placement, ranks, agreed=agreed)
     state = _with_same_layouts(state, team, layouts)
     done = state.progress.done
     with team.together():
-        shares = conversion.shares(team.size, list(groups), done)
-        mine = shares[team.rank]
+        shares = placement.shares(conversion, list(groups), done)
+        left = [remaining(planner, share, done) for share in shares]
+        mine, trades = moves(conversion, team.rank, left)
         return _Work(
             conversion,
             state,
-            moves(conversion, remaining(planner, mine, done)),
-            outputs(conversion, mine, groups, layouts),
-            remaining(planner, [portion for share in shares for portion in share], done),
+            mine,
+            trades,
+            outputs(conversion, shares[team.rank], groups, layouts),
+            [portion for share in left for portion in share],
             groups,
+            placement.of(team.rank),
         )
     raise AssertionError("together() raises or returns")
 
@@ -212,9 +244,9 @@ def _carry_out(
     """Write this process's share; give the files their names when all are complete."""
     request = work.conversion.request
     sizes = team.gather(lambda: {o.part: o.layout.size for o in work.owned.values()})
-    if target is not None:
-        room = {part: size for some in sizes for part, size in some.items()}
-    team.share(lambda: target.check_room(room) if target is not None else None)
+    with team.together():
+        if target is not None:
+            target.check_room(work.in_root(sizes))
     with team.together():
         for rank, output in work.owned.items():
             if rank not in work.state.progress.done:
@@ -222,22 +254,28 @@ def _carry_out(
                 create(output.part)
         parts = {rank: (one.part, one.layout.digest) for rank, one in work.owned.items()}
         journal = Journal(work.state, team.rank, parts, durable=request.fsync)
-    traffic = team.work(lambda tick: _write(work, journal, tick), show)
+    mail = team.mail() if work.trades else None
+    traffic = team.work(lambda tick: _write(work, journal, tick, mail), show)
     if request.crc:
         team.work(lambda tick: _add_checksums(work, tick), lambda done, end: None)
     sums = team.gather(lambda: journal.sums) if request.verify else []
     with phases.phase("publish"):
         facts = team.gather(lambda: _link(work))
-        team.share(lambda: _complete(work, target, facts, sums))
+        with team.together():
+            if target is not None:
+                _complete(work, target, work.in_root(facts), sums)
         with team.together():
             for output in work.owned.values():
                 for final in output.finals:
                     publish(part_of(final), final, durable=request.fsync)
+        with team.together():
+            if target is not None and team.rank != 0:
+                _finish(work, target)
         team.share(lambda: _finish(work, target))
     return traffic
 
 
-def _write(work: _Work, journal: Journal, tick: Tick) -> Traffic:
+def _write(work: _Work, journal: Journal, tick: Tick, mail: Mail | None) -> Traffic:
     conversion, request = work.conversion, work.conversion.request
     with Sources(conversion.shards.paths, conversion.indexes) as sources:
         return write_parts(
@@ -249,6 +287,8 @@ def _write(work: _Work, journal: Journal, tick: Tick) -> Traffic:
             journal,
             behind=request.fsync,
             witness=Witness(work.state.seed) if request.verify else None,
+            mail=mail,
+            reading=request.reading,
         )
 
 
@@ -275,27 +315,26 @@ def _link(work: _Work) -> dict[Path, Facts]:
 
 def _complete(
     work: _Work,
-    target: Target | None,
-    facts: Sequence[Mapping[Path, Facts]],
+    target: Target,
+    facts: Mapping[Path, Facts],
     sums: Sequence[Mapping[int, int]],
 ) -> None:
     """Note which files are complete, with the fingerprints of all processes and runs added up.
 
-    On process 0.
+    On the first process of a folder.
     """
-    assert target is not None
     every = [work.state.progress.sums, *sums]
     digests = {
         work.conversion.final(rank): f"{sum(some.get(first, 0) for some in every) % MODULUS:016x}"
         for first, ranks in work.groups.items()
         for rank in ranks
-        if work.conversion.request.verify
+        if work.conversion.request.verify and rank in work.root.ranks
     }
-    target.complete({final: one for some in facts for final, one in some.items()}, digests)
+    target.complete(facts, digests)
 
 
 def _finish(work: _Work, target: Target | None) -> None:
-    """Write the manifest, on process 0."""
+    """Write a folder's manifest, on its first process; process 0's is the last."""
     assert target is not None
     conversion = work.conversion
     target.finish(contents(conversion) if conversion.request.verify else {})

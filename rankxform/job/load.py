@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.execution.arrays import Arrays
-from rankxform.execution.engine import Sources, Traffic, carry
+from rankxform.execution.engine import Mail, Sources, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.moves import Portion
+from rankxform.planning.moves import Move, Portion
+from rankxform.planning.sharing import runs_of
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 
 from .checks import compare_ranks
+from .outputs import moves
 from .prepare import Conversion, prepare
 from .request import Request
 
@@ -68,20 +70,19 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     request_of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
     conversion = prepare(request_of_all, team)
     _, notices = compare_ranks(conversion, team)
-    own = [re.compile(pattern) for pattern in request.include]
-    slices = {
-        position: (p, shape)
-        for position, (p, shape) in enumerate(conversion.planner.slices(rank))
-        if not own or any(pattern.search(p.name) for pattern in own)
-    }
     with team.together():
-        arrays = Arrays((p.name, p.dtype, shape) for p, shape in slices.values())
+        shares = [_portions(conversion, *one) for one in zip(ranks, includes)]
+        work, trades = moves(conversion, team.rank, shares)
+        every_slice = conversion.planner.slices(rank)
+        mine = [every_slice[at] for one in shares[team.rank] for at in range(one.first, one.stop)]
+        arrays = Arrays((p.name, p.dtype, shape) for p, shape in mine)
+    mail = team.mail() if trades else None
     traffic = team.work(
-        lambda tick: _fill(conversion, rank, slices, arrays, tick), lambda done, end: None
+        lambda tick: _fill(conversion, work, {rank: arrays}, tick, mail), lambda done, end: None
     )
     with team.together():
         values = arrays.take()
-    known = {p.name: p for p, _ in slices.values()}
+    known = {p.name: p for p, _ in mine}
     selection = conversion.selection
     left = [name for left in selection.left_out for name in left.names]
     return Parameters(
@@ -102,12 +103,32 @@ def _question(request: Request) -> str:
     return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
 
 
+def _portions(conversion: Conversion, rank: int, include: Sequence[str]) -> list[Portion]:
+    """Return which slices of `rank` a process wants that includes only some names."""
+    patterns = [re.compile(pattern) for pattern in include]
+    slices = conversion.planner.slices(rank)
+    return runs_of(
+        rank,
+        [
+            at
+            for at, (p, _) in enumerate(slices)
+            if not patterns or any(pattern.search(p.name) for pattern in patterns)
+        ],
+    )
+
+
 def _fill(
-    conversion: Conversion, rank: int, positions: Iterable[int], arrays: Arrays, tick: Tick
+    conversion: Conversion,
+    work: Sequence[Move],
+    arrays: Mapping[int, Arrays],
+    tick: Tick,
+    mail: Mail | None,
 ) -> Traffic:
-    moves = conversion.planner.moves(Portion(rank, at, at + 1) for at in positions)
+    request = conversion.request
     with Sources(conversion.shards.paths, conversion.indexes) as sources:
-        return carry(moves, {rank: arrays}, sources, conversion.request.memory // 2, tick)
+        return carry(
+            work, arrays, sources, request.memory // 2, tick, mail=mail, reading=request.reading
+        )
 
 
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:

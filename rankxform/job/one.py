@@ -29,12 +29,19 @@ def convert_one(request: Request, target: Path) -> None:
         raise UsageError(f"{target}: is a source file, which is never written to")
     (rank,) = conversion.ranks
     output = Output(own_name(target), Layouts(conversion).of(rank))
-    work = moves(conversion, [Portion(rank, 0, len(conversion.planner.names(rank)))])
+    work, _ = moves(conversion, 0, [[Portion(rank, 0, len(conversion.planner.names(rank)))]])
     make_folder(target.parent)
     create(output.part)
     try:
         with Sources(conversion.shards.paths, conversion.indexes) as sources:
-            write_parts(work, {rank: output}, sources, request.memory, lambda done: None)
+            write_parts(
+                work,
+                {rank: output},
+                sources,
+                request.memory,
+                lambda done: None,
+                reading=request.reading,
+            )
         if request.fsync:
             sync(output.part)
         publish(output.part, target, durable=request.fsync)

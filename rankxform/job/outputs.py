@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rankxform.execution.headers import SAFETENSORS
@@ -14,24 +14,46 @@ from rankxform.execution.output import (
     lay_out_safetensors,
     safetensors_order,
 )
+from rankxform.execution.recipes import EXCHANGE
 from rankxform.formats.dtype import INT4
 from rankxform.planning.moves import Move, Portion
 from rankxform.planning.plan import needed_stages
+from rankxform.planning.source import Parameter
+from rankxform.planning.trades import work_of
 from rankxform.transport import Team
 
+from .placement import Placement
 from .prepare import Conversion
 
 
-def moves(conversion: Conversion, mine: Sequence[Portion]) -> list[Move]:
-    """Return the moves of this process's share, in the order of the destination files."""
-    moves = conversion.planner.moves(mine)
-    if conversion.format == SAFETENSORS:
-        moves.sort(key=lambda m: safetensors_order((m.parameter.name, m.parameter.dtype, ())))
-    return moves
+def moves(
+    conversion: Conversion, process: int, shares: Sequence[Sequence[Portion]]
+) -> tuple[list[Move], bool]:
+    """Return what a process has to do, in the order of the destination files, as far as can be.
+
+    `shares` are by process. Also whether any process sends anything to another.
+    """
+    return work_of(
+        process,
+        conversion.planner,
+        shares,
+        conversion.sight,
+        always=conversion.request.reading == EXCHANGE and len(shares) > 1,
+        order=_in_safetensors if conversion.format == SAFETENSORS else None,
+    )
+
+
+def _in_safetensors(parameter: Parameter) -> tuple[int, str]:
+    return safetensors_order((parameter.name, parameter.dtype, ()))
 
 
 def alike(
-    conversion: Conversion, team: Team, ranks: Sequence[int], *, agreed: bool
+    conversion: Conversion,
+    team: Team,
+    placement: Placement,
+    ranks: Iterable[int],
+    *,
+    agreed: bool,
 ) -> dict[int, list[int]]:
     """Return which files of `ranks` are written, each with the ranks that get its bytes.
 
@@ -42,12 +64,14 @@ def alike(
     each = {rank: [rank] for rank in ranks}
     if request.link == NONE or not agreed or request.replicas != "spread":
         return each
-    found = conversion.alike(ranks)
+    apart = [[rank for rank in each if rank in root.ranks] for root in placement.roots]
+    found = {first: some for mine in apart for first, some in conversion.alike(mine).items()}
     if len(found) == len(each) or request.dst is None:
         return each
-    dst = Path(request.dst)
-    if request.link == REFLINK and not team.share(lambda: can_reflink(dst)):
-        return each
+    if request.link == REFLINK:
+        dst, first = Path(request.dst), team.rank == placement.of(team.rank).processes[0]
+        if not all(team.gather(lambda: not first or can_reflink(dst))):
+            return each
     return found
 
 

@@ -7,7 +7,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ORDER = ("start", "index", "plan", "compare", "read", "gather", "write", "fsync", "publish", "wait")
+ORDER = (
+    "start",
+    "index",
+    "plan",
+    "compare",
+    "read",
+    "exchange",
+    "gather",
+    "write",
+    "fsync",
+    "publish",
+    "wait",
+)
 
 
 class Phases:

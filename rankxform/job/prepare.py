@@ -10,7 +10,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.execution import strategies
 from rankxform.execution.files import read_bytes
-from rankxform.execution.folder import Shards, find
+from rankxform.execution.folder import Listing, Shards, choose, look
 from rankxform.execution.headers import Indexer, container
 from rankxform.formats.index import Contents, Index
 from rankxform.formats.safetensors import REDUNDANCY_KEY
@@ -23,12 +23,14 @@ from rankxform.planning.names import followed, in_few_words
 from rankxform.planning.plan import Planner, check_ranks, needed_stages
 from rankxform.planning.selection import Selection, select
 from rankxform.planning.sharing import NOTHING, Done, share
+from rankxform.planning.sight import Sight
 from rankxform.planning.source import Source, survey
 from rankxform.planning.states import complete
 from rankxform.transport import Team
 
 from .phases import Phases
 from .request import Request
+from .sight import asked, look_on_all, sight_of
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Conversion:
     selection: Selection
     ranks: tuple[int, ...]
     planner: Planner
+    sight: Sight
     notices: list[str] = field(default_factory=list)
 
     @property
@@ -86,10 +89,14 @@ class Conversion:
 def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conversion:
     """Do everything that needs no tensor byte; every process gets the same."""
     phases = phases or Phases()
+    looked = asked(team)
     with phases.phase("plan"):
-        found = team.share(lambda: _inputs(request))
+        there = look_on_all(team, request) if _is_spread(request, team) else None
+        found = team.share(lambda: _inputs(request, there, looked))
     with phases.phase("index"):
-        indexes = found.imagined or gather_indexes(team, {**found.shards.paths})
+        sight, more = _sight(team, found)
+        found.notices.extend(more)
+        indexes = found.imagined or gather_indexes(team, found.shards.paths, sight)
     with phases.phase("plan"), team.together():
         src = found.src
         if isinstance(src, WholeStrategy) and not found.imagined:
@@ -100,7 +107,7 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
         _check_extra_names(found, inside, outside)
         paths = {rank: str(path) for rank, path in found.shards.paths.items()}
-        source = survey(src, inside, paths, found.wanted)
+        source = survey(src, inside, paths, found.wanted, looked)
         chosen = found.request
         selection = select(source, dst, chosen.include, chosen.exclude, chosen.one_sided)
         ranks = check_ranks(chosen.ranks, dst)
@@ -111,10 +118,21 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         if by_hand:
             found.notices.append(f"{src.label} cuts {in_few_words(by_hand)}")
         return Conversion(
-            chosen, source, dst, found.shards, inside, outside, selection, ranks, planner,
+            chosen, source, dst, found.shards, inside, outside, selection, ranks, planner, sight,
             found.notices,
         )  # fmt: skip
     raise AssertionError("together() raises or returns")
+
+
+def _is_spread(request: Request, team: Team) -> bool:
+    """Tell whether source files may be on several nodes."""
+    return team.nodes.count > 1 and request.shapes is None and request.files is None
+
+
+def _sight(team: Team, found: _Found) -> tuple[Sight, list[str]]:
+    if found.imagined:
+        return Sight.full(team.nodes.of, found.shards.paths), []
+    return sight_of(team, found.shards)
 
 
 @dataclass(frozen=True)
@@ -153,8 +171,11 @@ def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _
     return _Found(request, src, dst, shards, tuple(indexes), [], indexes)
 
 
-def _inputs(request: Request) -> _Found:
-    """Read strategies and folders; process 0 alone does this."""
+def _inputs(request: Request, there: Listing | None, looked: str) -> _Found:
+    """Read strategies and folders; process 0 alone does this.
+
+    `there` is what all nodes have; `looked` says which they are, if there are several.
+    """
     src = strategies.load(request.src_strategy)
     dst = strategies.load(request.dst_strategy)
     if request.shapes is not None:
@@ -162,11 +183,11 @@ def _inputs(request: Request) -> _Found:
     where = Path(request.src).absolute()
     whole = isinstance(src, WholeStrategy)
     wanted = None if whole else _needed_ranks(src, dst, request)
-    shards = _shards(request, where, wanted)
+    shards = _shards(request, where, wanted, there, looked)
     if wanted is None:
         wanted = sorted(shards.paths)
     elif not any(rank in shards.paths for rank in wanted):
-        raise CheckpointError(f"{where}: none of the ranks {_ranges(wanted)} is there")
+        raise CheckpointError(f"{where}: none of the ranks {ranges(wanted)} is there{looked}")
     outside = [] if whole else [rank for rank in shards.paths if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
     kept = {rank: path for rank, path in sorted(shards.paths.items()) if rank in keep}
@@ -177,22 +198,35 @@ def _inputs(request: Request) -> _Found:
         dst,
         replace(shards, paths=kept),
         tuple(wanted),
-        list(_notices(where, src, shards, wanted, outside)),
+        list(_notices(where, src, shards, wanted, outside, looked)),
     )
 
 
-def _shards(request: Request, where: Path, wanted: Sequence[int] | None) -> Shards:
+def _shards(
+    request: Request,
+    where: Path,
+    wanted: Sequence[int] | None,
+    there: Listing | None,
+    looked: str,
+) -> Shards:
     if request.files is None:
-        return find(where, wanted, request.src_pattern, request.step, request.suffix)
+        pattern = request.src_pattern
+        there = there or look(where, pattern)
+        return choose(where, there, wanted, pattern, request.step, request.suffix, looked)
     paths = {rank: Path(path).absolute() for rank, path in request.files.items()}
     for rank, path in paths.items():
-        if not path.is_file():
+        if not path.is_file() and not looked:
             raise UsageError(f"{path}: there is no such file, which is to be rank {rank}'s")
     return Shards(paths, None)
 
 
 def _notices(
-    where: Path, src: Strategy, shards: Shards, wanted: Sequence[int], outside: Sequence[int]
+    where: Path,
+    src: Strategy,
+    shards: Shards,
+    wanted: Sequence[int],
+    outside: Sequence[int],
+    looked: str,
 ) -> Iterator[str]:
     if outside:
         yield (
@@ -201,7 +235,7 @@ def _notices(
         )
     missing = [rank for rank in wanted if rank not in shards.paths]
     if missing:
-        yield f"{where}: no file of rank {_ranges(missing)}; copies on other ranks serve"
+        yield f"{where}: no file of rank {ranges(missing)}{looked}; copies on other ranks serve"
     if shards.skipped_steps:
         others = ", ".join(f"{e}_{s}" for e, s in shards.skipped_steps)
         yield f"other steps in the rank folders were not used: {others}"
@@ -214,10 +248,10 @@ def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
     return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Write ascending numbers shortly.
 
-    >>> _ranges([0, 1, 2, 5])
+    >>> ranges([0, 1, 2, 5])
     '0-2, 5'
     """
     runs: list[list[int]] = []
@@ -229,11 +263,11 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def gather_indexes(team: Team, paths: Mapping[int, Path]) -> dict[int, Index]:
+def gather_indexes(team: Team, paths: Mapping[int, Path], sight: Sight) -> dict[int, Index]:
     """Index the files, each process its share, and give every process all of them."""
-    mine = list(paths.items())[team.rank :: team.size]
+    mine = sight.dealt(paths)[team.rank]
     indexer = Indexer()
-    shares = team.gather(lambda: {rank: indexer.index(path) for rank, path in mine})
+    shares = team.gather(lambda: {rank: indexer.index(paths[rank]) for rank in mine})
     found = {rank: one for share in shares for rank, one in share.items()}
     same: dict[Contents, Contents] = {}  # what several processes found is kept once
     for one in found.values():

@@ -68,7 +68,7 @@ def _compare(conversion: Conversion, team: Team, begin: Callable[[int], Show]) -
         for ranks in parameter.ranks_by_cell.values():
             for rank in ranks if len(ranks) > 1 else ():
                 wanted[rank].append(parameter.name)
-    mine = list(indexes)[team.rank :: team.size]
+    mine = conversion.sight.dealt(indexes)[team.rank]
     total = sum(indexes[rank].nbytes(name) for rank, names in wanted.items() for name in names)
     show = begin(total) if team.rank == 0 else lambda done, end: None
 

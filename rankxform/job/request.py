@@ -10,6 +10,7 @@ from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
+from rankxform.execution.recipes import AUTO, READINGS
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
@@ -36,7 +37,12 @@ class Request:
         can share blocks (else each is written), "hard" links, or "none".
     overwrite: replace destination files. fsync: wait for the device before a file gets its name.
     replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
+    dst_placement: where processes are on several nodes: "auto"; "shared", if `dst` must be one
+        folder for all; "node", for a folder of each node; or a hostfile or rank table that says on
+        which node which ranks belong.
     memory: bytes of buffers on each process.
+    reading: "auto"; or one way for all parameters: the wanted "ranges", the "rows" that hold them,
+        or "exchange", which reads each byte on one process and sends it to those that want it.
     verify: compare fingerprints of what is read and what is written, and keep them.
     check_replicas: "warn" or "error" where source ranks that should hold the same bytes do not;
         "no" does not read them.
@@ -66,7 +72,9 @@ class Request:
     overwrite: bool = False
     fsync: bool = True
     link: str = REFLINK
+    dst_placement: str = "auto"
     memory: int = DEFAULT_MEMORY
+    reading: str = AUTO
     shapes: str | None = None
     verify: bool = False
     check_replicas: str = "no"
@@ -77,6 +85,7 @@ class Request:
             ("unlisted", self.unlisted, ("error", "take-one")),
             ("replicas", self.replicas, REPLICAS),
             ("link", self.link, LINKS),
+            ("reading", self.reading, READINGS),
             ("check_replicas", self.check_replicas, ("no", "warn", "error")),
             ("format", self.format, (None, *FORMATS)),
         ):

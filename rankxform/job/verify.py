@@ -10,7 +10,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.execution.compare import Comparison, Difference, Expected, mismatches
-from rankxform.execution.engine import Sources, Traffic, carry
+from rankxform.execution.engine import Mail, Sources, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.execution.fingerprint import Fingerprint, sum_of_file
 from rankxform.execution.folder import Shards, find
@@ -23,6 +23,7 @@ from rankxform.transport.team import Show
 
 from .checks import compare_ranks
 from .contents import expected
+from .outputs import moves
 from .prepare import Conversion, prepare
 from .request import Request
 
@@ -65,12 +66,15 @@ def verify(
     shards = team.share(lambda: _find(conversion))
     indexes, found = _indexes(shards.paths, team)
     with team.together():
-        mine = conversion.shares(team.size, list(indexes))[team.rank] if indexes else []
-        moves = conversion.planner.moves(mine)
-    total = sum(team.gather(lambda: bytes_to_write(moves)))
+        none: list[list[Portion]] = [[] for _ in range(team.size)]
+        shares = conversion.shares(team.size, list(indexes)) if indexes else none
+        mine, (work, trades) = shares[team.rank], moves(conversion, team.rank, shares)
+    mail = team.mail() if trades else None
+    total = sum(team.gather(lambda: bytes_to_write(work)))
     show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
     traffic = team.work(
-        lambda tick: _compare(conversion, shards.paths, indexes, mine, moves, tick, found), show
+        lambda tick: _compare(conversion, shards.paths, indexes, mine, work, tick, found, mail),
+        show,
     )
     every = team.gather(lambda: (traffic.written, found))
     differences = {(one.name, one.rank): one for _, some in every for one in some}
@@ -196,9 +200,10 @@ def _compare(
     paths: Mapping[int, Path],
     indexes: Mapping[int, Index],
     mine: Sequence[Portion],
-    moves: Sequence[Move],
+    work: Sequence[Move],
     tick: Tick,
     found: list[Difference],
+    mail: Mail | None,
 ) -> Traffic:
     sources = Sources(conversion.shards.paths, conversion.indexes)
     with sources, Sources(paths, indexes) as files:
@@ -208,7 +213,10 @@ def _compare(
             )
             for portion in mine
         }
-        traffic = carry(moves, sinks, sources, conversion.request.memory // 2, tick)
+        request = conversion.request
+        traffic = carry(
+            work, sinks, sources, request.memory // 2, tick, mail=mail, reading=request.reading
+        )
     found += [one for sink in sinks.values() for one in sink.differences.values()]
     return traffic
 

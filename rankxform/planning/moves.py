@@ -27,6 +27,9 @@ Readers = Mapping[Cell, int]
 Targets = Mapping[Cell, "tuple[int, ...]"]
 """For every wanted cell of a destination grid the global ranks that get it, ascending."""
 
+Copies = tuple[tuple[Cell, Box], ...]
+"""(source cell, region in the full parameter), for all that makes up a destination cell."""
+
 
 @dataclass(frozen=True)
 class Portion:
@@ -50,12 +53,9 @@ class Move:
     targets: Targets
     readers: Readers
 
-    def copies(self, cell: Cell) -> tuple[tuple[Cell, Box], ...]:
+    def copies(self, cell: Cell) -> Copies:
         """Return (source cell, region) for all that makes up destination `cell`."""
-        if not self.parameter.listed:
-            box = self.layout.grid(self.parameter.shape).box(cell)
-            return (((0,) * len(self.parameter.shape), box),)
-        return overlaps(self.parameter.layout, self.layout, self.parameter.shape, cell)
+        return copies_of(self.parameter, self.layout, cell)
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,15 @@ def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:
     return found
 
 
+def copies_of(parameter: Parameter, layout: Layout, cell: Cell) -> Copies:
+    """Return what makes up `cell` of the destination `layout` of a parameter."""
+    if not parameter.listed:
+        return ((parameter.cell(0), layout.grid(parameter.shape).box(cell)),)
+    return overlaps(parameter.layout, layout, parameter.shape, cell)
+
+
 @cache
-def overlaps(
-    src: Layout, dst: Layout, shape: tuple[int, ...], dst_cell: Cell
-) -> tuple[tuple[Cell, Box], ...]:
+def overlaps(src: Layout, dst: Layout, shape: tuple[int, ...], dst_cell: Cell) -> Copies:
     """Return (source cell, common region) for every source cell that `dst_cell` overlaps."""
     box = dst.grid(shape).box(dst_cell)
     if not box.size:

@@ -14,7 +14,7 @@ The plan is kept as moves (`rankxform.planning.moves`), and written out rank by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import lcm
 from typing import NoReturn
 
@@ -50,6 +50,7 @@ class Planner:
         self._targets: dict[object, Targets] = {}
         self._readers: dict[object, Readers] = {}
         self._held: dict[object, tuple[Targets, int]] = {}
+        self._only: dict[object, Targets] = {}
 
     def names(self, rank: int) -> Mapping[str, Layout]:
         """Return the layouts of what lands on global destination `rank`, in file order.
@@ -78,7 +79,7 @@ class Planner:
             self._slices[key] = [
                 (parameter, layout.grid(parameter.shape).box(layout.cell(local)).shape)
                 for name, layout in layouts.items()
-                if (parameter := self._parameter(name))
+                if (parameter := self.parameter(name))
             ]
         return self._slices[key]
 
@@ -98,9 +99,10 @@ class Planner:
             slices.append(Slice(move.parameter, box, copies))
         return RankPlan(rank, tuple(slices))
 
-    def moves(self, portions: Iterable[Portion]) -> list[Move]:
+    def moves(self, portions: Iterable[Portion], seen: frozenset[int] | None = None) -> list[Move]:
         """Plan parts of some destination files, parameter by parameter in file order.
 
+        Files of the ranks in `seen` are read where they serve as well as others (None: all are).
         Raises CheckpointError where no source file holds what is needed.
         """
         wanted: dict[tuple[str, Layout], list[int]] = {}
@@ -111,9 +113,52 @@ class Planner:
         return [
             Move(parameter, layout, self._targets_of(layout, ranks), readers)
             for (name, layout), every in wanted.items()
-            if (parameter := self._parameter(name))
-            for readers, ranks in self._read_alike(parameter, layout, tuple(every))
+            if (parameter := self.parameter(name))
+            for readers, ranks in self._read_alike(parameter, layout, tuple(every), seen)
         ]
+
+    def parameter(self, name: str) -> Parameter:
+        """Return the parameter that is converted under this name."""
+        return self._selection.cut.get(name) or self._selection.everywhere[name]
+
+    def wanted(
+        self, shares: Sequence[Sequence[Portion]]
+    ) -> dict[tuple[str, Layout], tuple[tuple[int, int], ...]]:
+        """Return (process, rank) for all that want a parameter in one destination layout.
+
+        `shares` are by process; parameters are in file order.
+        """
+        alike: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        for process, portions in enumerate(shares):
+            for portion in portions:
+                key = id(self.names(portion.rank)), portion.first, portion.stop
+                alike.setdefault(key, []).append((process, portion.rank))
+        found: dict[tuple[str, Layout], tuple[tuple[int, int], ...]] = {}
+        for (_, first, stop), every in alike.items():
+            pairs = tuple(every)
+            for entry in list(self.names(pairs[0][1]).items())[first:stop]:
+                found[entry] = found[entry] + pairs if entry in found else pairs
+        ranks = sorted({portion.rank for portions in shares for portion in portions})
+        stages = {id(self.names(rank)): self.names(rank) for rank in ranks}
+        order = dict.fromkeys(key for names in stages.values() for key in names.items())
+        return {key: found[key] for key in order if key in found}
+
+    def held_alike(
+        self, parameter: Parameter, layout: Layout, pairs: tuple[tuple[int, int], ...]
+    ) -> Iterator[tuple[Targets, tuple[tuple[int, int], ...]]]:
+        """Yield by source cell the ranks whose file will do, and the `pairs` for which they do.
+
+        `pairs` are (process, destination rank).
+        """
+        if parameter.listed and not self._mindspore:
+            yield self._held_by(parameter)[0], pairs
+            return
+        ranks = tuple(rank for _, rank in pairs)
+        for readers, alike in self._read_alike(parameter, layout, ranks):
+            key = tuple(sorted(readers.items()))
+            held = self._only.setdefault(key, {cell: (rank,) for cell, rank in key})
+            among = set(alike)
+            yield held, tuple(pair for pair in pairs if pair[1] in among)
 
     def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> Targets:
         key = layout, ranks
@@ -126,7 +171,11 @@ class Planner:
         return self._targets[key]
 
     def _read_alike(
-        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...]
+        self,
+        parameter: Parameter,
+        layout: Layout,
+        ranks: tuple[int, ...],
+        seen: frozenset[int] | None = None,
     ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
         """Yield the readers of `parameter`, and the destination ranks that share them."""
         if not parameter.listed:
@@ -144,33 +193,47 @@ class Planner:
             for replica, alike in alike_by.items():
                 yield self._readers_of(parameter, layout, tuple(alike), replica), tuple(alike)
         else:
-            yield self._readers_of(parameter, layout, ranks, None), ranks
+            yield self._readers_of(parameter, layout, ranks, None, seen), ranks
 
     def _readers_of(
-        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], replica: int | None
+        self,
+        parameter: Parameter,
+        layout: Layout,
+        ranks: tuple[int, ...],
+        replica: int | None,
+        seen: frozenset[int] | None = None,
     ) -> Readers:
-        """Choose a reader for every source cell that `ranks` need.
+        """Choose a reader for every source cell that `ranks` need, one of those in `seen` if any.
 
         With `replica`, the rank of that number among the replicas of each cell, if it holds it.
         """
-        held, period = self._held_by(parameter)
-        turn = self._turns[parameter.name] % period
+        held, _ = self._held_by(parameter)
+        turn = self.turn(parameter)
         key = (
             parameter.layout, parameter.first_rank, parameter.holders, parameter.shape,
-            layout, ranks, turn if replica is None else ~replica,
+            layout, ranks, turn if replica is None else ~replica, seen,
         )  # fmt: skip
         if key not in self._readers:
             readers = {}
             for dst_cell in self._targets_of(layout, ranks):
                 for cell, _ in overlaps(parameter.layout, layout, parameter.shape, dst_cell):
                     if cell not in readers:
-                        found = held.get(cell) or self._nobody(parameter, cell)
-                        readers[cell] = found[turn % len(found)]
+                        found = held.get(cell) or self.nobody(parameter, cell)
+                        near = [r for r in found if seen and r in seen] or found
+                        readers[cell] = near[turn % len(near)]
                         if replica is not None:
                             rank = parameter.first_rank + parameter.layout.holders[cell][replica]
                             readers[cell] = rank if rank in found else found[0]
             self._readers[key] = readers
         return self._readers[key]
+
+    def cell(self, layout: Layout, rank: int) -> Cell:
+        """Return the cell of a destination layout that global `rank` gets."""
+        return layout.cell(rank % self._dst.stage_size)
+
+    def turn(self, parameter: Parameter) -> int:
+        """Return which of the equal copies of a parameter is read, as a number to be reduced."""
+        return self._turns.get(parameter.name, 0) % self._held_by(parameter)[1]
 
     def _held_by(self, parameter: Parameter) -> tuple[Targets, int]:
         """Return for each source cell the ranks whose file holds it, and after how many turns
@@ -181,11 +244,11 @@ class Planner:
             self._held[key] = held, lcm(*map(len, held.values()))
         return self._held[key]
 
-    def _nobody(self, parameter: Parameter, cell: Cell) -> NoReturn:
+    def nobody(self, parameter: Parameter, cell: Cell) -> NoReturn:
         should = [parameter.first_rank + r for r in parameter.layout.holders[cell]]
         raise CheckpointError(
             f"the file of rank {' or '.join(map(str, should))} is missing or incomplete: no source "
-            f"file holds {parameter.grid.box(cell)} of {parameter.name!r} "
+            f"file holds {parameter.grid.box(cell)} of {parameter.name!r}{self._source.looked} "
             f"({self._source.strategy.label}); bring the rank's folder, or use another checkpoint"
         )
 
@@ -218,7 +281,7 @@ class Planner:
         layout = destination_layout(self._selection, self._dst, name, stage)
         if layout is None:
             return None
-        parameter = self._parameter(name)
+        parameter = self.parameter(name)
         try:
             layout = layout.fold(parameter.shape, slices=False)
             layout.grid(parameter.shape)
@@ -228,9 +291,6 @@ class Planner:
                 f"{self._source.strategy.label} makes of the source's slices)"
             ) from error
         return layout
-
-    def _parameter(self, name: str) -> Parameter:
-        return self._selection.cut.get(name) or self._selection.everywhere[name]
 
 
 def _turns(parameters: Iterable[Parameter]) -> dict[str, int]:

@@ -157,8 +157,8 @@ def _unreachable_message(names: list[str], source: Source) -> str:
     ranks = sorted({rank for name in names for rank in source.unreachable[name]})
     few = ", ".join(map(str, ranks[:12])) + (", ..." if len(ranks) > 12 else "")
     return (
-        f"no source file holds {in_few_words(names)}; {source.strategy.label} places "
-        f"{'it' if len(names) == 1 else 'them'} on ranks whose files are not there: {few}. "
+        f"no source file holds {in_few_words(names)}{source.looked}; {source.strategy.label} "
+        f"places {'it' if len(names) == 1 else 'them'} on ranks whose files are not there: {few}. "
         "Bring the missing rank folders, or leave these parameters out (--exclude)"
     )
 

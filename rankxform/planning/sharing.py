@@ -62,8 +62,13 @@ def remaining(planner: Planner, portions: Iterable[Portion], done: Done) -> list
             continue
         names = list(planner.names(portion.rank))
         left = [i for i in range(portion.first, portion.stop) if names[i] not in done[portion.rank]]
-        found += _portions([(portion.rank, i) for i in left])
+        found += runs_of(portion.rank, left)
     return found
+
+
+def runs_of(rank: int, positions: Iterable[int]) -> list[Portion]:
+    """Return the slices at ascending `positions` of a rank's file, as runs."""
+    return _portions([(rank, i) for i in positions])
 
 
 def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list[int]]:

@@ -80,6 +80,7 @@ class Source:
     unlisted: parameters of the files that the source strategy does not list, by name.
     unreachable: names that no file holds while files that could hold them are missing, with the
         missing ranks.
+    looked: for messages, on which nodes files were looked for, if on several.
     """
 
     strategy: Strategy
@@ -88,6 +89,7 @@ class Source:
     listed: Mapping[str, Parameter]
     unlisted: Mapping[str, Parameter]
     unreachable: Mapping[str, tuple[int, ...]]
+    looked: str = ""
 
     def names_in(self, stages: Iterable[int]) -> list[str]:
         """Return the names in the files of `stages`, highest rank's first, as MindSpore does."""
@@ -104,6 +106,7 @@ def survey(
     indexes: Mapping[int, Index],
     paths: Mapping[int, str],
     wanted: Iterable[int],
+    looked: str = "",
 ) -> Source:
     """Describe the source checkpoint, whose files `indexes` give by global rank.
 
@@ -138,7 +141,7 @@ def survey(
             listed[name] = _listed(strategy, name, dtype, listing, here, ranks, paths)
     absent = [name for name in strategy.stages_of if name not in listed]
     lost = _unreachable(strategy, absent, frozenset(wanted) - frozenset(indexes))
-    return Source(strategy, paths, shelves, listed, unlisted, lost)
+    return Source(strategy, paths, shelves, listed, unlisted, lost, looked)
 
 
 def _unreachable(

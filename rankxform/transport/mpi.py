@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ from rankxform.errors import (
 )
 
 from .launcher import launched_size
+from .mail import Mail, Tick
+from .nodes import Nodes, this_node
 from .team import Show, Team
 
 T = TypeVar("T")
@@ -64,6 +67,7 @@ class MpiTeam(Team):
 
     def __init__(self, mpi: Any, comm: Any, owns_mpi: bool) -> None:
         self._mpi, self._comm, self._owns_mpi = mpi, comm, owns_mpi
+        self._mail: Mail | None = None
         self.rank, self.size = comm.rank, comm.size
 
     @classmethod
@@ -128,20 +132,33 @@ class MpiTeam(Team):
                 value = compute(rounds.tick)
                 failed = False
             finally:
-                rounds.end(failed)
+                if rounds.end(failed) and self._mail:
+                    self._mail.drain()
             self.check_stop()  # asked for while it waited for the others
         return value
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        own = self._mpi.Get_processor_name()
+        return Nodes.of_processes(self.gather(lambda: this_node(own)))
+
+    def mail(self) -> Mail:
+        if self._mail is None:
+            self._mail = Mail(self._mpi, self._comm, self._until)
+        return self._mail
 
     def finish(self, code: int) -> int:
         worst = np.zeros(1, np.int64)
         self._wait(self._comm.Iallreduce(np.array([code], np.int64), worst, self._mpi.MAX))
         self._wait(self._comm.Ibarrier())
-        self._comm.Free()
+        self.free()
         if self._owns_mpi:
             self._mpi.Finalize()
         return int(worst[0])
 
     def free(self) -> None:
+        if self._mail is not None:
+            self._mail.close()
         self._comm.Free()
 
     def abort(self, message: str, code: int) -> None:
@@ -204,8 +221,13 @@ class MpiTeam(Team):
 
     def _wait(self, request: Any) -> None:
         """Wait for `request` without burning the core; give up when nobody answers for long."""
+        self._until(request.Test)
+
+    def _until(self, test: Callable[[], bool], tick: Tick = lambda nbytes: None) -> None:
+        """Wait until `test` is true. `tick` is called meanwhile, and may raise."""
         began, pause = time.monotonic(), _FIRST_SLEEP
-        while not request.Test():
+        while not test():
+            tick(0)
             waited = time.monotonic() - began
             if waited < _YIELD_SECONDS:
                 os.sched_yield()
@@ -253,8 +275,8 @@ class _Rounds:
         else:
             self._team.check_stall(now - self._begun)
 
-    def end(self, failed: bool) -> None:
-        """Take part until every process has ended.
+    def end(self, failed: bool) -> bool:
+        """Take part until every process has ended; return whether any has failed.
 
         Rounds go no faster than those that still work start them.
         """
@@ -265,7 +287,7 @@ class _Rounds:
             self._team._wait(self._request)
             self._complete()
             if self._total[1] == self._team.size:
-                return
+                return bool(self._total[2])
 
     def _start(self, ended: int, failed: int) -> None:
         mine = np.array([self._done, ended, failed], np.int64)

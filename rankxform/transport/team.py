@@ -6,9 +6,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rankxform.errors import StoppedError, storage_errors
+
+from .nodes import ALONE, Nodes
+
+if TYPE_CHECKING:  # it needs numpy
+    from .mail import Mail
 
 T = TypeVar("T")
 Show = Callable[[int, bool], None]
@@ -62,6 +67,18 @@ class Team(ABC):
         value = self.work(compute, lambda done, end: None)
         return self.gather(lambda: value)
 
+    @property
+    @abstractmethod
+    def nodes(self) -> Nodes:
+        """Which processes share a node. Collective when it is first asked for."""
+
+    @abstractmethod
+    def mail(self) -> Mail:
+        """Return what carries bytes between processes. Collective when it is first asked for.
+
+        What is on its way when `work` fails is dropped.
+        """
+
     @abstractmethod
     def finish(self, code: int) -> int:
         """Leave the team with an exit code; return the largest of all processes'."""
@@ -110,6 +127,11 @@ class Serial(Team):
             value = compute(tick)
         show(done, True)
         return value
+
+    nodes = ALONE
+
+    def mail(self) -> Mail:
+        raise AssertionError("one process has nobody to write to")
 
     def finish(self, code: int) -> int:
         return code

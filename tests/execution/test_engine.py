@@ -117,13 +117,13 @@ def test_long_runs_of_few_columns_are_read_alone(tmp_path, counter):
 
 def test_parameters_that_are_cut_alike_share_a_recipe(tmp_path, counter, monkeypatch):
     made = []
-    real = recipes._Recipe.__init__
+    real = recipes.Recipe.__init__
 
-    def count(self, move, arena):
+    def count(self, move, arena, reading):
         made.append(move.parameter.name)
-        real(self, move, arena)
+        real(self, move, arena, reading)
 
-    monkeypatch.setattr(recipes._Recipe, "__init__", count)
+    monkeypatch.setattr(recipes.Recipe, "__init__", count)
     names = [f"w{i}" for i in range(12)]
     convert(tmp_path, ([4], ROW, 0, 0), ([4], COLUMN, 0, 0), counter, names)
     assert len(made) == 1

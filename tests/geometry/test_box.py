@@ -74,15 +74,18 @@ def test_bands_tile_the_region_within_their_cost(data):
     shards = data.draw(st.lists(boxes(shape), min_size=1, max_size=4))
     region = shards[0]
     limit = data.draw(st.integers(1, 60))
+    at = data.draw(st.integers(0, len(shards) - 1))
+    groups = [shards[:at], shards[at:]]
     marks = np.zeros(shape, int)
     before = -1
-    for band in (one for alike in bands(shape, region, shards, limit) for one in alike):
+    for band in (one for alike in bands(shape, region, groups, limit) for one in alike):
         marks[band.slices()] += 1
         position = first_element(band, shape)
         assert position > before, "bands come in row-major order"
         before = position
-        parts = [common for s in shards if (common := band.intersect(s))]
-        assert band.size == 1 or sum(p.size for p in parts) <= limit
+        for group in groups:
+            parts = [common for s in group if (common := band.intersect(s))]
+            assert band.size == 1 or sum(p.size for p in parts) <= limit
         for shard in shards:
             common = band.intersect(shard)
             if common:

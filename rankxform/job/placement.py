@@ -1,0 +1,154 @@
+"""Where destination files go: into one folder that all nodes see, or into a folder of each node.
+
+Whether the folder is one is found out, not configured: every node leaves an empty file there, and
+looks for those of the others. Where it is not, the ranks of a node are written by its own
+processes; the ranks come in the order of the processes, as those of the next job will on the same
+nodes, or as a hostfile or rank table says.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankxform import hostfile
+from rankxform.errors import StorageError, UsageError
+from rankxform.execution import probes
+from rankxform.execution.files import read_bytes
+from rankxform.planning.moves import Portion
+from rankxform.planning.sharing import Done, share
+from rankxform.transport import Team
+
+from .prepare import Conversion, ranges
+
+AUTO, SHARED, NODE = WAYS = ("auto", "shared", "node")
+
+
+@dataclass(frozen=True)
+class Root:
+    """A destination folder as some nodes have it.
+
+    processes: those of these nodes; the first one keeps the folder's records. ranks: whose files
+    are made there. hosts: the nodes' names.
+    """
+
+    processes: tuple[int, ...]
+    ranks: frozenset[int]
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All folders that a destination consists of; they share a name."""
+
+    roots: tuple[Root, ...]
+
+    def of(self, process: int) -> Root:
+        """Return the folder that `process` has."""
+        return next(root for root in self.roots if process in root.processes)
+
+    def shares(
+        self, conversion: Conversion, ranks: Sequence[int], done: Done
+    ) -> list[list[Portion]]:
+        """Return the portions of the files of `ranks` that each process serves."""
+        found: dict[int, list[Portion]] = {}
+        for root in self.roots:
+            mine = [rank for rank in ranks if rank in root.ranks]
+            dealt = share(conversion.planner, mine, len(root.processes), done)
+            found.update(zip(root.processes, dealt))
+        return [found[process] for process in sorted(found)]
+
+    def told(self) -> str | None:
+        """Say which ranks are where, if they are on several nodes' own folders."""
+        if len(self.roots) == 1:
+            return None
+        parts = [
+            f"{ranges(sorted(root.ranks)) or 'none'} on {', '.join(root.hosts)}"
+            for root in self.roots
+        ]
+        return "ranks " + "; ".join(parts)
+
+
+def place(conversion: Conversion, team: Team) -> Placement:
+    """Find out which nodes share the destination folder, and say who writes which ranks.
+
+    Raises UsageError where a placement that was asked for cannot be.
+    """
+    request, nodes = conversion.request, team.nodes
+    assert request.dst is not None
+    if nodes.count == 1:
+        return Placement((Root(nodes.processes[0], frozenset(conversion.ranks), nodes.names),))
+    groups = _groups(team, Path(request.dst))
+    hosts = team.share(lambda: _hosts(request.dst_placement, conversion.dst.ranks))
+    if len(groups) > 1 and request.dst_placement == SHARED:
+        apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
+        raise StorageError(
+            f"{request.dst}: is not one folder on {apart}, as --dst-placement shared says; name a "
+            "folder that all nodes share, or leave the option out"
+        )
+    if hosts and len(groups) > 1:
+        node_of = _by_host(team, hosts)
+    else:
+        total = conversion.dst.ranks
+        node_of = {r: nodes.of[r * team.size // total] for r in range(total)}
+    roots = []
+    for group in groups:
+        processes = sorted(p for node in group for p in nodes.processes[node])
+        ranks = frozenset(r for r in conversion.ranks if len(groups) == 1 or node_of[r] in group)
+        roots.append(Root(tuple(processes), ranks, tuple(nodes.names[node] for node in group)))
+    return Placement(tuple(roots))
+
+
+def _groups(team: Team, folder: Path) -> list[list[int]]:
+    """Return the nodes in groups that see one folder."""
+    nodes, held = team.nodes, []
+    token = team.share(lambda: secrets.token_hex(8))
+    speaks, node = nodes.speaks(team.rank), nodes.of[team.rank]
+    try:
+        with team.together():
+            if speaks:
+                held.append(probes.Probe(folder, token, node))
+        every = team.gather(lambda: held[0].seen(nodes.count) if held else ())
+        with team.together():
+            pass  # nobody removes a probe that another looks for
+    finally:
+        for probe in held:
+            probe.remove()
+    first = [min(every[processes[0]]) for processes in nodes.processes]
+    groups: dict[int, list[int]] = {}
+    for number, lowest in enumerate(first):
+        groups.setdefault(lowest, []).append(number)
+    return list(groups.values())
+
+
+def _hosts(placement: str, ranks: int) -> list[str] | None:
+    """Read a hostfile or rank table; return the host of each destination rank."""
+    if placement in WAYS:
+        return None
+    data = read_bytes(Path(placement))
+    parse = hostfile.from_rank_table if data.lstrip()[:1] == b"{" else hostfile.parse
+    hosts = [host.address for host in parse(data, placement) for _ in range(host.devices)]
+    if len(hosts) != ranks:
+        raise UsageError(
+            f"{placement}: has places for {len(hosts)} ranks, and the destination has {ranks}"
+        )
+    return hosts
+
+
+def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
+    nodes = team.nodes
+    name = nodes.names[nodes.of[team.rank]]
+
+    def own() -> Iterable[str]:
+        return probes.own_addresses(set(hosts), name) if nodes.speaks(team.rank) else ()
+
+    found = {host: nodes.of[p] for p, known in enumerate(team.gather(own)) for host in known}
+    for rank, host in enumerate(hosts):
+        if host not in found:
+            raise UsageError(
+                f"--dst-placement: destination rank {rank} belongs on {host}, where no process "
+                f"runs; the processes are on {', '.join(nodes.names)}"
+            )
+    return {rank: found[host] for rank, host in enumerate(hosts)}

@@ -1,0 +1,121 @@
+"""Which process sees which source file, where processes are on several nodes.
+
+The first process of every node looks for all. A file that several nodes have under one name must
+be the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+
+from rankxform.errors import CheckpointError
+from rankxform.execution import probes
+from rankxform.execution.folder import Listing, Shards, look
+from rankxform.execution.probes import Identity
+from rankxform.planning.sight import Sight
+from rankxform.transport import Team
+
+from .request import Request
+
+
+def look_on_all(team: Team, request: Request) -> Listing:
+    """Return what all nodes together have of a source.
+
+    A node whose folder is process 0's own lists nothing.
+    """
+    nodes = team.nodes
+    where, pattern = team.share(lambda: (str(Path(request.src).absolute()), request.src_pattern))
+    path = Path(where)
+    first = team.share(lambda: probes.identity(path))
+
+    def listing() -> Listing:
+        own = probes.identity(path)
+        shared = team.rank > 0 and first and own and probes.are_one(first, own)
+        return Listing() if shared or not nodes.speaks(team.rank) else look(path, pattern)
+
+    return reduce(Listing.joined, team.gather(listing))
+
+
+def sight_of(team: Team, shards: Shards) -> tuple[Sight, list[str]]:
+    """Find out which nodes have which of the chosen files; return also what deserves a notice.
+
+    Raises CheckpointError where two nodes have different files under one name.
+    """
+    nodes, paths = team.nodes, shards.paths
+    if nodes.count == 1:
+        return Sight.full(nodes.of, paths), []
+
+    def mine() -> dict[int, Identity]:
+        if not nodes.speaks(team.rank):
+            return {}
+        return {rank: one for rank, path in paths.items() if (one := probes.identity(path))}
+
+    every = team.gather(mine)
+    found = [every[processes[0]] for processes in nodes.processes]
+    seen = [set(known) for known in found]
+    twice = {
+        rank: groups
+        for rank in paths
+        if len(groups := probes.differing({n: f[rank] for n, f in enumerate(found) if rank in f}))
+        > 1
+    }
+    notices = _compare(team, paths, found, twice) if twice else []
+    for rank, groups in twice.items():
+        for node in (node for group in groups[1:] for node in group):
+            seen[node].discard(rank)
+    gone = [rank for rank in paths if not any(rank in one for one in seen)]
+    if gone:
+        raise CheckpointError(f"{paths[gone[0]]}: there is no such file{asked(team)}")
+    return Sight(nodes.of, tuple(map(frozenset, seen))), notices
+
+
+def _compare(
+    team: Team,
+    paths: Mapping[int, Path],
+    found: list[dict[int, Identity]],
+    twice: Mapping[int, list[list[int]]],
+) -> list[str]:
+    """Compare files that nodes have under one name and that are not the same by their times."""
+    nodes = team.nodes
+    node = nodes.of[team.rank]
+    for rank, groups in twice.items():
+        sizes = [found[group[0]][rank][0] for group in groups]
+        if len(set(sizes)) > 1:
+            raise _different(paths[rank], rank, [nodes.names[group[0]] for group in groups], sizes)
+    mine = [
+        rank
+        for rank, groups in twice.items()
+        if nodes.speaks(team.rank) and any(group[0] == node for group in groups)
+    ]
+    digests = team.gather_work(lambda tick: {r: probes.digest(paths[r], tick) for r in mine})
+    for rank, groups in twice.items():
+        speakers = [nodes.processes[group[0]][0] for group in groups]
+        if len({digests[process][rank] for process in speakers}) > 1:
+            names = [nodes.names[group[0]] for group in groups]
+            raise _different(paths[rank], rank, names, [])
+    total = sum(found[groups[0][0]][rank][0] * len(groups) for rank, groups in twice.items())
+    return [
+        f"{len(twice)} source files are on several nodes with other times (such as "
+        f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "
+        "that keep times (cp -p, rsync -t) need no comparing"
+    ]
+
+
+def _different(path: Path, rank: int, names: list[str], sizes: list[int]) -> CheckpointError:
+    where = ", ".join(
+        f"{name} ({size} bytes)" for name, size in zip(names, sizes or [-1] * len(names))
+    ).replace(" (-1 bytes)", "")
+    return CheckpointError(
+        f"{path}: is another file on each of {where}, and which one is rank {rank}'s cannot be "
+        "told; remove, or move away, what does not belong to this checkpoint"
+    )
+
+
+def asked(team: Team) -> str:
+    """Return, for messages, on which nodes was looked, if there are several."""
+    names = team.nodes.names
+    if len(names) == 1:
+        return ""
+    return f" (looked on {', '.join(names[:8])}{', ...' if names[8:] else ''})"

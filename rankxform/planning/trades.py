@@ -1,0 +1,304 @@
+"""Trades: parameters whose bytes cross from the processes that read to those that write.
+
+A process reads for itself what its node sees, and what it does not see another process reads and
+sends. Every process works out all trades, alike, and takes its part in those that concern it, in
+one order that is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeVar
+
+from rankxform.formats.dtype import content_bytes, item_size
+from rankxform.geometry.grid import Cell
+from rankxform.layout.layout import Layout
+
+from .level import Class, Dealer, level
+from .moves import Copies, Move, Portion, bytes_to_write, copies_of
+from .plan import Planner
+from .sight import Sight
+from .source import Parameter
+
+T = TypeVar("T")
+
+Servers = Mapping[Cell, Mapping[int, "tuple[int, ...]"]]
+"""By destination cell the processes that put it into files, each with its global ranks."""
+
+Senders = Mapping[Cell, Mapping[int, "tuple[int, int]"]]
+"""By source cell, for each process that wants of it: (process that reads it, source rank)."""
+
+
+@dataclass(frozen=True)
+class Trade:
+    """One parameter, from processes that read it to processes that serve destination ranks.
+
+    node: by process its node.
+    """
+
+    parameter: Parameter
+    layout: Layout
+    servers: Servers
+    senders: Senders
+    node: tuple[int, ...]
+
+    def copies(self, cell: Cell) -> Copies:
+        """Return (source cell, region) for all that makes up destination `cell`."""
+        return copies_of(self.parameter, self.layout, cell)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the full parameter."""
+        return content_bytes(self.parameter.dtype, self.parameter.shape)
+
+    def part(self, process: int) -> Traded | None:
+        """Return what `process` has to do with it, if anything."""
+        targets = {cell: by[process] for cell, by in self.servers.items() if process in by}
+        readers = {
+            cell: rank
+            for cell, by in self.senders.items()
+            for reader, rank in by.values()
+            if reader == process
+        }
+        if not targets and not readers:
+            return None
+        return Traded(self.parameter, self.layout, targets, readers, self, process)
+
+
+@dataclass(frozen=True)
+class Traded(Move):
+    """One process's part in a trade.
+
+    targets: the destination cells that it serves; readers: the source cells that it reads, for
+    itself or others.
+    """
+
+    trade: Trade
+    process: int
+
+
+Order = Callable[[Parameter], Any]
+"""Where a parameter stands among others, as a key to sort by."""
+
+
+def work_of(
+    process: int,
+    planner: Planner,
+    shares: Sequence[Sequence[Portion]],
+    sight: Sight,
+    *,
+    always: bool,
+    order: Order | None = None,
+) -> tuple[list[Move], bool]:
+    """Return what `process` has to do for ``shares``, by process; and whether any process trades.
+
+    See `deal`. What it reads for itself alone comes in between its parts in trades, so that it
+    has something to do while letters are on their way.
+    """
+    trades = [] if sight.is_full and not always else deal(planner, shares, sight, always, order)
+    seen = None if sight.is_full else sight.of(process)
+    alone = planner.moves(shares[process], seen)
+    if order is not None:
+        alone.sort(key=lambda move: order(move.parameter))
+    if not trades:
+        return alone, False
+    parts = [part for trade in trades if (part := trade.part(process))]
+    traded = {
+        (part.parameter.name, part.layout, rank)
+        for part in parts
+        for ranks in part.targets.values()
+        for rank in ranks
+    }
+    rest = [
+        move for move in alone if (move.parameter.name, move.layout, _first(move)) not in traded
+    ]
+    rows = [[(bytes_to_write([move]), move) for move in row] for row in (rest, parts)]
+    placed = [(middle, n, move) for n, row in enumerate(rows) for middle, move in paced(row)]
+    return [move for *_, move in sorted(placed, key=lambda one: one[:2])], True
+
+
+def _first(move: Move) -> int:
+    return next(iter(move.targets.values()))[0]
+
+
+def deal(
+    planner: Planner,
+    shares: Sequence[Sequence[Portion]],
+    sight: Sight,
+    always: bool,
+    order: Order | None = None,
+) -> list[Trade]:
+    """Return the trades of a conversion in which process p serves ``shares[p]``.
+
+    Without `always`, a process takes part as a receiver only where it needs a file that it does
+    not see. With it, each distinct byte is read by one process for all. Readers are levelled: see
+    `rankxform.planning.level`. Raises CheckpointError where nobody has what is needed.
+    """
+    drafts = list(_drafts(planner, shares, sight, always))
+    if order is not None:
+        drafts.sort(key=lambda draft: order(draft.parameter))
+    amounts: dict[Class, float] = {}
+    for draft in drafts:
+        for cell, asked in draft.kind.asked.items():
+            amounts[asked.able] = amounts.get(asked.able, 0.0) + draft.nbytes(cell)
+    dealer = Dealer(amounts, level(amounts, [1.0] * len(shares)))
+    known: dict[object, Senders] = {}
+    trades = []
+    for draft in drafts:
+        chosen = {
+            cell: dealer.next(asked.able, draft.nbytes(cell))
+            for cell, asked in draft.kind.asked.items()
+        }
+        key = id(draft.kind), draft.turn, tuple(chosen.values())
+        if key not in known:
+            known[key] = _senders(draft, chosen, sight)
+        parameter, servers = draft.parameter, draft.kind.servers
+        trades.append(Trade(parameter, draft.layout, servers, known[key], sight.node))
+    return _in_turn(trades)
+
+
+def _senders(draft: _Draft, chosen: Mapping[Cell, int], sight: Sight) -> Senders:
+    """Return who sends what to whom, or reads it for itself."""
+    senders = {cell: dict(own) for cell, own in draft.kind.own.items()}
+    for cell, asked in draft.kind.asked.items():
+        seen = sight.of(chosen[cell])
+        ranks = [rank for rank in asked.ranks if rank in seen]
+        sender = chosen[cell], ranks[draft.turn % len(ranks)]
+        senders.setdefault(cell, {}).update(dict.fromkeys(asked.by, sender))
+    return senders
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Of a source cell: who wants it, of which ranks' files, and who could read one of these."""
+
+    by: tuple[int, ...]
+    ranks: tuple[int, ...]
+    able: Class
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What trades have in common that are cut alike; `own` is what servers read for themselves."""
+
+    servers: Servers
+    own: Senders
+    asked: Mapping[Cell, _Asked]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A trade before readers are chosen."""
+
+    parameter: Parameter
+    layout: Layout
+    turn: int
+    kind: _Kind
+
+    def nbytes(self, cell: Cell) -> int:
+        parameter = self.parameter
+        return prod(parameter.grid.box(cell).shape) * item_size(parameter.dtype)
+
+
+def _drafts(
+    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, always: bool
+) -> Iterator[_Draft]:
+    known: dict[object, _Kind | None] = {}
+    for (name, layout), every in planner.wanted(shares).items():
+        parameter = planner.parameter(name)
+        turn = planner.turn(parameter)
+        for held, pairs in planner.held_alike(parameter, layout, every):
+            key = parameter.layout, parameter.shape, parameter.listed, layout, id(held), pairs, turn
+            if key not in known:
+                served = _served(planner, layout, pairs)
+                needs = _needs(parameter, layout, served)
+                for cell in needs:
+                    if not held.get(cell):
+                        planner.nobody(parameter, cell)
+                known[key] = _kind(served, needs, held, turn, sight, always)
+            kind = known[key]
+            if kind is not None:
+                yield _Draft(parameter, layout, turn, kind)
+
+
+def _served(
+    planner: Planner, layout: Layout, pairs: tuple[tuple[int, int], ...]
+) -> dict[Cell, dict[int, tuple[int, ...]]]:
+    served: dict[Cell, dict[int, tuple[int, ...]]] = {}
+    for process, rank in pairs:
+        by = served.setdefault(planner.cell(layout, rank), {})
+        by[process] = (*by.get(process, ()), rank)
+    return served
+
+
+def _needs(parameter: Parameter, layout: Layout, served: Servers) -> dict[Cell, dict[int, None]]:
+    """Return by source cell the processes that need of it."""
+    needs: dict[Cell, dict[int, None]] = {}
+    for cell, by in served.items():
+        for at, _ in copies_of(parameter, layout, cell):
+            needs.setdefault(at, {}).update(dict.fromkeys(by))
+    return needs
+
+
+def _kind(
+    served: Servers,
+    needs: Mapping[Cell, Iterable[int]],
+    held: Mapping[Cell, tuple[int, ...]],
+    turn: int,
+    sight: Sight,
+    always: bool,
+) -> _Kind | None:
+    """Sort out who serves, who reads for itself, and what is asked of others."""
+    members = {process for by in served.values() for process in by}
+    if not always:
+        members = {p for at, by in needs.items() for p in by if sight.of(p).isdisjoint(held[at])}
+    if not members:
+        return None
+    servers = {
+        cell: mine
+        for cell, by in served.items()
+        if (mine := {process: ranks for process, ranks in by.items() if process in members})
+    }
+    own: dict[Cell, dict[int, tuple[int, int]]] = {}
+    asked: dict[Cell, _Asked] = {}
+    for at, by in needs.items():
+        wanting = [process for process in by if process in members]
+        near = {p: [r for r in held[at] if r in sight.of(p)] for p in wanting}
+        if not always:
+            own[at] = {p: (p, ranks[turn % len(ranks)]) for p, ranks in near.items() if ranks}
+            wanting = [p for p in wanting if not near[p]]
+        if wanting:
+            able = tuple(sorted(p for p in wanting if near[p])) or sight.seers(held[at])
+            asked[at] = _Asked(tuple(wanting), held[at], able)
+    return _Kind(servers, own, asked)
+
+
+def _in_turn(trades: Sequence[Trade]) -> list[Trade]:
+    """Order trades so that all who read have something to read until the end.
+
+    Trades with the same readers stay in their order, and each such row is drawn on at the pace
+    that ends them all together.
+    """
+    rows: dict[frozenset[int], list[tuple[int, Trade]]] = {}
+    for trade in trades:
+        readers = frozenset(p for by in trade.senders.values() for p, _ in by.values())
+        rows.setdefault(readers, []).append((trade.nbytes, trade))
+    placed = []
+    for number, row in enumerate(rows.values()):
+        for at, (middle, trade) in enumerate(paced(row)):
+            placed.append((middle, number, at, trade))
+    return [trade for *_, trade in sorted(placed, key=lambda one: one[:3])]
+
+
+def paced(row: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:
+    """Yield for things of some bytes each at which part of the whole its middle stands.
+
+    >>> list(paced([(1, "a"), (3, "b")]))
+    [(0.125, 'a'), (0.625, 'b')]
+    """
+    total, before = sum(nbytes for nbytes, _ in row) or 1, 0
+    for nbytes, thing in row:
+        yield (before + nbytes / 2) / total, thing
+        before += nbytes

@@ -1,0 +1,92 @@
+"""Bytes from one process to another, without blocking either.
+
+Between two processes, messages of one kind arrive in the order in which they were sent. A message
+is complete only when its receiver has made room for it, so nobody is flooded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+KINDS = 2
+"""Messages of several kinds between the same two processes do not overtake each other."""
+
+Tick = Callable[[int], None]
+Until = Callable[[Callable[[], bool], Tick], None]
+
+
+class Mail:
+    """What the processes of a communicator send each other; made by all of them together."""
+
+    def __init__(self, mpi: Any, comm: Any, until: Until) -> None:
+        """`until` waits for something to come true, and ends all processes if it never does."""
+        self._mpi, self._comm, self._until = mpi, comm.Dup(), until
+        self._out: list[Any] = []
+        self._in: list[tuple[int, int, Any]] = []
+        self._counts = np.zeros((2, comm.size, KINDS), np.int64)  # sent to, arrived from
+
+    def send(self, peer: int, data: memoryview, kind: int = 0) -> Any:
+        """Begin to send; `data` must stay as it is until the request is done."""
+        request = self._comm.Isend([data, self._mpi.BYTE], peer, kind)
+        self._counts[0, peer, kind] += 1
+        self._out.append(request)
+        return request
+
+    def receive(self, peer: int, room: memoryview, kind: int = 0) -> Any:
+        """Begin to receive what fills `room`."""
+        request = self._comm.Irecv([room, self._mpi.BYTE], peer, kind)
+        self._in.append((peer, kind, request))
+        return request
+
+    def poke(self) -> None:
+        """Let messages that are on their way move on."""
+        self._comm.Iprobe()
+
+    def settle(self, requests: Iterable[Any], tick: Tick) -> None:
+        """Wait until `requests` are done. `tick` is called meanwhile, and may raise."""
+        for request in requests:
+            self._until(request.Test, tick)
+        self._out = [request for request in self._out if request]
+        for peer, kind, request in self._in:
+            if not request:
+                self._counts[1, peer, kind] += 1
+        self._in = [one for one in self._in if one[2]]
+
+    def drain(self) -> None:
+        """Take everything that is still on its way, and drop it. Collective.
+
+        For processes that failed together: none waits for what it has asked for any more.
+        """
+        status = self._mpi.Status()
+        for peer, kind, request in self._in:
+            if request:
+                request.Cancel()
+                request.Wait(status)
+                self._counts[1, peer, kind] += not status.Is_cancelled()
+            else:
+                self._counts[1, peer, kind] += 1
+        self._in = []
+        there = np.zeros_like(self._counts[0])
+        self._until(self._comm.Ialltoall(self._counts[0], there).Test, _nothing)
+        for peer, kind in np.argwhere(there > self._counts[1]).tolist():
+            for _ in range(int(there[peer, kind] - self._counts[1, peer, kind])):
+                self._drop(peer, kind)
+        self.settle(list(self._out), _nothing)
+
+    def _drop(self, peer: int, kind: int) -> None:
+        status = self._mpi.Status()
+        self._until(lambda: self._comm.Iprobe(peer, kind, status), _nothing)
+        room = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        self._until(self._comm.Irecv([room, self._mpi.BYTE], peer, kind).Test, _nothing)
+        self._counts[1, peer, kind] += 1
+
+    def close(self) -> None:
+        """Let go of what MPI keeps for this. Collective; all that was sent must have arrived."""
+        self._comm.Free()
+
+
+def _nothing(_: int) -> None:
+    """Take no note of progress."""

@@ -1,0 +1,1 @@
+"""Several nodes, played by namespaces of one machine."""

@@ -1,0 +1,203 @@
+"""Pretend hosts: namespaces of this machine that look to programs like hosts of a cluster.
+
+Each host has a network of its own behind a bridge, its own name, its own ``/tmp`` and
+``/dev/shm``, and a disk of its own at ``LOCAL``. Everything else is the machine's: the shared file
+system, with the software on it. The bridge lies in a namespace too, so nothing gets out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mpi_launch import environment, run
+
+LOCAL = Path("/rxlocal")
+"""Where every host has its own disk."""
+
+TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
+_NET = "10.79.0"
+_SWITCH = "rxsw"
+_READY_SECONDS = 10
+
+
+def why_not():
+    """Return why there can be no pretend hosts here, or None."""
+    if os.geteuid() != 0:
+        return "pretend hosts need root"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"pretend hosts need {', '.join(missing)} (Debian: iproute2, util-linux)"
+    probe = subprocess.run(["ip", "netns", "add", "rxprobe"], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", "rxprobe"], capture_output=True)
+    return f"this kernel has no network namespaces: {probe.stderr}" if probe.returncode else None
+
+
+def require():
+    """Skip where there can be no hosts, but fail where the environment says there must be."""
+    reason = why_not()
+    if reason and os.environ.get("RANKXFORM_HOSTS") == "required":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+
+
+def _sh(*command, check=True):
+    return subprocess.run([*map(str, command)], check=check, capture_output=True, text=True)
+
+
+class Hosts:
+    """`count` hosts h1, h2, ..; a context that makes and removes them.
+
+    shared: a folder that all of them see.
+    """
+
+    def __init__(self, count):
+        self.names = [f"h{n + 1}" for n in range(count)]
+        self._pids, self._keepers = {}, []
+
+    def __enter__(self):
+        self.shared = Path(tempfile.mkdtemp(prefix="rx-hosts-", dir="/var/tmp"))
+        LOCAL.mkdir(exist_ok=True)
+        self._remove()  # what a killed run left
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make(self):
+        _sh("ip", "netns", "add", _SWITCH)
+        _sh("ip", "-n", _SWITCH, "link", "add", "br0", "type", "bridge")
+        _sh("ip", "-n", _SWITCH, "link", "set", "br0", "up")
+        lines = ["127.0.0.1 localhost"]
+        lines += [f"{_NET}.{n + 1} {name}" for n, name in enumerate(self.names)]
+        (self.shared / "etc_hosts").write_text("\n".join(lines) + "\n")
+        for number, name in enumerate(self.names, 1):
+            self._make_one(number, name)
+        agent = self.shared / "rsh"
+        agent.write_text(_AGENT.format(state=self.shared))
+        agent.chmod(0o755)
+
+    def _make_one(self, number, name):
+        space = f"rx{name}"
+        disk = self.disk(name)
+        disk.mkdir(parents=True)
+        _sh("ip", "netns", "add", space)
+        _sh(*"ip link add eth0 netns".split(), space, *"type veth peer name".split(),
+            f"p{name}", "netns", _SWITCH)  # fmt: skip
+        _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "master", "br0", "up")
+        _sh("ip", "-n", space, "addr", "add", f"{_NET}.{number}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _sh("ip", "-n", space, "link", "set", device, "up")
+        ready = self.shared / f"{name}.pid"
+        setup = f"""set -e
+            hostname {name}
+            mount --bind {self.shared}/etc_hosts /etc/hosts
+            mount -t tmpfs tmpfs /dev/shm
+            mount -t tmpfs tmpfs /tmp
+            mount --bind {disk} {LOCAL}
+            mount -t sysfs sysfs /sys
+            echo $$ > {ready}.part; mv {ready}.part {ready}
+            exec sleep 86400"""
+        keeper = subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{space}", "unshare", "--mount", "--uts", "--ipc",
+             "--propagation", "private", "bash", "-c", setup],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        self._keepers.append(keeper)
+        deadline = time.monotonic() + _READY_SECONDS
+        while not ready.exists():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"host {name} did not come up")
+            time.sleep(0.02)
+        self._pids[name] = int(ready.read_text())
+
+    def __exit__(self, *_):
+        self._remove()
+        shutil.rmtree(self.shared, ignore_errors=True)
+
+    def _remove(self):
+        spaces = _sh("ip", "netns", "list", check=False).stdout.split("\n")
+        for space in (line.split()[0] for line in spaces if line.startswith("rx")):
+            for pid in _sh("ip", "netns", "pids", space, check=False).stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+            _sh("ip", "netns", "del", space, check=False)
+        for keeper in self._keepers:
+            keeper.wait()
+        self._pids, self._keepers = {}, []
+
+    # -- what can be done with them ----------------------------------------------------------
+
+    def disk(self, name):
+        """Return a host's own disk, as the machine sees it."""
+        return self.shared / "disks" / name
+
+    def on(self, name, *command):
+        """Return a command that runs on a host."""
+        return ["nsenter", "-t", str(self._pids[name]), "-m", "-u", "-n", "-i", *map(str, command)]
+
+    def mpirun(self, per_host, *command, options=(), deadline=120, **more):
+        """Run a command with `per_host` processes on each host; return (code, output).
+
+        `per_host` is a number, or one for each host.
+        """
+        counts = [per_host] * len(self.names) if isinstance(per_host, int) else per_host
+        beside = Path(sys.executable).parent / "mpirun"
+        start, env = self._launcher(beside, counts)
+        first = self.on(self.names[0], beside, *start, "-n", sum(counts), *options, *command)
+        return run(first, deadline, env={**environment(), **env, **more})
+
+    def _launcher(self, mpirun, counts):
+        """Return what mpirun of either kind is told, and its environment."""
+        open_mpi = "Open" in _sh(mpirun, "--version").stdout.split("\n")[0]
+        places = [(name, n) for name, n in zip(self.names, counts) if n]
+        hostfile = self.shared / f"hosts-{'-'.join(map(str, counts))}"
+        form = "{} slots={}\n" if open_mpi else "{}:{}\n"
+        hostfile.write_text("".join(form.format(*place) for place in places))
+        if open_mpi:
+            return ["--hostfile", str(hostfile), "--bind-to", "none"], {
+                "PRTE_MCA_plm_ssh_agent": str(self.shared / "rsh"),
+                "OMPI_MCA_pml": "ob1",
+                "OMPI_MCA_btl": "self,sm,tcp",
+            }
+        agent = str(self.shared / "rsh")
+        return ["-f", str(hostfile), "-launcher", "ssh", "-launcher-exec", agent], {}
+
+    def sent(self, name):
+        """Return the bytes that a host has sent over its network."""
+        counter = "/sys/class/net/eth0/statistics/tx_bytes"
+        return int(_sh(*self.on(name, "cat", counter)).stdout)
+
+    def slow(self, name, rate):
+        """Let a host send no faster than `rate`, such as "800mbit"."""
+        _sh(*self.on(name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate,
+                     "burst", "1mbit", "latency", "50ms"))  # fmt: skip
+
+    def unplug(self, name):
+        """Cut a host off from the others."""
+        _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "down")
+
+    def plug(self, name):
+        _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "up")
+
+
+# It stands where ssh stands: rsh [options] HOST COMMAND..., in a clean environment.
+_AGENT = """#!/bin/bash
+while [[ ${{1:-}} == -* ]]; do
+    case $1 in -[bcDEeFIiJLlmOopQRSWw]) shift 2 ;; *) shift ;; esac
+done
+host=$1; shift
+pid=$(cat {state}/$host.pid) || {{ echo "no host $host" >&2; exit 255; }}
+exec nsenter -t "$pid" -m -u -n -i -- env -i HOME="$HOME" PATH="{{path}}" bash -c "cd; $*"
+""".replace("{{path}}", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
