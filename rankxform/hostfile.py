@@ -96,7 +96,7 @@ def _checked(hosts: list[Host], label: str) -> list[Host]:
 
 
 def parse(data: bytes, label: str) -> list[Host]:
-    """Return the hosts of a hostfile, of either kind of mpirun. Raises UsageError.
+    r"""Return the hosts of a hostfile, of either kind of mpirun. Raises UsageError.
 
     >>> parse(b"a slots=2  # first\nb:4\nc\n", "hosts")[:2]
     [Host(address='a', devices=2), Host(address='b', devices=4)]

@@ -2,8 +2,8 @@
 
 Whether the folder is one is found out, not configured: every node leaves an empty file there, and
 looks for those of the others. Where it is not, the ranks of a node are written by its own
-processes; the ranks come in the order of the processes, as those of the next job will on the same
-nodes, or as a hostfile or rank table says.
+processes: ranks in the order of the nodes, in even numbers, as those of the next job will be; or as
+a hostfile or rank table says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rankxform.execution.files import read_bytes
 from rankxform.planning.moves import Portion
 from rankxform.planning.sharing import Done, share
 from rankxform.transport import Team
+from rankxform.transport.nodes import Nodes
 
 from .prepare import Conversion, ranges
 
@@ -91,14 +92,21 @@ def place(conversion: Conversion, team: Team) -> Placement:
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
     else:
-        total = conversion.dst.ranks
-        node_of = {r: nodes.of[r * team.size // total] for r in range(total)}
+        node_of = _in_order(conversion.dst.ranks, nodes)
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
         ranks = frozenset(r for r in conversion.ranks if len(groups) == 1 or node_of[r] in group)
         roots.append(Root(tuple(processes), ranks, tuple(nodes.names[node] for node in group)))
     return Placement(tuple(roots))
+
+
+def _in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
+    """Deal ranks to nodes: as the processes are, where each may stand for as many, or evenly."""
+    processes = len(nodes.of)
+    if ranks % processes == 0:
+        return {rank: nodes.of[rank * processes // ranks] for rank in range(ranks)}
+    return {rank: rank * nodes.count // ranks for rank in range(ranks)}
 
 
 def _groups(team: Team, folder: Path) -> list[list[int]]:

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.mpi_launch import environment, run
+from tests.mpi_launch import environment
 
 LOCAL = Path("/rxlocal")
 """Where every host has its own disk."""
@@ -93,7 +94,7 @@ class Hosts:
         disk = self.disk(name)
         disk.mkdir(parents=True)
         _sh("ip", "netns", "add", space)
-        _sh(*"ip link add eth0 netns".split(), space, *"type veth peer name".split(),
+        _sh(*["ip", "link", "add", "eth0", "netns"], space, *["type", "veth", "peer", "name"],
             f"p{name}", "netns", _SWITCH)  # fmt: skip
         _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "master", "br0", "up")
         _sh("ip", "-n", space, "addr", "add", f"{_NET}.{number}/24", "dev", "eth0")
@@ -127,11 +128,19 @@ class Hosts:
         self._remove()
         shutil.rmtree(self.shared, ignore_errors=True)
 
-    def _remove(self):
+    def _kill_all(self, keep=()):
+        """Kill what runs on hosts, but for process ids in `keep`; return the hosts' networks."""
         spaces = _sh("ip", "netns", "list", check=False).stdout.split("\n")
-        for space in (line.split()[0] for line in spaces if line.startswith("rx")):
+        spaces = [line.split()[0] for line in spaces if line.startswith("rx")]
+        for space in spaces:
             for pid in _sh("ip", "netns", "pids", space, check=False).stdout.split():
-                os.kill(int(pid), signal.SIGKILL)
+                if int(pid) not in keep:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+        return spaces
+
+    def _remove(self):
+        for space in self._kill_all():
             _sh("ip", "netns", "del", space, check=False)
         for keeper in self._keepers:
             keeper.wait()
@@ -150,13 +159,26 @@ class Hosts:
     def mpirun(self, per_host, *command, options=(), deadline=120, **more):
         """Run a command with `per_host` processes on each host; return (code, output).
 
-        `per_host` is a number, or one for each host.
+        `per_host` is a number, or one for each host. At the deadline, when the code is "deadline",
+        everything is ended on all hosts.
         """
         counts = [per_host] * len(self.names) if isinstance(per_host, int) else per_host
         beside = Path(sys.executable).parent / "mpirun"
         start, env = self._launcher(beside, counts)
         first = self.on(self.names[0], beside, *start, "-n", sum(counts), *options, *command)
-        return run(first, deadline, env={**environment(), **env, **more})
+        with (self.shared / "output").open("w+b") as output:
+            process = subprocess.Popen(
+                first, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**environment(), **env, **more},
+            )  # fmt: skip
+            try:
+                code = process.wait(deadline)
+            except subprocess.TimeoutExpired:
+                code = "deadline"
+                self._kill_all(keep=self._pids.values())
+                process.wait()
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
 
     def _launcher(self, mpirun, counts):
         """Return what mpirun of either kind is told, and its environment."""
@@ -174,22 +196,60 @@ class Hosts:
         agent = str(self.shared / "rsh")
         return ["-f", str(hostfile), "-launcher", "ssh", "-launcher-exec", agent], {}
 
-    def sent(self, name):
-        """Return the bytes that a host has sent over its network."""
+    def sent(self):
+        """Return the bytes that all hosts have sent over their network."""
         counter = "/sys/class/net/eth0/statistics/tx_bytes"
-        return int(_sh(*self.on(name, "cat", counter)).stdout)
+        return sum(int(_sh(*self.on(name, "cat", counter)).stdout) for name in self.names)
 
-    def slow(self, name, rate):
-        """Let a host send no faster than `rate`, such as "800mbit"."""
-        _sh(*self.on(name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate,
-                     "burst", "1mbit", "latency", "50ms"))  # fmt: skip
+    def workers(self, name):
+        """Return the process ids of the conversion's processes on a host."""
+        found = []
+        for pid in _sh("ip", "netns", "pids", f"rx{name}", check=False).stdout.split():
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"rankxform" in words and b"python" in words[0]:
+                    found.append(int(pid))
+        return found
 
-    def unplug(self, name):
+    def wait_until_idle(self, seconds):
+        """Return whether no process of a conversion is left, on any host, within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while any(self.workers(name) for name in self.names):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    @contextmanager
+    def slow(self, rate):
+        """Let hosts send no faster than `rate`, such as "800mbit"."""
+        for name in self.names:
+            _sh(*self.on(name, *["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate"], rate,
+                         *["burst", "1mbit", "latency", "50ms"]))  # fmt: skip
+        try:
+            yield
+        finally:
+            for name in self.names:
+                _sh(*self.on(name, *["tc", "qdisc", "del", "dev", "eth0", "root"]))
+
+    @contextmanager
+    def unplugged(self, name):
         """Cut a host off from the others."""
         _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "down")
+        try:
+            yield
+        finally:
+            _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "up")
 
-    def plug(self, name):
-        _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "up")
+    @contextmanager
+    def small_disk(self, name, folder, size):
+        """Give a host a folder that holds no more than `size`, such as "1m"."""
+        _sh(*self.on(name, "mkdir", "-p", folder))
+        _sh(*self.on(name, "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder))
+        try:
+            yield
+        finally:
+            _sh(*self.on(name, "umount", "-l", folder))
 
 
 # It stands where ssh stands: rsh [options] HOST COMMAND..., in a clean environment.

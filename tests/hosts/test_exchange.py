@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from tests import reference
-from tests.cases import random_case
+from tests.cases import Case, random_case
 from tests.hosts.machines import LOCAL, Hosts, require
 
 P_ON_3_HOSTS = {3: 1, 4: [1, 1, 2], 7: [3, 2, 2]}
@@ -74,3 +79,178 @@ def test_spread_shards_become_spread_shards(seed, processes, clean):
     code, output = transform(clean, P_ON_3_HOSTS[processes], options)
     assert code == 0, output
     assert reference.wrong_slices(gathered(clean), case.dst, case.params, kind) == []
+
+
+ROW, COLUMN = [0, -1], [-1, 0]
+NAMES = ("w0", "w1", "w2", "w3")
+
+
+def big(src, dst, src_ranks=6, dst_ranks=6):
+    """Return a case of 4 parameters of 14 MB: `src` and `dst` are (device matrix, tensor map)."""
+    return Case(
+        dict.fromkeys(NAMES, ((1536, 2304), "Float32")),
+        [dict.fromkeys(NAMES, (*src, 0, 0))],
+        [dict.fromkeys(NAMES, (*dst, 0, 0))],
+    )
+
+
+TOTAL = 4 * 1536 * 2304 * 4
+
+# What is crossed by hand: 3 hosts, the source's ranks in runs on them, the destination's too.
+PLACEMENTS = {
+    "columns to rows": (big(([6], COLUMN), ([6], ROW)), 2 * TOTAL // 3),
+    "rows to columns": (big(([6], ROW), ([6], COLUMN)), 2 * TOTAL // 3),
+    "the same cut": (big(([6], ROW), ([6], ROW)), 0),
+    "whole on every rank": (big(([6], ROW), ([6], [-1, -1])), 2 * TOTAL),
+    "one rank of each host has all": (big(([3, 2], ROW), ([6], COLUMN)), 0),
+    "more cuts": (big(([3], ROW), ([12], COLUMN)), 2 * TOTAL // 3),
+}
+
+
+@pytest.mark.parametrize("processes", [3, 7])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_each_remote_byte_crosses_once(name, processes, clean):
+    case, remote = PLACEMENTS[name]
+    options = spread(clean, case)
+    before = clean.sent()
+    transform(clean, P_ON_3_HOSTS[processes], ["--version"], verb="inspect")
+    start_up = clean.sent() - before
+    before = clean.sent()
+    code, output = transform(clean, P_ON_3_HOSTS[processes], options)
+    crossed = clean.sent() - before - start_up
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+    assert crossed <= 1.05 * remote + 1.5e6, output
+
+
+def test_the_result_is_that_of_one_host(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    code, output = transform(clean, 1, options)
+    assert code == 0, output
+    made = clean.shared / "made"
+    command = [sys.executable, "-m", "rankxform", "transform", made / "src", made / "one", *options]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    for rank in range(6):
+        file = Path(f"rank_{rank}/checkpoint_{rank}.ckpt")
+        assert (gathered(clean) / file).read_bytes() == (made / "one" / file).read_bytes()
+
+
+def test_a_missing_shard_is_one_error_that_names_the_nodes(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    shutil.rmtree(clean.disk("h2") / "src" / "rank_3")
+    code, output = transform(clean, 2, options)
+    assert code == 3
+    assert output.count("rankxform: error") == 1
+    assert "rank 3" in output
+    assert "looked on h1, h2, h3" in output
+
+
+def test_different_files_under_one_name_are_told_apart(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    other = clean.disk("h3") / "src" / "rank_0"
+    shutil.copytree(clean.disk("h1") / "src" / "rank_0", other)
+    code, output = transform(clean, 1, options)
+    assert code == 0, output
+    with next(other.iterdir()).open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"another")
+    shutil.rmtree(clean.disk("h1") / "dst")
+    code, output = transform(clean, 1, [*options, "--overwrite"])
+    assert code == 3
+    assert "another file on each of h1, h3" in output
+
+
+def test_a_shared_destination_is_found(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    target = clean.shared / "everywhere"
+    code, output = clean.mpirun(
+        1, sys.executable, "-m", "rankxform", "transform", LOCAL / "src", target, *options
+    )
+    assert code == 0, output
+    assert reference.wrong_slices(target, case.dst, case.params) == []
+    assert [path.name for path in target.glob("rankxform.json")] == ["rankxform.json"]
+    shutil.rmtree(target)
+
+
+def test_a_hostfile_says_which_ranks_go_where(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    places = clean.shared / "places"
+    places.write_text("h3 slots=1\n10.79.0.1 slots=4\nh2 slots=1\n")
+    code, output = transform(clean, 1, [*options, "--dst-placement", str(places)])
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+    assert "ranks 1-4 on h1; 5 on h2; 0 on h3" in output
+    assert sorted(p.name for p in (clean.disk("h3") / "dst").glob("rank_*")) == ["rank_0"]
+
+
+def test_it_continues_after_a_remote_process_was_killed(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    with clean.slow("100mbit"), Interference(clean, lambda: os.kill(clean.workers("h2")[0], 9)):
+        code, output = transform(clean, 2, [*options, "--stall-limit", "5"])
+    assert code != 0
+    assert clean.wait_until_idle(15)
+    assert not any((clean.disk(name) / "dst" / "rankxform.json").exists() for name in clean.names)
+    code, output = transform(clean, 2, options)
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+
+
+def test_a_dropped_link_ends_all_within_the_stall_limit(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    drop = clean.unplugged("h3")
+    with clean.slow("100mbit"), Interference(clean, drop.__enter__, until_idle=25):
+        code, output = transform(clean, 2, [*options, "--stall-limit", "5"], deadline=20)
+    drop.__exit__(None, None, None)
+    assert code != 0
+    assert "no answer from a process for 5 s" in output
+    assert output.count("no answer") == 1
+    code, output = transform(clean, 2, options)
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+
+
+def test_a_full_remote_disk_is_one_error(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    with clean.small_disk("h3", LOCAL / "dst", "4m"):
+        code, output = transform(clean, 2, options)
+        assert code == 4
+        assert output.count("rankxform: error") == 1
+        assert "MB are free" in output
+        assert "on h3]" in output
+    shutil.rmtree(clean.disk("h3") / "dst")
+    code, output = transform(clean, 2, options)
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+
+
+class Interference:
+    """Does something to the hosts when the bytes are crossing, and waits until all have ended."""
+
+    def __init__(self, hosts, act, until_idle=0):
+        self._hosts, self._act, self._until = hosts, act, until_idle
+        self._thread = threading.Thread(target=self._run)
+        self.idle = None
+
+    def _run(self):
+        before = self._hosts.sent()
+        while self._hosts.sent() < before + 4e6:
+            time.sleep(0.05)
+        self._act()
+        if self._until:
+            self.idle = self._hosts.wait_until_idle(self._until)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._thread.join()
+        assert self.idle in (None, True), "processes were left"

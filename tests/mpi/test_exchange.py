@@ -1,0 +1,132 @@
+"""Each byte read by one process and sent to those that want it, on one node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import rankxform
+from tests import reference
+from tests.cases import Case, random_case
+
+WORLD = MPI.COMM_WORLD
+SIZES = (2, 3, 5)
+ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
+
+
+@pytest.fixture
+def tmp(tmp_path):
+    """A folder that all processes see, made by process 0."""
+    return Path(WORLD.bcast(str(tmp_path)))
+
+
+def prepare(case, tmp, kind="ckpt"):
+    if WORLD.rank == 0:
+        reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras, kind)
+        for side, stages in (("src", case.src), ("dst", case.dst)):
+            if stages:
+                reference.write_stage_files(tmp / f"{side}_strategy", stages)
+    WORLD.Barrier()
+    return tmp / "src", *(
+        tmp / f"{side}_strategy" if stages else None
+        for side, stages in (("src", case.src), ("dst", case.dst))
+    )
+
+
+def cut(src, dst, shape=(240, 512)):
+    """Return a case of 3 parameters: `src` and `dst` are (device matrix, tensor map)."""
+    names = ("a", "b", "c")
+    return Case(
+        dict.fromkeys(names, (shape, "Float32")),
+        [dict.fromkeys(names, (*src, 0, 0))],
+        [dict.fromkeys(names, (*dst, 0, 0))],
+    )
+
+
+@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
+    kind = ("ckpt", "safetensors")[seed % 2]
+    case = random_case(seed, mindspore_agrees=False)
+    src, a, b = prepare(case, tmp, kind)
+    options = {"verify": True} if seed % 3 == 0 else {}
+    rankxform.transform(
+        src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", **options
+    )
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params, kind) == []
+
+
+FAMILIES = {
+    "1 to 8 by columns": cut(([1], WHOLE), ([8], COLUMN)),
+    "8 to 1 by columns": cut(([8], COLUMN), ([1], WHOLE)),
+    "columns to rows": cut(([8], COLUMN), ([6], ROW)),
+    "4 replicas to 8 rows": cut(([4, 2], ROW), ([8], COLUMN)),
+    "8 columns to 4 replicas": cut(([8], COLUMN), ([4, 2], ROW)),
+    "all to all": cut(([4], WHOLE), ([4], WHOLE)),
+}
+
+
+@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_storage_is_asked_for_each_byte_once(family, tmp):
+    case = FAMILIES[family]
+    src, a, b = prepare(case, tmp)
+    distinct = 3 * 240 * 512 * 4
+    options = {"fsync": False, "reading": "exchange", "memory": 1 << 20, "link": "none"}
+    report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, **options)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+    assert report.read == distinct
+
+
+@pytest.mark.mpi(min_size=2, sizes=SIZES)
+def test_loading_reads_one_copy_for_all(tmp):
+    case = cut(([4], ROW), ([WORLD.size], WHOLE))
+    src, a, b = prepare(case, tmp)
+    found = rankxform.load(src, a, b, comm=WORLD, reading="exchange")
+    for name, (shape, dtype) in case.params.items():
+        assert np.array_equal(found[name].view("u4"), reference.full_tensor(name, shape, dtype))
+    assert sum(WORLD.allgather(found.read)) == 3 * 240 * 512 * 4
+
+
+@pytest.mark.mpi(min_size=2, sizes=SIZES)
+def test_verify_exchanges_too(tmp):
+    case = cut(([8], COLUMN), ([6], ROW))
+    src, a, b = prepare(case, tmp)
+    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False)
+    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, reading="exchange")
+    assert verdict.differences == ()
+    if WORLD.rank == 0:
+        with (tmp / "dst" / "rank_4" / "checkpoint_4.ckpt").open("r+b") as file:
+            file.seek(70000)
+            file.write(b"another")
+    WORLD.Barrier()
+    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, reading="exchange")
+    assert [one.rank for one in verdict.differences] == [4]
+
+
+@pytest.mark.mpi(min_size=2, sizes=SIZES)
+def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
+    """One process cannot read while others wait for its letters; then all goes on as ever."""
+    case = cut(([8], COLUMN), ([6], ROW))
+    src, a, b = prepare(case, tmp)
+    victim = WORLD.size - 1
+    calls = [0]
+    real = os.preadv
+
+    def preadv(fd, buffers, offset):
+        calls[0] += len(buffers[0]) > 4096
+        if WORLD.rank == victim and calls[0] == 4:
+            raise OSError(5, "Input/output error")
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    options = {"comm": WORLD, "fsync": False, "reading": "exchange", "memory": 1 << 20}
+    with pytest.raises(rankxform.StorageError, match=f"process {victim} of"):
+        rankxform.transform(src, tmp / "dst", a, b, **options)
+    monkeypatch.setattr(os, "preadv", real)
+    rankxform.transform(src, tmp / "dst", a, b, **options)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
