@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -12,31 +15,79 @@ from rankxform.formats.index import Span
 
 from .files import Tick, blocks, create, opened, remove
 
-Identity = tuple[int, int, int]
-"""Of a file or folder: size in bytes, time of modification in nanoseconds, inode."""
+_NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
+            "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
+"""How the types of file systems begin that several hosts may have mounted."""
 
-_SECOND = 10**9
+_MOUNTS = Path("/proc/self/mountinfo")
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a file or folder of one node from that of another: size, time, inode number.
+
+    On a disk of the node's own the inode number says nothing, and times count in milliseconds; so
+    of a file there, a digest of some of its bytes stands in its place.
+    """
+
+    size: int
+    modified: int
+    inode: int | None
+    samples: bytes = b""
 
 
 def identity(path: Path) -> Identity | None:
-    """Return what tells a file or folder from another, or None where there is none."""
+    """Return what tells a file from another, or None where there is none."""
     try:
         status = path.stat()
+        if _is_network(path):
+            return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
+        return Identity(status.st_size, status.st_mtime_ns, None, _sampled(path))
     except OSError:
         return None
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def are_one(a: Identity, b: Identity) -> bool:
-    """Tell whether two nodes' views of one name are of one file, or of exact copies.
+def network_folder(path: Path) -> Identity | None:
+    """Return what tells a folder on the network from another; None of one that is nowhere else."""
+    if not path.is_dir() or not _is_network(path):
+        return None
+    status = path.stat()
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
 
-    A shared file has one inode number and time on all nodes, though device numbers differ. A
-    copy that keeps times is taken for the same where these count in less than seconds.
-    """
-    return a[:2] == b[:2] and (a[2] == b[2] or a[1] % _SECOND != 0)
+
+def _is_network(path: Path) -> bool:
+    """Tell whether other hosts may have mounted the file system that `path` is on."""
+    place, longest, kind = os.path.realpath(path), -1, "nfs"  # without /proc nothing is known
+    for point, mounted in _mounts():
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= longest:  # of two mounted in one place, the later counts
+            longest, kind = len(point), mounted
+    return kind.startswith(_NETWORK)
 
 
-def digest(path: Path, tick: Tick) -> bytes:
+@cache
+def _mounts() -> tuple[tuple[str, str], ...]:
+    """Return where file systems are mounted, and of which type they are."""
+    found = []
+    with suppress(OSError):
+        for line in _MOUNTS.read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].encode().decode("unicode_escape")
+            found.append((point, after.split()[0]))
+    return tuple(found)
+
+
+def _sampled(path: Path) -> bytes:
+    state = blake2b(digest_size=16)
+    with opened(path) as (fd, status):
+        step = max(_SAMPLE_BYTES, status.st_size // _SAMPLES)
+        for start in range(0, status.st_size, step):
+            state.update(os.pread(fd, _SAMPLE_BYTES, start))
+    return state.digest()
+
+
+def digest(path: Path, tick: Tick = lambda nbytes: None) -> bytes:
     """Return a digest of all bytes of a file."""
     state = blake2b(digest_size=16)
     with opened(path) as (fd, status):
@@ -92,15 +143,10 @@ def _is_local(host: str) -> bool:
 def differing(found: Mapping[int, Identity]) -> list[list[int]]:
     """Group nodes by whose file is the same.
 
-    >>> differing({0: (1, 5, 7), 1: (1, 5, 7), 2: (2, 9, 7)})
+    >>> differing({0: Identity(1, 5, 7), 1: Identity(1, 5, 7), 2: Identity(1, 5, 8)})
     [[0, 1], [2]]
     """
-    groups: list[list[int]] = []
+    groups: dict[Identity, list[int]] = {}
     for node, one in found.items():
-        for group in groups:
-            if are_one(found[group[0]], one):
-                group.append(node)
-                break
-        else:
-            groups.append([node])
-    return groups
+        groups.setdefault(one, []).append(node)
+    return list(groups.values())

@@ -18,7 +18,8 @@ from rankxform.errors import StorageError, UsageError
 from rankxform.execution import probes
 from rankxform.execution.files import read_bytes
 from rankxform.planning.moves import Portion
-from rankxform.planning.sharing import Done, share
+from rankxform.planning.sharing import Done, share_seen
+from rankxform.planning.sight import Sight
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
@@ -54,12 +55,10 @@ class Placement:
         self, conversion: Conversion, ranks: Sequence[int], done: Done
     ) -> list[list[Portion]]:
         """Return the portions of the files of `ranks` that each process serves."""
-        found: dict[int, list[Portion]] = {}
-        for root in self.roots:
-            mine = [rank for rank in ranks if rank in root.ranks]
-            dealt = share(conversion.planner, mine, len(root.processes), done)
-            found.update(zip(root.processes, dealt))
-        return [found[process] for process in sorted(found)]
+        root_of = {process: n for n, root in enumerate(self.roots) for process in root.processes}
+        node = tuple(root_of[process] for process in sorted(root_of))
+        sight = Sight(node, tuple(root.ranks for root in self.roots))
+        return share_seen(conversion.planner, ranks, sight, done)
 
     def told(self) -> str | None:
         """Say which ranks are where, if they are on several nodes' own folders."""

@@ -91,10 +91,12 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
     phases = phases or Phases()
     looked = asked(team)
     with phases.phase("plan"):
-        there = look_on_all(team, request) if _is_spread(request, team) else None
+        there, as_first = None, frozenset[int]()
+        if _is_spread(request, team):
+            there, as_first = look_on_all(team, Path(request.src), request.src_pattern)
         found = team.share(lambda: _inputs(request, there, looked))
     with phases.phase("index"):
-        sight, more = _sight(team, found)
+        sight, more = _sight(team, found, as_first)
         found.notices.extend(more)
         indexes = found.imagined or gather_indexes(team, found.shards.paths, sight)
     with phases.phase("plan"), team.together():
@@ -129,10 +131,10 @@ def _is_spread(request: Request, team: Team) -> bool:
     return team.nodes.count > 1 and request.shapes is None and request.files is None
 
 
-def _sight(team: Team, found: _Found) -> tuple[Sight, list[str]]:
+def _sight(team: Team, found: _Found, as_first: frozenset[int]) -> tuple[Sight, list[str]]:
     if found.imagined:
         return Sight.full(team.nodes.of, found.shards.paths), []
-    return sight_of(team, found.shards)
+    return sight_of(team, found.shards, as_first)
 
 
 @dataclass(frozen=True)

@@ -12,48 +12,51 @@ from pathlib import Path
 
 from rankxform.errors import CheckpointError
 from rankxform.execution import probes
-from rankxform.execution.folder import Listing, Shards, look
+from rankxform.execution.folder import DEFAULT_PATTERN, Listing, Shards, look
 from rankxform.execution.probes import Identity
 from rankxform.planning.sight import Sight
 from rankxform.transport import Team
 
-from .request import Request
 
+def look_on_all(
+    team: Team, path: Path, pattern: str = DEFAULT_PATTERN
+) -> tuple[Listing, frozenset[int]]:
+    """Return what all nodes together have at `path`, which process 0 makes absolute.
 
-def look_on_all(team: Team, request: Request) -> Listing:
-    """Return what all nodes together have of a source.
-
-    A node whose folder is process 0's own lists nothing.
+    Also the nodes whose folder is process 0's own, over the network; they list nothing.
     """
     nodes = team.nodes
-    where, pattern = team.share(lambda: (str(Path(request.src).absolute()), request.src_pattern))
-    path = Path(where)
-    first = team.share(lambda: probes.identity(path))
+    path, pattern = team.share(lambda: (path.absolute(), pattern))
+    speaks = nodes.speaks(team.rank)
+    folders = team.gather(lambda: probes.network_folder(path) if speaks else None)
+    same = {p for p, one in enumerate(folders) if one is not None and one == folders[0]} - {0}
 
     def listing() -> Listing:
-        own = probes.identity(path)
-        shared = team.rank > 0 and first and own and probes.are_one(first, own)
-        return Listing() if shared or not nodes.speaks(team.rank) else look(path, pattern)
+        return look(path, pattern) if speaks and team.rank not in same else Listing()
 
-    return reduce(Listing.joined, team.gather(listing))
+    there = reduce(Listing.joined, team.gather(listing))
+    return there, frozenset(nodes.of[process] for process in same)
 
 
-def sight_of(team: Team, shards: Shards) -> tuple[Sight, list[str]]:
+def sight_of(
+    team: Team, shards: Shards, as_first: frozenset[int] = frozenset()
+) -> tuple[Sight, list[str]]:
     """Find out which nodes have which of the chosen files; return also what deserves a notice.
 
-    Raises CheckpointError where two nodes have different files under one name.
+    The nodes `as_first` have what node 0 has. Raises CheckpointError where two nodes have
+    different files under one name.
     """
     nodes, paths = team.nodes, shards.paths
     if nodes.count == 1:
         return Sight.full(nodes.of, paths), []
 
     def mine() -> dict[int, Identity]:
-        if not nodes.speaks(team.rank):
+        if not nodes.speaks(team.rank) or nodes.of[team.rank] in as_first:
             return {}
         return {rank: one for rank, path in paths.items() if (one := probes.identity(path))}
 
     every = team.gather(mine)
-    found = [every[processes[0]] for processes in nodes.processes]
+    found = [every[p[0]] if n not in as_first else every[0] for n, p in enumerate(nodes.processes)]
     seen = [set(known) for known in found]
     twice = {
         rank: groups
@@ -81,7 +84,7 @@ def _compare(
     nodes = team.nodes
     node = nodes.of[team.rank]
     for rank, groups in twice.items():
-        sizes = [found[group[0]][rank][0] for group in groups]
+        sizes = [found[group[0]][rank].size for group in groups]
         if len(set(sizes)) > 1:
             raise _different(paths[rank], rank, [nodes.names[group[0]] for group in groups], sizes)
     mine = [
@@ -95,7 +98,7 @@ def _compare(
         if len({digests[process][rank] for process in speakers}) > 1:
             names = [nodes.names[group[0]] for group in groups]
             raise _different(paths[rank], rank, names, [])
-    total = sum(found[groups[0][0]][rank][0] * len(groups) for rank, groups in twice.items())
+    total = sum(found[groups[0][0]][rank].size * len(groups) for rank, groups in twice.items())
     return [
         f"{len(twice)} source files are on several nodes with other times (such as "
         f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "

@@ -13,11 +13,14 @@ from rankxform.execution.compare import Comparison, Difference, Expected, mismat
 from rankxform.execution.engine import Mail, Sources, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.execution.fingerprint import Fingerprint, sum_of_file
-from rankxform.execution.folder import Shards, find
+from rankxform.execution.folder import Listing, Shards, choose
 from rankxform.execution.headers import Indexer
+from rankxform.execution.probes import digest
 from rankxform.execution.target import MANIFEST_NAME, manifest
 from rankxform.formats.index import Index
 from rankxform.planning.moves import Move, Portion, bytes_to_write
+from rankxform.planning.sharing import share_seen
+from rankxform.planning.sight import Sight
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
@@ -26,6 +29,7 @@ from .contents import expected
 from .outputs import moves
 from .prepare import Conversion, prepare
 from .request import Request
+from .sight import asked, look_on_all, sight_of
 
 
 def _quiet(_: int) -> Show:
@@ -63,11 +67,14 @@ def verify(
     began = time.monotonic()
     conversion = prepare(request, team)
     _, notices = compare_ranks(conversion, team)
-    shards = team.share(lambda: _find(conversion))
-    indexes, found = _indexes(shards.paths, team)
+    assert conversion.request.dst is not None
+    there, as_first = look_on_all(team, Path(conversion.request.dst))
+    shards = team.share(lambda: _choose(conversion, there, asked(team)))
+    sight, _ = sight_of(team, shards, as_first)
+    indexes, found = _indexes(shards.paths, team, sight)
     with team.together():
         none: list[list[Portion]] = [[] for _ in range(team.size)]
-        shares = conversion.shares(team.size, list(indexes)) if indexes else none
+        shares = share_seen(conversion.planner, list(indexes), sight) if indexes else none
         mine, (work, trades) = shares[team.rank], moves(conversion, team.rank, shares)
     mail = team.mail() if trades else None
     total = sum(team.gather(lambda: bytes_to_write(work)))
@@ -89,28 +96,37 @@ def verify(
 
 
 def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet) -> Verdict:
-    """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept."""
+    """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept.
+
+    Where nodes have folders of their own, each is compared with its own manifest.
+    """
     began = time.monotonic()
-    told = team.share(lambda: manifest(Path(folder).absolute()))
-    with_digests = "stages" in told
-    files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
-    mine = files[team.rank :: team.size]
-    total = sum(facts["size"] for _, facts in files) if with_digests else 0
+    where = team.share(lambda: Path(folder).absolute())
+    manifests, speakers = _manifests(where, team)
+    with_digests = all("stages" in told for told in manifests)
+    mine = []
+    for told, processes in zip(manifests, speakers):
+        files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
+        if team.rank in processes:
+            own = files[processes.index(team.rank) :: len(processes)]
+            mine += [(name, facts, told) for name, facts in own]
+    every_file = [facts["size"] for told in manifests for facts in told["files"].values()]
+    total = sum(every_file) if with_digests else 0
     show = begin(total) if team.rank == 0 else _quiet(0)
     found: list[Difference] = []
 
     def look(tick: Tick) -> int:
         done = 0
-        for name, facts in mine:
+        for name, facts, told in mine:
             done += facts["size"]
-            found.extend(_look_at(Path(folder) / name, facts, told, tick))
+            found.extend(_look_at(where / name, facts, told, tick))
         return done
 
     compared = team.work(look, show)
     every = team.gather(lambda: (compared, found))
     return Verdict(
         tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
-        len(files),
+        len(every_file),
         sum(nbytes for nbytes, _ in every) if with_digests else 0,
         time.monotonic() - began,
         team.size,
@@ -118,6 +134,22 @@ def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet)
         by_manifest=True,
         sizes_only=not with_digests,
     )
+
+
+def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return the manifests that nodes have, and for each the processes that have it."""
+    nodes, path = team.nodes, folder / MANIFEST_NAME
+    there = team.gather(lambda: nodes.speaks(team.rank) and path.is_file())
+    known = team.gather(lambda: digest(path) if there[team.rank] else b"")
+    groups: dict[bytes, list[int]] = {}
+    for node, processes in enumerate(nodes.processes):
+        if known[processes[0]]:
+            groups.setdefault(known[processes[0]], []).append(node)
+    alike = list(groups.values()) or [[0]]  # whose error says that there is none
+    speakers = [[p for node in group for p in nodes.processes[node]] for group in alike]
+    firsts = {processes[0] for processes in speakers}
+    told = team.gather(lambda: manifest(folder) if team.rank in firsts else None)
+    return [one for one in told if one is not None], sorted(speakers)
 
 
 def _look_at(
@@ -146,13 +178,15 @@ def _look_at(
     return [Difference(path.name, rank, "was changed since it was written")]
 
 
-def _indexes(paths: Mapping[int, Path], team: Team) -> tuple[dict[int, Index], list[Difference]]:
+def _indexes(
+    paths: Mapping[int, Path], team: Team, sight: Sight
+) -> tuple[dict[int, Index], list[Difference]]:
     """Index destination files; return also what this process found that cannot be."""
     wrong: dict[int, Difference] = {}
 
     def look() -> dict[int, Index]:
         found, indexer = {}, Indexer()
-        for rank in list(paths)[team.rank :: team.size]:
+        for rank in sight.dealt(paths)[team.rank]:
             try:
                 found[rank] = indexer.index(paths[rank])
             except CheckpointError as error:
@@ -177,20 +211,20 @@ def _expected_by(told: Mapping[str, Any], rank: int, path: Path) -> Any:
         ) from error
 
 
-def _find(conversion: Conversion) -> Shards:
-    """Return the files to compare. Raises CheckpointError where one is missing."""
+def _choose(conversion: Conversion, there: Listing, looked: str) -> Shards:
+    """Return the files to compare, of what is there. Raises CheckpointError if one is missing."""
     request, ranks = conversion.request, conversion.ranks
     assert request.dst is not None
     own = {rank: conversion.final(rank) for rank in ranks}
-    if all(path.is_file() for path in own.values()):
+    if all(path in there.files.get(rank, ()) for rank, path in own.items()):
         return Shards(own, None)
-    found = find(Path(request.dst), ranks)
+    found = choose(Path(request.dst), there, ranks, looked=looked)
     missing = [rank for rank in ranks if rank not in found.paths]
     if missing:
         raise CheckpointError(
             f"{request.dst}: has no file of destination rank {missing[0]}"
             + (f" and of {len(missing) - 1} more" if missing[1:] else "")
-            + f"; {conversion.dst.label} has ranks 0 to {conversion.dst.ranks - 1}"
+            + f"{looked}; {conversion.dst.label} has ranks 0 to {conversion.dst.ranks - 1}"
         )
     return replace(found, paths={rank: found.paths[rank] for rank in ranks})
 

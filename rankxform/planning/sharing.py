@@ -13,6 +13,7 @@ from rankxform.formats.dtype import content_bytes
 
 from .moves import Portion, bytes_to_read, bytes_to_write
 from .plan import Planner
+from .sight import Sight
 
 _TOLERANCE = 1.08
 """A simpler way to share is kept while it costs no more than this over a better one."""
@@ -51,6 +52,25 @@ def share(planner: Planner, ranks: Sequence[int], processes: int, done: Done = N
         if lowest <= _TOLERANCE * least:
             break
     return best
+
+
+def share_seen(
+    planner: Planner, ranks: Sequence[int], sight: Sight, done: Done = NOTHING
+) -> Shares:
+    """Return what `share` does where a process serves only files of ranks that its node has.
+
+    `sight` is of destination files.
+    """
+    if sight.is_full:
+        return share(planner, ranks, len(sight.node), done)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank in ranks:
+        alike.setdefault(sight.seers((rank,)), []).append(rank)
+    shares: Shares = [[] for _ in sight.node]
+    for processes, some in alike.items():
+        for process, portions in zip(processes, share(planner, some, len(processes), done)):
+            shares[process] += portions
+    return shares
 
 
 def remaining(planner: Planner, portions: Iterable[Portion], done: Done) -> list[Portion]:

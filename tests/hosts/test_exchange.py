@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from tests import reference
 from tests.cases import Case, random_case
 from tests.hosts.machines import LOCAL, Hosts, require
 
+ROOT = Path(__file__).parents[2]
 P_ON_3_HOSTS = {3: 1, 4: [1, 1, 2], 7: [3, 2, 2]}
 
 
@@ -134,6 +136,62 @@ def test_the_result_is_that_of_one_host(clean):
     for rank in range(6):
         file = Path(f"rank_{rank}/checkpoint_{rank}.ckpt")
         assert (gathered(clean) / file).read_bytes() == (made / "one" / file).read_bytes()
+
+
+def test_each_node_has_its_manifest_and_all_can_be_verified(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    code, output = transform(clean, 2, [*options, "--verify"])
+    assert code == 0, output
+    for node, name in enumerate(clean.names):
+        manifest = json.loads((clean.disk(name) / "dst" / "rankxform.json").read_text())
+        ranks = sorted(file["rank"] for file in manifest["files"].values())
+        assert ranks == [2 * node, 2 * node + 1]
+    last = max(clean.names, key=lambda n: (clean.disk(n) / "dst/rankxform.json").stat().st_mtime_ns)
+    assert last == "h1"
+    strategies = options[:-1]
+    code, output = transform(clean, 2, strategies, verb="verify")
+    assert code == 0, output
+    alone = [sys.executable, "-m", "rankxform", "verify", LOCAL / "dst"]
+    code, output = clean.mpirun(2, *alone)
+    assert (code, "6 files" in output) == (0, True), output
+    file = clean.disk("h3") / "dst" / "rank_5" / "checkpoint_5.ckpt"
+    with file.open("r+b") as opened:
+        opened.seek(1 << 20)
+        opened.write(b"another")
+    for command in (transform(clean, 2, strategies, verb="verify"), clean.mpirun(2, *alone)):
+        code, output = command
+        assert (code, "DIFFERENT" in output) == (6, True), output
+
+
+LOADING = """
+import sys
+sys.path[:0] = [{root!r}]
+import numpy as np
+import rankxform
+from mpi4py import MPI
+from tests import reference
+rank = MPI.COMM_WORLD.rank
+found = rankxform.load({src!r}, {a!r}, {b!r}, comm=MPI.COMM_WORLD)
+for name in {names!r}:
+    whole = reference.full_tensor(name, (1536, 2304), "Float32")
+    wanted = reference.cut(whole, ([3, 2], [0, -1], 0, 0), rank)
+    assert np.array_equal(found[name].view("u4"), wanted), (rank, name)
+print("loaded")
+"""
+
+
+def test_slices_are_loaded_from_other_nodes(clean):
+    """Each node wants everything, on its two processes: two thirds come from the others."""
+    case = big(([6], COLUMN), ([3, 2], ROW))
+    spread(clean, case)
+    made, script = clean.shared / "made", clean.shared / "loading.py"
+    a, b = (str(made / f"{side}_strategy") for side in ("src", "dst"))
+    script.write_text(LOADING.format(root=str(ROOT), src=str(LOCAL / "src"), a=a, b=b, names=NAMES))
+    before = clean.sent()
+    code, output = clean.mpirun(2, sys.executable, script)
+    assert (code, output.count("loaded")) == (0, 6), output
+    assert clean.sent() - before <= 1.05 * 2 * TOTAL + 1.5e6
 
 
 def test_a_missing_shard_is_one_error_that_names_the_nodes(clean):
