@@ -9,14 +9,13 @@ processes goes one letter a band and kind, its pieces in one order that both kno
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rankxform.geometry.bands import Bands, bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
+from rankxform.planning.posts import Piece, Posts, posts
 from rankxform.planning.trades import Trade, Traded
 
 from .files import Buffer
@@ -24,74 +23,6 @@ from .recipes import ALIGN, AUTO, Band, Held, Letters, Recipe, views
 
 if TYPE_CHECKING:
     from .recipes import Bytes, Copies
-
-Piece = tuple[Cell, Cell]
-"""(source cell, destination cell): the region that both hold."""
-
-Post = dict[int, list[Piece]]
-"""By process the pieces that go to it, or come from it, in order."""
-
-
-@dataclass
-class _Posts:
-    """Which pieces one process reads for itself, and exchanges with each other process."""
-
-    own: list[Piece] = field(default_factory=list)
-    out: Post = field(default_factory=dict)
-    into: Post = field(default_factory=dict)
-    passing: Post = field(default_factory=dict)
-    passed: Post = field(default_factory=dict)
-
-    @property
-    def read(self) -> list[Piece]:
-        """What is read here, in part for others."""
-        return [*self.own, *(piece for some in self.out.values() for piece in some)]
-
-    @cached_property
-    def every(self) -> list[Piece]:
-        """All that passes through this process."""
-        received = [*self.into.values(), *self.passed.values()]
-        return [*dict.fromkeys([*self.read, *(piece for some in received for piece in some)])]
-
-
-def _posts(trade: Trade) -> dict[int, _Posts]:
-    """Sort all pieces of a trade by process.
-
-    Where several processes of another node want a piece, one of them gets it and passes it on.
-    """
-    posts: dict[int, _Posts] = {}
-    for cell, served in sorted(trade.servers.items()):
-        for number, (at, _) in enumerate(trade.copies(cell)):
-            piece = at, cell
-            for sender, receivers in _receivers(trade, at, served):
-                if sender in receivers:
-                    posts.setdefault(sender, _Posts()).own.append(piece)
-                others = [process for process in receivers if process != sender]
-                if others and trade.node[others[0]] != trade.node[sender]:
-                    first = others[number % len(others)]
-                    _give(posts, piece, first, [p for p in others if p != first], passing=True)
-                    others = [first]
-                _give(posts, piece, sender, others, passing=False)
-    return posts
-
-
-def _receivers(trade: Trade, at: Cell, served: Iterable[int]) -> Iterable[tuple[int, list[int]]]:
-    """Return (sender, processes of one node that get what they want of a source cell from it)."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for process in served:
-        sender, _ = trade.senders[at][process]
-        found.setdefault((sender, trade.node[process]), []).append(process)
-    return [(sender, processes) for (sender, _), processes in found.items()]
-
-
-def _give(
-    posts: dict[int, _Posts], piece: Piece, sender: int, receivers: Iterable[int], *, passing: bool
-) -> None:
-    for receiver in receivers:
-        source = posts.setdefault(sender, _Posts())
-        target = posts.setdefault(receiver, _Posts())
-        (source.passing if passing else source.out).setdefault(receiver, []).append(piece)
-        (target.passed if passing else target.into).setdefault(sender, []).append(piece)
 
 
 class TradeRecipe(Recipe):
@@ -103,9 +34,9 @@ class TradeRecipe(Recipe):
         grid = move.layout.grid(move.parameter.shape)
         self._every = {cell: grid.box(cell) for cell in trade.servers}
         self._boxes = {(at, cell): box for cell in trade.servers for at, box in trade.copies(cell)}
-        every = _posts(trade)
-        self._mine = every.get(move.process, _Posts())
-        self._groups = [self._group(posts, trade, process) for process, posts in every.items()]
+        every = posts(trade)
+        self._mine = every.get(move.process, Posts())
+        self._groups = [self._group(own, trade, process) for process, own in every.items()]
         self._held, self._wanted = {}, {}
         for piece in self._mine.read:
             self._want(piece[0], self._boxes[piece])
@@ -117,10 +48,10 @@ class TradeRecipe(Recipe):
             for cell in move.targets
         }
 
-    def _group(self, posts: _Posts, trade: Trade, process: int) -> list[Box]:
+    def _group(self, own: Posts, trade: Trade, process: int) -> list[Box]:
         """Return the boxes that a process has in its arena, each as often as it may be there."""
-        read = [self._grid.box(at) for at in dict.fromkeys(at for at, _ in posts.read)]
-        letters = [posts.out, posts.into, posts.passing, posts.passed]
+        read = [self._grid.box(at) for at in dict.fromkeys(at for at, _ in own.read)]
+        letters = [own.out, own.into, own.passing, own.passed]
         pieces = [self._boxes[one] for post in letters for some in post.values() for one in some]
         served = [box for cell, box in self._every.items() if process in trade.servers[cell]]
         return [*read, *pieces, *served]

@@ -31,15 +31,33 @@ class Speed:
     write: float
 
 
+def reading(path: Path, nbytes: int = PROBE_BYTES, part: float = 0.0) -> float:
+    """Read at most `nbytes` of a file, from `part` of it on; return bytes a second."""
+    block = memoryview(bytearray(SYSCALL_BYTES))
+    with opened(path) as (fd, status):
+        first = int(part * status.st_size)
+        last = min(first + nbytes, status.st_size)
+        began = perf_counter()
+        for start in range(first, last, SYSCALL_BYTES):
+            read_into(fd, path, start, block[: min(SYSCALL_BYTES, last - start)])
+        return max(1, last - first) / (perf_counter() - began)
+
+
+def copying(nbytes: int = 8 << 20) -> float:
+    """Copy in memory; return bytes a second."""
+    source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    best = 0.0
+    for _ in range(3):
+        began = perf_counter()
+        target[:] = source
+        best = max(best, nbytes / (perf_counter() - began))
+    return best
+
+
 def measure(source: Path, folder: Path, *, durable: bool, nbytes: int = PROBE_BYTES) -> Speed:
     """Read from the file `source`, and write a file below `folder` that is removed again."""
     block = memoryview(bytearray(SYSCALL_BYTES))
-    with opened(source) as (fd, status):
-        amount = min(nbytes, status.st_size)
-        began = perf_counter()
-        for start in range(0, amount, SYSCALL_BYTES):
-            read_into(fd, source, start, block[: min(SYSCALL_BYTES, amount - start)])
-        read = amount / (perf_counter() - began)
+    read = reading(source, nbytes)
     probe = _existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
     try:
         create(probe)

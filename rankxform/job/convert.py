@@ -26,6 +26,7 @@ from rankxform.transport.team import Show
 
 from .checks import check_target, compare_ranks
 from .contents import contents
+from .costs import costs_of
 from .identity import identity
 from .outputs import Layouts, alike, moves, outputs
 from .phases import Phases
@@ -216,7 +217,9 @@ def _work(
     with team.together():
         shares = placement.shares(conversion, list(groups), done)
         left = [remaining(planner, share, done) for share in shares]
-        mine, trades = moves(conversion, team.rank, left)
+    costs = costs_of(conversion, left, team)
+    with team.together():
+        mine, trades = moves(conversion, team.rank, left, costs)
         return _Work(
             conversion,
             state,

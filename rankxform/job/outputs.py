@@ -16,6 +16,7 @@ from rankxform.execution.output import (
 )
 from rankxform.execution.recipes import EXCHANGE
 from rankxform.formats.dtype import INT4
+from rankxform.planning.costs import Costs
 from rankxform.planning.moves import Move, Portion
 from rankxform.planning.plan import needed_stages
 from rankxform.planning.source import Parameter
@@ -27,7 +28,10 @@ from .prepare import Conversion
 
 
 def moves(
-    conversion: Conversion, process: int, shares: Sequence[Sequence[Portion]]
+    conversion: Conversion,
+    process: int,
+    shares: Sequence[Sequence[Portion]],
+    costs: Costs | None = None,
 ) -> tuple[list[Move], bool]:
     """Return what a process has to do, in the order of the destination files, as far as can be.
 
@@ -40,6 +44,7 @@ def moves(
         conversion.sight,
         always=conversion.request.reading == EXCHANGE and len(shares) > 1,
         order=_in_safetensors if conversion.format == SAFETENSORS else None,
+        costs=costs,
     )
 
 

@@ -133,7 +133,7 @@ def bytes_to_read(moves: Iterable[Move]) -> int:
                 for cell, box in move.copies(dst_cell):
                     hulls[cell] = hulls[cell].hull(box) if cell in hulls else box
             known[key] = sum(
-                _read_of(hull, parameter.grid.box(cell), item) for cell, hull in hulls.items()
+                read_of(hull, parameter.grid.box(cell), item) for cell, hull in hulls.items()
             )
         total += known[key] * item
     return total
@@ -152,7 +152,7 @@ def bytes_to_write(moves: Iterable[Move]) -> int:
     return total
 
 
-def _read_of(hull: Box, held: Box, item: int) -> int:
+def read_of(hull: Box, held: Box, item: int) -> int:
     """Return the elements read to get `hull` out of the slice `held`."""
     if not hull.size:
         return 0

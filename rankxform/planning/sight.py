@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,9 +36,25 @@ class Sight:
 
     def seers(self, ranks: Iterable[int]) -> Processes:
         """Return the processes that can read the file of one of `ranks`."""
-        wanted = tuple(ranks)
-        nodes = {n for n, seen in enumerate(self.seen) if not seen.isdisjoint(wanted)}
-        return tuple(p for p, n in enumerate(self.node) if n in nodes)
+        nodes = {node for rank in ranks for node in self._nodes.get(rank, ())}
+        return tuple(sorted(p for node in nodes for p in self._processes[node]))
+
+    @cached_property
+    def _nodes(self) -> Mapping[int, Sequence[int]]:
+        """By source rank the nodes that see its file."""
+        found: dict[int, list[int]] = {}
+        for node, seen in enumerate(self.seen):
+            for rank in seen:
+                found.setdefault(rank, []).append(node)
+        return found
+
+    @cached_property
+    def _processes(self) -> Sequence[Sequence[int]]:
+        """By node its processes."""
+        found: list[list[int]] = [[] for _ in self.seen]
+        for process, node in enumerate(self.node):
+            found[node].append(process)
+        return found
 
     def dealt(self, ranks: Iterable[int]) -> list[list[int]]:
         """Deal the files of `ranks` to processes that see them, in even numbers.
@@ -52,7 +68,7 @@ class Sight:
             if self.is_full:
                 dealt[position % len(dealt)].append(rank)
                 continue
-            nodes = tuple(n for n, seen in enumerate(self.seen) if rank in seen)
+            nodes = tuple(self._nodes.get(rank, ()))
             if nodes not in able:
                 able[nodes] = self.seers((rank,))
             dealt[min(able[nodes], key=lambda process: len(dealt[process]))].append(rank)

@@ -16,6 +16,7 @@ from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.grid import Cell
 from rankxform.layout.layout import Layout
 
+from .costs import Costs, Reading, reading_of
 from .level import Class, Dealer, level
 from .moves import Copies, Move, Portion, bytes_to_write, copies_of
 from .plan import Planner
@@ -91,13 +92,15 @@ def work_of(
     *,
     always: bool,
     order: Order | None = None,
+    costs: Costs | None = None,
 ) -> tuple[list[Move], bool]:
     """Return what `process` has to do for ``shares``, by process; and whether any process trades.
 
     See `deal`. What it reads for itself alone comes in between its parts in trades, so that it
     has something to do while letters are on their way.
     """
-    trades = [] if sight.is_full and not always else deal(planner, shares, sight, always, order)
+    alike = sight.is_full and not always and costs is None
+    trades = [] if alike else deal(planner, shares, sight, always, order, costs)
     seen = None if sight.is_full else sight.of(process)
     alone = planner.moves(shares[process], seen)
     if order is not None:
@@ -129,14 +132,16 @@ def deal(
     sight: Sight,
     always: bool,
     order: Order | None = None,
+    costs: Costs | None = None,
 ) -> list[Trade]:
     """Return the trades of a conversion in which process p serves ``shares[p]``.
 
-    Without `always`, a process takes part as a receiver only where it needs a file that it does
-    not see. With it, each distinct byte is read by one process for all. Readers are levelled: see
-    `rankxform.planning.level`. Raises CheckpointError where nobody has what is needed.
+    Without `always`, a process takes part as a receiver where it needs a file that it does not
+    see; and, if `costs` are known, where an exchange is cheaper than that all nodes read a file
+    that all of them see. With it, each distinct byte is read by one process for all. Readers are
+    levelled: see `rankxform.planning.level`. Raises CheckpointError where nobody has what is needed.
     """
-    drafts = list(_drafts(planner, shares, sight, always))
+    drafts = list(_drafts(planner, shares, sight, always, costs))
     if order is not None:
         drafts.sort(key=lambda draft: order(draft.parameter))
     amounts: dict[Class, float] = {}
@@ -203,7 +208,11 @@ class _Draft:
 
 
 def _drafts(
-    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, always: bool
+    planner: Planner,
+    shares: Sequence[Sequence[Portion]],
+    sight: Sight,
+    always: bool,
+    costs: Costs | None,
 ) -> Iterator[_Draft]:
     known: dict[object, _Kind | None] = {}
     for (name, layout), every in planner.wanted(shares).items():
@@ -217,10 +226,28 @@ def _drafts(
                 for cell in needs:
                     if not held.get(cell):
                         planner.nobody(parameter, cell)
-                known[key] = _kind(served, needs, held, turn, sight, always)
+                together = always
+                if costs and not always:
+                    reading = reading_of(parameter, layout, served, sight.node)
+                    together = reading.exchanges(costs, len(sight.node), len(sight.seen))
+                known[key] = _kind(served, needs, held, turn, sight, together)
             kind = known[key]
             if kind is not None:
                 yield _Draft(parameter, layout, turn, kind)
+
+
+def both_ways(planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight) -> Reading:
+    """Return what it comes to if every node reads for itself, and if each byte is read once."""
+    known: dict[object, Reading] = {}
+    total = Reading(0, 0, 0)
+    for (name, layout), pairs in planner.wanted(shares).items():
+        parameter = planner.parameter(name)
+        key = parameter.layout, parameter.shape, parameter.dtype, parameter.listed, layout, pairs
+        if key not in known:
+            served = _served(planner, layout, pairs)
+            known[key] = reading_of(parameter, layout, served, sight.node)
+        total = total.plus(known[key])
+    return total
 
 
 def _served(
