@@ -27,6 +27,7 @@ from rankxform.transport.launcher import launched_rank
 from . import arguments, report
 from .launch import Program, launch
 from .progress import Progress
+from .simulation import simulated
 from .stopping import Stopping, seconds_left
 
 
@@ -150,6 +151,9 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
 def _plan(options: argparse.Namespace, processes: Team) -> None:
     request = processes.share(lambda: arguments.request(options))
     conversion = job.prepare(request, processes)
+    if getattr(options, "simulate", None):
+        processes.share(lambda: _print(simulated(conversion, options)))
+        return
     count = getattr(options, "processes", None) or processes.size
     dry_run = options.verb == "transform" and request.dst is not None
     told = report.prediction(job.predict(conversion, processes)) if dry_run else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
 from rankxform.execution.recipes import AUTO, READINGS
+from rankxform.planning.costs import Bandwidth
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 from rankxform.transport import Team
@@ -161,6 +163,13 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "which node (default: auto, finds out)",
     )
     out.add_argument(
+        "--bandwidth",
+        type=_bandwidth,
+        metavar="WHAT=SIZE,..",
+        help="bytes a second that a process reads and writes, a node sends, and a process copies "
+        "in memory, such as read=2G,write=1G,network=10G,copy=5G (default: measured)",
+    )
+    out.add_argument(
         "--reading",
         choices=READINGS,
         default=AUTO,
@@ -208,6 +217,19 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: a size such as 256M is wanted") from None
+
+
+def _bandwidth(text: str) -> Bandwidth:
+    known = [field.name for field in fields(Bandwidth)]
+    given = {}
+    for one in text.split(","):
+        name, _, value = one.partition("=")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{one!r}: {', '.join(known)} can be given")
+        given[name] = float(_size(value))
+        if not given[name]:
+            raise argparse.ArgumentTypeError(f"{one!r}: more than nothing is wanted")
+    return Bandwidth(**given)
 
 
 def _time(text: str) -> float:

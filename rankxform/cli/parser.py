@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from rankxform.errors import UsageError
 from rankxform.execution.folder import DEFAULT_PATTERN
+from rankxform.job import PLACES
 
 from .options import (
     add_choice,
@@ -169,6 +170,22 @@ def _plan(verb: argparse.ArgumentParser) -> None:
         type=count,
         metavar="P",
         help="plan for so many processes (default: those that run)",
+    )
+    paper = verb.add_argument_group("on paper, for any cluster")
+    paper.add_argument(
+        "--simulate",
+        type=count,
+        metavar="P",
+        help="say what each of P processes would read, send and write, and how long it would take",
+    )
+    paper.add_argument(
+        "--nodes", type=count, metavar="N", help="on N nodes (default: of 8 processes each)"
+    )
+    paper.add_argument(
+        "--src-placement",
+        choices=PLACES,
+        default=PLACES[0],
+        help="all nodes see all source files, or each has its own share (default: %(default)s)",
     )
     add_json(verb)
 

@@ -8,10 +8,12 @@ from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .replicas import Agreement, compare_replicas
 from .request import Request
+from .simulate import PLACES, on_paper
 from .verify import Verdict, verify, verify_alone
 
 __all__ = [
     "Agreement",
+    "PLACES",
     "already_fits",
     "compare_replicas",
     "convert_one",
@@ -22,6 +24,7 @@ __all__ = [
     "Request",
     "Verdict",
     "load",
+    "on_paper",
     "own_rank",
     "predict",
     "prepare",

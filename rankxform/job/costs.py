@@ -35,7 +35,8 @@ def costs_of(
     found = both_ways(conversion.planner, shares, sight)
     if found.each <= _REPEATED * found.once:
         return None
-    return request.costs or measured(conversion, team)
+    given = request.bandwidth
+    return given.costs(team.size) if given else measured(conversion, team)
 
 
 def measured(conversion: Conversion, team: Team) -> Costs:

@@ -81,7 +81,7 @@ def place(conversion: Conversion, team: Team) -> Placement:
     if nodes.count == 1:
         return Placement((Root(nodes.processes[0], frozenset(conversion.ranks), nodes.names),))
     groups = _groups(team, Path(request.dst))
-    hosts = team.share(lambda: _hosts(request.dst_placement, conversion.dst.ranks))
+    hosts = team.share(lambda: hosts_of(request.dst_placement, conversion.dst.ranks))
     if len(groups) > 1 and request.dst_placement == SHARED:
         apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
@@ -91,7 +91,7 @@ def place(conversion: Conversion, team: Team) -> Placement:
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
     else:
-        node_of = _in_order(conversion.dst.ranks, nodes)
+        node_of = in_order(conversion.dst.ranks, nodes)
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
@@ -100,7 +100,7 @@ def place(conversion: Conversion, team: Team) -> Placement:
     return Placement(tuple(roots))
 
 
-def _in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
+def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
     """Deal ranks to nodes: as the processes are, where each may stand for as many, or evenly."""
     processes = len(nodes.of)
     if ranks % processes == 0:
@@ -130,7 +130,7 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
     return list(groups.values())
 
 
-def _hosts(placement: str, ranks: int) -> list[str] | None:
+def hosts_of(placement: str, ranks: int) -> list[str] | None:
     """Read a hostfile or rank table; return the host of each destination rank."""
     if placement in WAYS:
         return None

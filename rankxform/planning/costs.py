@@ -33,6 +33,21 @@ class Costs:
 
 
 @dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second. read, write: of one process, while all are at work; network: out of one node,
+    and into it; copy: in memory, by one process."""
+
+    read: float = 1e9
+    write: float = 1e9
+    network: float = 10e9
+    copy: float = 5e9
+
+    def costs(self, processes: int) -> Costs:
+        """Return what bytes cost to that many processes."""
+        return Costs(self.read * processes, self.network, self.copy)
+
+
+@dataclass(frozen=True)
 class Reading:
     """What two ways to read one parameter come to, in bytes.
 

@@ -139,7 +139,8 @@ def deal(
     Without `always`, a process takes part as a receiver where it needs a file that it does not
     see; and, if `costs` are known, where an exchange is cheaper than that all nodes read a file
     that all of them see. With it, each distinct byte is read by one process for all. Readers are
-    levelled: see `rankxform.planning.level`. Raises CheckpointError where nobody has what is needed.
+    levelled: see `rankxform.planning.level`. Raises CheckpointError where nobody has what is
+    needed.
     """
     drafts = list(_drafts(planner, shares, sight, always, costs))
     if order is not None:

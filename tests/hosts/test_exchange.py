@@ -234,6 +234,27 @@ def test_a_shared_destination_is_found(clean):
     shutil.rmtree(target)
 
 
+@pytest.mark.parametrize(
+    ("given", "exchanged"),
+    [("read=1M,network=10G", True), ("read=10G,network=1M", False), (None, None)],
+)
+def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, clean):
+    """One file that all nodes see becomes columns, of which each node keeps two on its own disk."""
+    case = big(([1], [-1, -1]), ([6], COLUMN))
+    options = spread(clean, case)
+    source = clean.shared / "made" / "src"
+    command = [sys.executable, "-m", "rankxform", "transform", source, LOCAL / "dst", *options]
+    before = clean.sent()
+    code, output = clean.mpirun(1, *command, *(["--bandwidth", given] if given else []))
+    crossed = clean.sent() - before
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+    if exchanged is not None:
+        assert ("sent" in output) == exchanged
+        remote = 2 * TOTAL // 3 if exchanged else 0
+        assert remote <= crossed <= 1.05 * remote + 1.5e6
+
+
 def test_a_hostfile_says_which_ranks_go_where(clean):
     case, _ = PLACEMENTS["columns to rows"]
     options = spread(clean, case)

@@ -10,6 +10,9 @@ import pytest
 from mpi4py import MPI
 
 import rankxform
+from rankxform.planning.costs import Bandwidth
+from rankxform.planning.sight import Sight
+from rankxform.planning.simulate import simulate
 from tests import reference
 from tests.cases import Case, random_case
 
@@ -80,6 +83,12 @@ def test_storage_is_asked_for_each_byte_once(family, tmp):
     report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
     assert report.read == distinct
+    conversion = report.conversion
+    sight = Sight.full((0,) * WORLD.size, conversion.indexes)
+    shares = conversion.shares(WORLD.size)
+    paper = simulate(conversion.planner, shares, sight, Bandwidth(), always=True).loads
+    assert sum(load.read for load in paper) == report.read
+    assert sum(load.passed + load.sent for load in paper) == report.sent
 
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)

@@ -1,0 +1,83 @@
+"""``plan --simulate``: what a cluster would do."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rankxform import job
+from rankxform.planning.costs import Bandwidth
+from rankxform.planning.simulate import Simulation, spread_of
+
+from .report import as_json, opening
+from .units import seconds, size, table
+
+_NUMBERS = ("letters", "slices")
+_NAMES = {
+    "read": "read from files",
+    "sent": "sent to other nodes",
+    "passed": "sent on its node",
+    "received": "received",
+    "written": "written",
+    "letters": "letters, at least",
+    "slices": "slices",
+}
+
+
+def simulated(conversion: job.Conversion, options: argparse.Namespace) -> str:
+    """Simulate, and return the table or JSON."""
+    processes = options.simulate
+    nodes = options.nodes or -(-processes // 8)
+    found = job.on_paper(conversion, processes, nodes, options.src_placement)
+    facts = _facts(conversion, found, processes, nodes, options.src_placement)
+    return as_json(facts) if options.json else _table(conversion, facts)
+
+
+def _facts(
+    conversion: job.Conversion, found: Simulation, processes: int, nodes: int, src_placement: str
+) -> dict[str, Any]:
+    request = conversion.request
+    bandwidth = request.bandwidth or Bandwidth()
+    spread = spread_of(found.loads)
+    return {
+        "processes": processes,
+        "nodes": nodes,
+        "src_ranks": conversion.source.strategy.ranks,
+        "dst_ranks": conversion.dst.ranks,
+        "src_placement": src_placement,
+        "dst_placement": request.dst_placement,
+        "reading": request.reading,
+        "bytes_of_exchanged_parameters": found.exchanged,
+        "bandwidth": vars(bandwidth),
+        "seconds": found.total,
+        "seconds_of_processes": list(found.seconds),
+        "seconds_of_networks": list(found.network),
+        "loads": {name: [getattr(one, name) for one in found.loads] for name in spread},
+        "least_mean_largest": {name: list(three) for name, three in spread.items()},
+        "buffer_bytes_a_process": request.memory,
+    }
+
+
+def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
+    rows = []
+    for name, (least, mean, largest) in facts["least_mean_largest"].items():
+        show = "{:,.0f}".format if name in _NUMBERS else size
+        times = f"{largest / mean:.2f}" if mean else ""
+        total = sum(facts["loads"][name])
+        rows.append((_NAMES[name], show(least), show(mean), show(largest), times, show(total)))
+    slowest = max(facts["seconds_of_processes"])
+    network = max(facts["seconds_of_networks"])
+    given = ", ".join(f"{name} {size(value)}/s" for name, value in facts["bandwidth"].items())
+    lines = [
+        opening(conversion, facts["processes"]),
+        f"on           {facts['nodes']:,} nodes; source {facts['src_placement']}, destination "
+        f"{facts['dst_placement']}",
+        "",
+        table(("of a process", "least", "mean", "largest", "over mean", "all"), rows),
+        "",
+        f"parameters exchanged: {size(facts['bytes_of_exchanged_parameters'])}",
+        f"about {seconds(facts['seconds'])}: the busiest process {seconds(slowest)}, the busiest "
+        f"node's network {seconds(network)}, at {given}",
+        f"buffers of at most {size(facts['buffer_bytes_a_process'])} on each process",
+    ]
+    return "\n".join([*lines, *(f"note: {notice}" for notice in conversion.notices)])

@@ -1,0 +1,192 @@
+"""Who reads, who sends, and when that is cheaper, without a process or a file."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from rankxform.planning.costs import Bandwidth, Costs, reading_of
+from rankxform.planning.level import Dealer, level
+from rankxform.planning.moves import Portion
+from rankxform.planning.posts import posts
+from rankxform.planning.sharing import share, share_seen
+from rankxform.planning.sight import Sight
+from rankxform.planning.simulate import simulate
+from rankxform.planning.trades import both_ways, deal, work_of
+from tests.planning.test_plan import planner
+
+ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
+
+
+def of(tmp, src, dst, names=("w",), shape=(24, 24)):
+    """Return a planner of equal parameters; `src` and `dst` are (device matrix, tensor map)."""
+    layouts = [[dict.fromkeys(names, (*side, 0, 0))] for side in (src, dst)]
+    return planner(tmp, *layouts, dict.fromkeys(names, (shape, "Float32")))
+
+
+def spread(nodes, ranks, each=1):
+    """Return the sight of `each` processes on every node, which have the ranks in runs."""
+    per = ranks // nodes
+    node = tuple(n for n in range(nodes) for _ in range(each))
+    return Sight(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
+
+
+def test_trades_worked_out_by_hand(tmp_path):
+    """4 columns on 2 nodes become 2 rows: each node sends half of each of its columns."""
+    plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
+    shares = [[Portion(0, 0, 1)], [Portion(1, 0, 1)]]
+    (trade,) = deal(plan, shares, sight, always=False)
+    assert {cell: dict(by) for cell, by in trade.servers.items()} == {
+        (0, 0): {0: (0,)},
+        (1, 0): {1: (1,)},
+    }
+    assert trade.senders == {
+        (0, 0): {0: (0, 0), 1: (0, 0)},
+        (0, 1): {0: (0, 1), 1: (0, 1)},
+        (0, 2): {1: (1, 2), 0: (1, 2)},
+        (0, 3): {1: (1, 3), 0: (1, 3)},
+    }
+    mine = posts(trade)[0]
+    assert mine.own == [((0, 0), (0, 0)), ((0, 1), (0, 0))]
+    assert mine.out == {1: [((0, 0), (1, 0)), ((0, 1), (1, 0))]}
+    assert mine.into == {1: [((0, 2), (0, 0)), ((0, 3), (0, 0))]}
+
+
+def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
+    """Each node holds a replica of everything, so nothing is traded."""
+    plan, sight = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
+    assert deal(plan, share(plan, range(4), 4), sight, always=False) == []
+    work, trades = work_of(3, plan, share(plan, range(4), 4), sight, always=False)
+    assert not trades
+    assert {rank for move in work for rank in move.readers.values()} <= {2, 3}
+
+
+def test_one_process_of_a_node_passes_on_what_others_want(tmp_path):
+    plan, sight = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
+    shares = [[Portion(rank, 0, 1)] for rank in range(4)]
+    (trade,) = deal(plan, shares, sight, always=False)
+    every = posts(trade)
+    crossing = [
+        (sender, receiver, piece)
+        for sender, own in every.items()
+        for receiver, pieces in own.out.items()
+        for piece in pieces
+        if sight.node[sender] != sight.node[receiver]
+    ]
+    assert len(crossing) == 2  # each half crosses once
+    assert len({piece for *_, piece in crossing}) == 2
+    assert sum(len(some) for own in every.values() for some in own.passing.values()) == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
+    rng = random.Random(seed)
+    kinds = [([m], t) for m in (1, 2, 3, 4, 6) for t in (ROW, COLUMN)] + [
+        ([2, 3], ROW), ([3, 2], COLUMN), ([4], WHOLE), ([2, 2], ROW),
+    ]  # fmt: skip
+    src, dst = rng.choice(kinds), rng.choice(kinds)
+    plan = of(tmp_path, src, dst, ("a", "b", "c"))
+    ranks = [m[0] * (m[1] if len(m) > 1 else 1) for m, _ in (src, dst)]
+    nodes = rng.randint(1, 4)
+    node = tuple(sorted(rng.randrange(nodes) for _ in range(6)))
+    node = tuple(sorted({n: i for i, n in enumerate(dict.fromkeys(node))}[n] for n in node))
+    home = [rng.randrange(max(node) + 1) for _ in range(ranks[0])]
+    seen = tuple(
+        frozenset(r for r, h in enumerate(home) if h == n or rng.random() < 0.2)
+        for n in range(max(node) + 1)
+    )
+    sight, always = Sight(node, seen), rng.random() < 0.3
+    shares = share(plan, range(ranks[1]), len(node))
+    for trade in deal(plan, shares, sight, always):
+        had = {}
+        for process, own in posts(trade).items():
+            for piece in own.own:
+                had.setdefault((process, piece), []).append(process)
+            for post in (own.into, own.passed):
+                for sender, pieces in post.items():
+                    for piece in pieces:
+                        had.setdefault((process, piece), []).append(sender)
+        for cell, by in trade.servers.items():
+            for (at, _), process in product(trade.copies(cell), by):
+                assert len(had[process, (at, cell)]) == 1
+                reader, rank = trade.senders[at][process]
+                assert rank in sight.of(reader)
+        if always:
+            readers = {at: {p for p, _ in by.values()} for at, by in trade.senders.items()}
+            assert all(len(processes) == 1 for processes in readers.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_levels_are_as_low_as_can_be(seed):
+    """Compare with the bound that any set of processes gives: what only they can do, over them."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 5)
+    speeds = [rng.choice((1.0, 1.0, 0.25)) for _ in range(count)]
+    classes = {tuple(sorted(rng.sample(range(count), rng.randint(1, count)))) for _ in range(5)}
+    amounts = {members: float(rng.randint(1, 100)) for members in classes}
+    dealt = level(amounts, speeds)
+    loads = [0.0] * count
+    for members, shares in dealt.items():
+        assert sum(shares) == pytest.approx(amounts[members])
+        for process, part in zip(members, shares):
+            loads[process] += part
+    longest = max(load / speed for load, speed in zip(loads, speeds))
+    bound = 0.0
+    for bits in range(1, 1 << count):
+        some = {p for p in range(count) if bits >> p & 1}
+        work = sum(amount for members, amount in amounts.items() if some.issuperset(members))
+        bound = max(bound, work / sum(speeds[p] for p in some))
+    assert longest <= 1.02 * bound
+
+
+def test_pieces_are_dealt_in_runs():
+    amounts = {(0, 1): 8.0}
+    dealer = Dealer(amounts, level(amounts, (1.0, 1.0)))
+    assert [dealer.next((0, 1), 1.0) for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_reading_is_counted_by_node(tmp_path):
+    """One file of 24 rows, wanted by 4 columns on 2 nodes: both read all rows, or one does."""
+    plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
+    sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
+    found = both_ways(plan, [[Portion(rank, 0, 1)] for rank in range(4)], sight)
+    whole = 24 * 24 * 4
+    assert (found.each, found.once, found.crossing) == (2 * whole, whole, whole // 2)
+
+
+@pytest.mark.parametrize(
+    ("storage", "network", "exchanged"), [(1e8, 1e10, True), (1e9, 1e7, False)]
+)
+def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
+    plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
+    sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
+    shares = [[Portion(rank, 0, 1)] for rank in range(4)]
+    costs = Costs(storage, network, 5e9)
+    assert bool(deal(plan, shares, sight, False, None, costs)) == exchanged
+
+
+def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
+    plan = of(tmp_path, ([1], WHOLE), ([4], ROW))
+    served = {(rank, 0): [rank] for rank in range(4)}
+    found = reading_of(plan.parameter("w"), plan.names(0)["w"], served, (0, 0, 1, 1))
+    assert found.each == found.once
+    assert not found.exchanges(Costs(1.0, 1e9, 1e9), 4, 2)
+
+
+def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
+    plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
+    shares = share_seen(plan, range(2), Sight((0, 1), (frozenset({0}), frozenset({1}))))
+    found = simulate(plan, shares, sight, Bandwidth(1e3, 1e3, 1e2, 1e9), always=False)
+    half = 24 * 24 * 4 // 2
+    for load in found.loads:
+        assert (load.read, load.sent, load.received, load.written) == (
+            half,
+            half // 2,
+            half // 2,
+            half,
+        )
+        assert (load.passed, load.letters, load.slices) == (0, 1, 1)
+    assert found.network == (half / 2 / 1e2,) * 2
+    assert found.total == max(*found.network, *found.seconds)
