@@ -26,7 +26,7 @@ from rankxform.transport.team import Show
 
 from .checks import check_target, compare_ranks
 from .contents import contents
-from .costs import costs_of
+from .costs import costs_of, speeds_of
 from .identity import identity
 from .outputs import Layouts, alike, moves, outputs
 from .phases import Phases
@@ -218,8 +218,9 @@ def _work(
         shares = placement.shares(conversion, list(groups), done)
         left = [remaining(planner, share, done) for share in shares]
     costs = costs_of(conversion, left, team)
+    speeds = speeds_of(conversion, left, team, costs)
     with team.together():
-        mine, trades = moves(conversion, team.rank, left, costs)
+        mine, trades = moves(conversion, team.rank, left, costs, speeds)
         return _Work(
             conversion,
             state,

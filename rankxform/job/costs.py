@@ -7,10 +7,10 @@ from time import perf_counter
 
 from rankxform.execution.files import Tick
 from rankxform.execution.recipes import AUTO
-from rankxform.execution.speed import copying, reading
+from rankxform.execution.speed import copying, reading, reading_for
 from rankxform.planning.costs import Costs
 from rankxform.planning.moves import Portion
-from rankxform.planning.trades import both_ways
+from rankxform.planning.trades import both_ways, freedom
 from rankxform.transport import Team
 
 from .prepare import Conversion
@@ -18,6 +18,11 @@ from .prepare import Conversion
 _REPEATED = 1.05
 """How often nodes must read the same bytes for a choice to be worth measuring."""
 
+_WORTH_MEASURING = 128 << 20
+"""Bytes of a process for which the moment it takes is little."""
+
+_READING_SECONDS = 0.12
+_NOISE = 1.5
 _READ, _LETTER = 16 << 20, 4 << 20
 _ROUNDS = 2
 
@@ -37,6 +42,31 @@ def costs_of(
         return None
     given = request.bandwidth
     return given.costs(team.size) if given else measured(conversion, team)
+
+
+def speeds_of(
+    conversion: Conversion,
+    shares: Sequence[Sequence[Portion]],
+    team: Team,
+    costs: Costs | None,
+) -> list[float]:
+    """Return how fast each process reads, if there is a choice among nodes; else nothing.
+
+    Collective. Differences that are no more than the measurement's own count as none.
+    """
+    sight = conversion.sight
+    if team.nodes.count == 1 or (sight.is_full and costs is None):
+        return []
+    if freedom(conversion.planner, shares, sight, costs) < _WORTH_MEASURING * team.size:
+        return []
+    paths = conversion.shards.paths
+    own = min(sight.of(team.rank), default=None)
+    speeds = team.gather(
+        lambda: reading_for(paths[own], _READING_SECONDS) if own is not None else 0.0
+    )
+    known = sorted(speed for speed in speeds if speed)
+    usual = known[len(known) // 2]
+    return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
 def measured(conversion: Conversion, team: Team) -> Costs:

@@ -18,7 +18,7 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 
 from .checks import compare_ranks
-from .costs import costs_of
+from .costs import costs_of, speeds_of
 from .outputs import moves
 from .prepare import Conversion, prepare
 from .request import Request
@@ -74,8 +74,9 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     with team.together():
         shares = [_portions(conversion, *one) for one in zip(ranks, includes)]
     costs = costs_of(conversion, shares, team)
+    speeds = speeds_of(conversion, shares, team, costs)
     with team.together():
-        work, trades = moves(conversion, team.rank, shares, costs)
+        work, trades = moves(conversion, team.rank, shares, costs, speeds)
         every_slice = conversion.planner.slices(rank)
         mine = [every_slice[at] for one in shares[team.rank] for at in range(one.first, one.stop)]
         arrays = Arrays((p.name, p.dtype, shape) for p, shape in mine)

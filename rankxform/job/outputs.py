@@ -32,6 +32,7 @@ def moves(
     process: int,
     shares: Sequence[Sequence[Portion]],
     costs: Costs | None = None,
+    speeds: Sequence[float] = (),
 ) -> tuple[list[Move], bool]:
     """Return what a process has to do, in the order of the destination files, as far as can be.
 
@@ -45,6 +46,7 @@ def moves(
         always=conversion.request.reading == EXCHANGE and len(shares) > 1,
         order=_in_safetensors if conversion.format == SAFETENSORS else None,
         costs=costs,
+        speeds=speeds,
     )
 
 

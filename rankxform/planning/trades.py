@@ -93,6 +93,7 @@ def work_of(
     always: bool,
     order: Order | None = None,
     costs: Costs | None = None,
+    speeds: Sequence[float] = (),
 ) -> tuple[list[Move], bool]:
     """Return what `process` has to do for ``shares``, by process; and whether any process trades.
 
@@ -100,7 +101,7 @@ def work_of(
     has something to do while letters are on their way.
     """
     alike = sight.is_full and not always and costs is None
-    trades = [] if alike else deal(planner, shares, sight, always, order, costs)
+    trades = [] if alike else deal(planner, shares, sight, always, order, costs, speeds)
     seen = None if sight.is_full else sight.of(process)
     alone = planner.moves(shares[process], seen)
     if order is not None:
@@ -133,23 +134,22 @@ def deal(
     always: bool,
     order: Order | None = None,
     costs: Costs | None = None,
+    speeds: Sequence[float] = (),
 ) -> list[Trade]:
     """Return the trades of a conversion in which process p serves ``shares[p]``.
 
     Without `always`, a process takes part as a receiver where it needs a file that it does not
     see; and, if `costs` are known, where an exchange is cheaper than that all nodes read a file
-    that all of them see. With it, each distinct byte is read by one process for all. Readers are
-    levelled: see `rankxform.planning.level`. Raises CheckpointError where nobody has what is
-    needed.
+    that all of them see. With it, each distinct byte is read by one process for all. Where
+    several processes could read the same, none has much longer to read than another, by their
+    `speeds` (without: equal ones); see `rankxform.planning.level`. Raises CheckpointError where
+    nobody has what is needed.
     """
     drafts = list(_drafts(planner, shares, sight, always, costs))
     if order is not None:
         drafts.sort(key=lambda draft: order(draft.parameter))
-    amounts: dict[Class, float] = {}
-    for draft in drafts:
-        for cell, asked in draft.kind.asked.items():
-            amounts[asked.able] = amounts.get(asked.able, 0.0) + draft.nbytes(cell)
-    dealer = Dealer(amounts, level(amounts, [1.0] * len(shares)))
+    amounts = _amounts(drafts)
+    dealer = Dealer(amounts, level(amounts, speeds or [1.0] * len(shares)))
     known: dict[object, Senders] = {}
     trades = []
     for draft in drafts:
@@ -163,6 +163,23 @@ def deal(
         parameter, servers = draft.parameter, draft.kind.servers
         trades.append(Trade(parameter, draft.layout, servers, known[key], sight.node))
     return _in_turn(trades)
+
+
+def _amounts(drafts: Iterable[_Draft]) -> dict[Class, float]:
+    """Return the bytes that are asked for, by who could read them."""
+    amounts: dict[Class, float] = {}
+    for draft in drafts:
+        for cell, asked in draft.kind.asked.items():
+            amounts[asked.able] = amounts.get(asked.able, 0.0) + draft.nbytes(cell)
+    return amounts
+
+
+def freedom(
+    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, costs: Costs | None
+) -> float:
+    """Return the bytes to be sent that processes of more than one node could read."""
+    amounts = _amounts(_drafts(planner, shares, sight, False, costs))
+    return sum(nbytes for able, nbytes in amounts.items() if len({sight.node[p] for p in able}) > 1)
 
 
 def _senders(draft: _Draft, chosen: Mapping[Cell, int], sight: Sight) -> Senders:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 _NET = "10.79.0"
 _SWITCH = "rxsw"
 _READY_SECONDS = 10
+_PERIOD = 0.02
 
 
 def why_not():
@@ -231,6 +233,31 @@ class Hosts:
         finally:
             for name in self.names:
                 _sh(*self.on(name, *["tc", "qdisc", "del", "dev", "eth0", "root"]))
+
+    @contextmanager
+    def throttled(self, name, share):
+        """Let the conversion's processes on a host run only a `share` of the time."""
+        ended = threading.Event()
+
+        def throttle():
+            while not ended.wait(share * _PERIOD):
+                for pid in self.workers(name):
+                    self._signal(pid, signal.SIGSTOP)
+                time.sleep((1 - share) * _PERIOD)
+                for pid in self.workers(name):
+                    self._signal(pid, signal.SIGCONT)
+
+        thread = threading.Thread(target=throttle)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _signal(self, pid, number):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     @contextmanager
     def unplugged(self, name):

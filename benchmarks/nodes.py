@@ -1,0 +1,165 @@
+"""Several nodes, played by namespaces of this machine (tests/hosts): needs root.
+
+``python -m benchmarks.nodes link [--rate 800mbit]``: shards on the own disks of 3 nodes, and slow
+links between them; how long the move takes over what the bytes need that each node must send.
+
+``python -m benchmarks.nodes slow [--percent 20]``: 2 nodes hold replicas that a third one wants,
+and one of the two runs only a part of the time; the move over the ideal division of reading.
+
+``python -m benchmarks.nodes choice``: 30 cases of layouts, places and links, each with every way of
+reading forced, and with the one that is chosen; the choice over the best.
+
+Medians of `--repeat` runs; bytes are counted by the nodes' network interfaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import statistics
+import sys
+from contextlib import nullcontext
+
+from tests import reference
+from tests.hosts.machines import LOCAL, Hosts
+
+ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
+SHAPE, NAMES = (1536, 9216), tuple(f"w{n}" for n in range(8))
+TOTAL = len(NAMES) * SHAPE[0] * SHAPE[1] * 4
+WAYS = ("auto", "ranges", "rows", "exchange")
+
+
+def make(hosts, src, dst, shared):
+    """Write a checkpoint cut by `src`, on the nodes' own disks in runs of ranks or, `shared`, where
+    all see it; return its folder and the strategies' options. Cuts are (device matrix, map)."""
+    made = hosts.shared / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    params = dict.fromkeys(NAMES, (SHAPE, "Float32"))
+    layouts = [[dict.fromkeys(NAMES, (*side, 0, 0))] for side in (src, dst)]
+    reference.write_checkpoint(made / "src", layouts[0], params)
+    for name, stages in zip("ab", layouts):
+        reference.write_stage_files(made / name, stages)
+    options = ["--src-strategy", made / "a", "--dst-strategy", made / "b"]
+    for name in hosts.names:
+        shutil.rmtree(hosts.disk(name) / "src", ignore_errors=True)
+    if shared:
+        return made / "src", options
+    folders = sorted((made / "src").iterdir(), key=lambda path: int(path.name[5:]))
+    for number, folder in enumerate(folders):
+        home = hosts.names[number * len(hosts.names) // len(folders)]
+        shutil.move(folder, hosts.disk(home) / "src" / folder.name)
+    return LOCAL / "src", options
+
+
+def convert(hosts, per_host, src, options, way="auto", dst=LOCAL / "dst"):
+    """Convert; return the seconds of the move, and the bytes that crossed."""
+    for name in hosts.names:
+        shutil.rmtree(hosts.disk(name) / "dst", ignore_errors=True)
+    before = hosts.sent()
+    code, output = hosts.mpirun(
+        per_host, sys.executable, "-m", "rankxform", "transform", src, dst, *options,
+        "--no-fsync", "--profile", "--reading", way,
+    )  # fmt: skip
+    if code:
+        raise SystemExit(output)
+    return float(re.search(r"moved in ([\d.]+)", output)[1]), hosts.sent() - before
+
+
+def repeated(times, *arguments, **options):
+    found = [convert(*arguments, **options) for _ in range(times)]
+    seconds, nbytes = zip(*found)
+    return statistics.median(seconds), statistics.median(nbytes), max(seconds) / min(seconds)
+
+
+def link(hosts, options):
+    src, strategies = make(hosts, ([6], COLUMN), ([6], ROW), shared=False)
+    rate = float(re.match(r"\d+", options.rate)[0]) * 1e6 / 8
+    wanted = 2 * TOTAL / 9  # each of 3 nodes sends two thirds of its third
+    with hosts.slow(options.rate):
+        for per_host in (1, 2):
+            seconds, nbytes, _ = repeated(options.repeat, hosts, per_host, src, strategies)
+            print(
+                f"{3 * per_host} processes: {seconds:.2f} s, {seconds / (wanted / rate):.2f} times "
+                f"{wanted / 1e6:.0f} MB a node at {options.rate}; crossed "
+                f"{nbytes / 3 / wanted:.3f} times the bytes"
+            )
+
+
+def slow(hosts, options):
+    """Two nodes hold everything, a third one wants it; ideal is what their speeds add up to."""
+    src, strategies = make(hosts, ([2], WHOLE), ([1], WHOLE), shared=False)
+    place = hosts.shared / "place"
+    place.write_text("h3:1\n")
+    strategies += ["--dst-placement", place]
+    both, *_ = repeated(options.repeat, hosts, 1, src, strategies)
+    share = options.percent / 100
+    with hosts.throttled("h2", share):
+        found, *_ = repeated(options.repeat, hosts, 1, src, strategies)
+    shutil.rmtree(hosts.disk("h2") / "src")
+    one, *_ = repeated(options.repeat, hosts, 1, src, strategies)
+    ideal = max(both, one / (1 + share))
+    print(
+        f"two readers {both:.2f} s, one {one:.2f} s; one of two at {options.percent} %: "
+        f"{found:.2f} s, {found / ideal:.2f} times the ideal {ideal:.2f} s"
+    )
+
+
+LAYOUTS = {
+    "the same rows": (([6], ROW), ([6], ROW)),
+    "rows to columns": (([6], ROW), ([6], COLUMN)),
+    "columns to rows": (([6], COLUMN), ([6], ROW)),
+    "2 replicas of rows to columns": (([2, 3], ROW), ([6], COLUMN)),
+    "rows to whole": (([6], ROW), ([3], WHOLE)),
+}
+PLACES = {
+    "own disks": (False, LOCAL / "dst"),
+    "shared source": (True, LOCAL / "dst"),
+    "all shared": (True, None),
+}
+RATES = (None, "800mbit")
+
+
+def choice(hosts, options):
+    print("| case | source and destination | links | chosen | best | over best | spread |")
+    print("|---|---|---|---:|---|---:|---:|")
+    wrong = []
+    for layout, (src, dst) in LAYOUTS.items():
+        for place, (shared, target) in PLACES.items():
+            where, strategies = make(hosts, src, dst, shared)
+            for rate in RATES:
+                with hosts.slow(rate) if rate else nullcontext():
+                    found = {}
+                    for _ in range(options.repeat):
+                        for way in WAYS:
+                            to = target or hosts.shared / "dst"
+                            shutil.rmtree(hosts.shared / "dst", ignore_errors=True)
+                            seconds, _ = convert(hosts, 1, where, strategies, way, to)
+                            found.setdefault(way, []).append(seconds)
+                middle = {way: statistics.median(some) for way, some in found.items()}
+                spread = max(max(some) / min(some) for some in found.values()) - 1
+                best = min(WAYS[1:], key=middle.get)
+                over = middle["auto"] / middle[best]
+                row = (layout, place, rate or "fast", f"{middle['auto']:.3f} s",
+                       f"{best} {middle[best]:.3f} s", f"{over:.2f}", f"{spread:.0%}")  # fmt: skip
+                print("|", " | ".join(row), "|", flush=True)
+                if over > 1.1 + spread:
+                    wrong.append(row[:3])
+    print(f"{len(wrong)} of 30 slower than the best by more than 10 % and the spread", *wrong)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("link", "slow", "choice"))
+    parser.add_argument("--rate", default="800mbit")
+    parser.add_argument("--percent", type=int, default=20)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    with Hosts(3) as hosts:
+        {"link": link, "slow": slow, "choice": choice}[options.what](hosts, options)
+
+
+if __name__ == "__main__":
+    main()
