@@ -8,6 +8,7 @@ system, with the software on it. The bridge lies in a namespace too, so nothing 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,6 @@ LOCAL = Path("/rxlocal")
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 _NET = "10.79.0"
-_SWITCH = "rxsw"
 _READY_SECONDS = 10
 _PERIOD = 0.02
 
@@ -39,8 +39,10 @@ def why_not():
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"pretend hosts need {', '.join(missing)} (Debian: iproute2, util-linux)"
-    probe = subprocess.run(["ip", "netns", "add", "rxprobe"], capture_output=True, text=True)
-    subprocess.run(["ip", "netns", "del", "rxprobe"], capture_output=True)
+    probe = subprocess.run(
+        ["ip", "netns", "add", f"rx{os.getpid()}-probe"], capture_output=True, text=True
+    )
+    subprocess.run(["ip", "netns", "del", f"rx{os.getpid()}-probe"], capture_output=True)
     return f"this kernel has no network namespaces: {probe.stderr}" if probe.returncode else None
 
 
@@ -55,6 +57,11 @@ def require():
 
 def _sh(*command, check=True):
     return subprocess.run([*map(str, command)], check=check, capture_output=True, text=True)
+
+
+def _is_ours(pid):
+    """Whether a namespace is of this process, or of none that is still there."""
+    return pid == os.getpid() or not Path(f"/proc/{pid}").exists()
 
 
 class Hosts:
@@ -78,10 +85,14 @@ class Hosts:
             raise
         return self
 
+    def _space(self, name):
+        """Return the name of the network namespace of a host, or of the switch."""
+        return f"rx{os.getpid()}-{name}"
+
     def _make(self):
-        _sh("ip", "netns", "add", _SWITCH)
-        _sh("ip", "-n", _SWITCH, "link", "add", "br0", "type", "bridge")
-        _sh("ip", "-n", _SWITCH, "link", "set", "br0", "up")
+        _sh("ip", "netns", "add", self._space("switch"))
+        _sh("ip", "-n", self._space("switch"), "link", "add", "br0", "type", "bridge")
+        _sh("ip", "-n", self._space("switch"), "link", "set", "br0", "up")
         lines = ["127.0.0.1 localhost"]
         lines += [f"{_NET}.{n + 1} {name}" for n, name in enumerate(self.names)]
         (self.shared / "etc_hosts").write_text("\n".join(lines) + "\n")
@@ -92,13 +103,13 @@ class Hosts:
         agent.chmod(0o755)
 
     def _make_one(self, number, name):
-        space = f"rx{name}"
+        space = self._space(name)
         disk = self.disk(name)
         disk.mkdir(parents=True)
         _sh("ip", "netns", "add", space)
         _sh(*["ip", "link", "add", "eth0", "netns"], space, *["type", "veth", "peer", "name"],
-            f"p{name}", "netns", _SWITCH)  # fmt: skip
-        _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "master", "br0", "up")
+            f"p{name}", "netns", self._space("switch"))  # fmt: skip
+        _sh("ip", "-n", self._space("switch"), "link", "set", f"p{name}", "master", "br0", "up")
         _sh("ip", "-n", space, "addr", "add", f"{_NET}.{number}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _sh("ip", "-n", space, "link", "set", device, "up")
@@ -131,9 +142,13 @@ class Hosts:
         shutil.rmtree(self.shared, ignore_errors=True)
 
     def _kill_all(self, keep=()):
-        """Kill what runs on hosts, but for process ids in `keep`; return the hosts' networks."""
-        spaces = _sh("ip", "netns", "list", check=False).stdout.split("\n")
-        spaces = [line.split()[0] for line in spaces if line.startswith("rx")]
+        """Kill what runs on hosts, but for process ids in `keep`; return the hosts' networks.
+
+        With those of test runs that were killed and left theirs.
+        """
+        lines = _sh("ip", "netns", "list", check=False).stdout.split("\n")
+        spaces = [line.split()[0] for line in lines if re.match(r"rx\d+-", line)]
+        spaces = [one for one in spaces if _is_ours(int(one[2:].partition("-")[0]))]
         for space in spaces:
             for pid in _sh("ip", "netns", "pids", space, check=False).stdout.split():
                 if int(pid) not in keep:
@@ -153,6 +168,12 @@ class Hosts:
     def disk(self, name):
         """Return a host's own disk, as the machine sees it."""
         return self.shared / "disks" / name
+
+    def wipe(self):
+        """Remove what is on the hosts' own disks."""
+        for name in self.names:
+            for entry in self.disk(name).iterdir():
+                shutil.rmtree(entry)
 
     def on(self, name, *command):
         """Return a command that runs on a host."""
@@ -206,7 +227,7 @@ class Hosts:
     def workers(self, name):
         """Return the process ids of the conversion's processes on a host."""
         found = []
-        for pid in _sh("ip", "netns", "pids", f"rx{name}", check=False).stdout.split():
+        for pid in _sh("ip", "netns", "pids", self._space(name), check=False).stdout.split():
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"rankxform" in words and b"python" in words[0]:
@@ -262,11 +283,11 @@ class Hosts:
     @contextmanager
     def unplugged(self, name):
         """Cut a host off from the others."""
-        _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "down")
+        _sh("ip", "-n", self._space("switch"), "link", "set", f"p{name}", "down")
         try:
             yield
         finally:
-            _sh("ip", "-n", _SWITCH, "link", "set", f"p{name}", "up")
+            _sh("ip", "-n", self._space("switch"), "link", "set", f"p{name}", "up")
 
     @contextmanager
     def small_disk(self, name, folder, size):

@@ -31,9 +31,7 @@ def hosts():
 @pytest.fixture
 def clean(hosts):
     yield hosts
-    for name in hosts.names:
-        for folder in hosts.disk(name).iterdir():
-            shutil.rmtree(folder)
+    hosts.wipe()
 
 
 def spread(hosts, case, kind="ckpt"):
