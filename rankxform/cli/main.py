@@ -151,7 +151,10 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
 def _plan(options: argparse.Namespace, processes: Team) -> None:
     request = processes.share(lambda: arguments.request(options))
     conversion = job.prepare(request, processes)
-    if getattr(options, "simulate", None):
+    paper = getattr(options, "simulate", None)
+    if not paper and (getattr(options, "nodes", None) or getattr(options, "src_placement", None)):
+        raise UsageError("--nodes and --src-placement are for --simulate P")
+    if paper:
         processes.share(lambda: _print(simulated(conversion, options)))
         return
     count = getattr(options, "processes", None) or processes.size

@@ -223,9 +223,9 @@ def _bandwidth(text: str) -> Bandwidth:
     known = [field.name for field in fields(Bandwidth)]
     given = {}
     for one in text.split(","):
-        name, _, value = one.partition("=")
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{one!r}: {', '.join(known)} can be given")
+        name, equals, value = one.partition("=")
+        if name not in known or name in given or not equals:
+            raise argparse.ArgumentTypeError(f"{one!r}: one =SIZE each of {', '.join(known)}")
         given[name] = float(_size(value))
         if not given[name]:
             raise argparse.ArgumentTypeError(f"{one!r}: more than nothing is wanted")

@@ -184,8 +184,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     paper.add_argument(
         "--src-placement",
         choices=PLACES,
-        default=PLACES[0],
-        help="all nodes see all source files, or each has its own share (default: %(default)s)",
+        help="all nodes see all source files, or each has its own share (default: shared)",
     )
     add_json(verb)
 

@@ -28,8 +28,9 @@ def simulated(conversion: job.Conversion, options: argparse.Namespace) -> str:
     """Simulate, and return the table or JSON."""
     processes = options.simulate
     nodes = options.nodes or -(-processes // 8)
-    found = job.on_paper(conversion, processes, nodes, options.src_placement)
-    facts = _facts(conversion, found, processes, nodes, options.src_placement)
+    placement = options.src_placement or job.PLACES[0]
+    found = job.on_paper(conversion, processes, nodes, placement)
+    facts = _facts(conversion, found, processes, nodes, placement)
     return as_json(facts) if options.json else _table(conversion, facts)
 
 

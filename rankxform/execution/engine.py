@@ -154,15 +154,15 @@ def carry(
     share; so the process that waits for the oldest of all never waits in vain.
     """
     depth = _BANDS_ON_THE_WAY if mail else 1
-    kitchens = [Kitchen(memory // depth, reading) for _ in range(depth)]
+    kitchen = Kitchen(memory, depth, reading)
     crew = _Crew(sinks, sources, tick, between, witness, mail)
     number = 0
     for move in moves:
-        for alike in zip(*(kitchen.recipe(move) for kitchen in kitchens)):
-            for turn in range(alike[0].count):
+        for cut in kitchen.recipe(move):
+            for turn in range(cut.count):
                 if len(crew.flights) == depth:
                     crew.land()
-                crew.start(move, alike[number % depth], turn)
+                crew.start(move, cut.on(number % depth), turn)
                 number += 1
         crew.ends(move)
     while crew.flights:
@@ -174,7 +174,7 @@ def carry(
 
 @dataclass
 class _Flight:
-    """A band on its way; `last` if its move is complete with it."""
+    """A band on its way; `ended` are the moves that are complete with it."""
 
     move: Move
     band: Band
@@ -182,7 +182,7 @@ class _Flight:
     receipts: Sequence[Any] = ()
     passed: Sequence[Any] = ()
     sends: Sequence[Any] = ()
-    last: bool = False
+    ended: list[Move] = field(default_factory=list)
 
 
 class _Crew:
@@ -246,8 +246,8 @@ class _Crew:
             self.seconds["exchange"] += perf_counter() - began
         else:
             self._store(flight)
-        if flight.last:
-            self._end(flight.move)
+        for move in flight.ended:
+            self._end(move)
 
     def _store(self, flight: _Flight) -> None:
         move, band, turn, witness = flight.move, flight.band, flight.turn, self._witness
@@ -278,8 +278,8 @@ class _Crew:
 
     def ends(self, move: Move) -> None:
         """Take note that no more bands of `move` will be started."""
-        if self.flights and self.flights[-1].move is move:
-            self.flights[-1].last = True
+        if self.flights:
+            self.flights[-1].ended.append(move)
         else:
             self._end(move)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from rankxform.formats.dtype import item_size
+from rankxform.geometry.bands import Bands
 from rankxform.planning.moves import Move
 from rankxform.planning.trades import Traded
 
 from .letters import TradeRecipe
 from .recipes import AUTO, Band, Recipe, arena
+
+if TYPE_CHECKING:
+    from .recipes import Bytes
 
 _BLOCK = 8 << 20
 _LEAST_BLOCK = 64 << 10
@@ -18,16 +23,33 @@ _MANY_BANDS = 64
 _MANY_RECIPES = 256
 
 
+class Cut:
+    """Bands of a recipe that differ in their place only; worked out for an arena when needed."""
+
+    def __init__(self, recipe: Recipe, alike: Bands, arenas: Sequence[Bytes]) -> None:
+        self._recipe, self._alike, self._arenas = recipe, alike, arenas
+        self._made: dict[int, Band] = {}
+        self.count = alike.count
+
+    def on(self, arena: int) -> Band:
+        """Return the band as it is done in the arena of this number."""
+        if arena not in self._made:
+            self._made[arena] = self._recipe.band(self._alike, self._arenas[arena])
+        return self._made[arena]
+
+
 class Kitchen:
     """Makes recipes, and keeps those of parameters that are small enough to have many alike."""
 
-    def __init__(self, memory: int, reading: str = AUTO) -> None:
+    def __init__(self, memory: int, arenas: int = 1, reading: str = AUTO) -> None:
+        """`memory` is shared by the arenas."""
         self._reading = reading
-        self._arena = arena(min(_BLOCK, max(memory, _LEAST_BLOCK)))
-        self._kept: dict[object, Sequence[Band]] = {}
+        nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
+        self._arenas = [arena(nbytes) for _ in range(arenas)]
+        self._kept: dict[object, Sequence[Cut]] = {}
 
-    def recipe(self, move: Move) -> Iterable[Band]:
-        """Return the bands of `move`, in order."""
+    def recipe(self, move: Move) -> Iterable[Cut]:
+        """Return what is done for `move`, in order."""
         parameter = move.parameter
         key: object = (
             parameter.layout, parameter.shape, item_size(parameter.dtype), move.layout,
@@ -37,13 +59,12 @@ class Kitchen:
             key = key, id(move.trade.servers), id(move.trade.senders)
         if key in self._kept:
             return self._kept[key]
-        if isinstance(move, Traded):
-            made = TradeRecipe(move, self._arena, self._reading).bands()
-        else:
-            made = Recipe(move, self._arena, self._reading).bands()
+        kind = TradeRecipe(move, self._reading) if isinstance(move, Traded) else None
+        recipe = kind or Recipe(move, self._reading)
+        made = (Cut(recipe, one, self._arenas) for one in recipe.bands(len(self._arenas[0])))
         first = []
-        for band in made:
-            first.append(band)
+        for cut in made:
+            first.append(cut)
             if len(first) > _MANY_BANDS:
                 return chain(first, made)
         if len(self._kept) >= _MANY_RECIPES:

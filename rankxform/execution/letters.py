@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from rankxform.geometry.bands import Bands, bands
+from rankxform.geometry.bands import Bands, Rows, bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.planning.posts import Piece, Posts, posts
@@ -22,14 +22,14 @@ from .files import Buffer
 from .recipes import ALIGN, AUTO, Band, Held, Letters, Recipe, views
 
 if TYPE_CHECKING:
-    from .recipes import Bytes, Copies
+    from .recipes import Copies
 
 
 class TradeRecipe(Recipe):
     """Works out the bands of one process's part in a kind of trade."""
 
-    def __init__(self, move: Traded, arena: Bytes, reading: str = AUTO) -> None:
-        super().__init__(move, arena, reading)
+    def __init__(self, move: Traded, reading: str = AUTO) -> None:
+        super().__init__(move, reading)
         trade = move.trade
         grid = move.layout.grid(move.parameter.shape)
         self._every = {cell: grid.box(cell) for cell in trade.servers}
@@ -40,6 +40,11 @@ class TradeRecipe(Recipe):
         self._held, self._wanted = {}, {}
         for piece in self._mine.read:
             self._want(piece[0], self._boxes[piece])
+        self._out, self._into, self._passing, self._passed = (
+            {peer: self._rows_of(some) for peer, some in post.items()}
+            for post in (self._mine.out, self._mine.into, self._mine.passing, self._mine.passed)
+        )
+        self._pieces = self._rows_of(self._mine.every)
         own = set(self._mine.own)
         self._copies = {
             cell: tuple(
@@ -47,6 +52,9 @@ class TradeRecipe(Recipe):
             )
             for cell in move.targets
         }
+
+    def _rows_of(self, pieces: Iterable[Piece]) -> Rows[Piece]:
+        return Rows((piece, self._boxes[piece]) for piece in pieces)
 
     def _group(self, own: Posts, trade: Trade, process: int) -> list[Box]:
         """Return the boxes that a process has in its arena, each as often as it may be there."""
@@ -56,76 +64,74 @@ class TradeRecipe(Recipe):
         served = [box for cell, box in self._every.items() if process in trade.servers[cell]]
         return [*read, *pieces, *served]
 
-    def bands(self) -> Iterator[Band]:
+    def bands(self, arena: int) -> Iterator[Bands]:
         if not prod(self._shape):
-            yield from super().bands()
+            yield from super().bands(arena)
             return
         region, *others = self._every.values()
         for box in others:
             region = region.hull(box)
-        room = len(self._arena) - ALIGN * max(map(len, self._groups))
+        room = arena - ALIGN * max(map(len, self._groups))
         limit = max(1, room // self._item)
         for alike in bands(self._shape, region, self._groups, limit):
-            if any(alike.first.intersect(self._boxes[piece]) for piece in self._mine.every):
-                yield self._band(alike)
+            if next(self._pieces.over(alike.first), None):
+                yield alike
 
-    def _band(self, alike: Bands) -> Band:
-        self._used, band = 0, alike.first
+    def _work(self, alike: Bands) -> Band:
+        band = alike.first
         loads: list[tuple[Cell, int, int, Buffer]] = []
         held: dict[Any, Held] = {
-            cell: self._load(cell, alike, loads)
-            for cell, wanted in self._wanted.items()
-            if band.intersect(wanted)
+            cell: self._load(cell, need, alike, loads) for cell, need in self._sources.over(band)
         }
         packs: list[Copies] = []
         repacks: list[Copies] = []
-        mine = self._mine
-        sends = [self._write(to, some, band, held, packs) for to, some in mine.out.items()]
-        receipts = [self._expect(of, some, band, held) for of, some in mine.into.items()]
-        passing = [self._write(to, some, band, held, repacks) for to, some in mine.passing.items()]
-        passed = [self._expect(of, some, band, held) for of, some in mine.passed.items()]
-        letters = Letters(
-            packs, _real(sends), _real(receipts), repacks, _real(passing), _real(passed)
-        )
+        sends = self._write(self._out, band, held, packs)
+        receipts = self._expect(self._into, band, held)
+        passing = self._write(self._passing, band, held, repacks)
+        passed = self._expect(self._passed, band, held)
+        letters = Letters(packs, sends, receipts, repacks, passing, passed)
         return self._finished(alike, loads, held, letters)
-
-    def _parts(self, pieces: Iterable[Piece], band: Box) -> list[tuple[Piece, Box]]:
-        found = ((piece, self._boxes[piece].intersect(band)) for piece in pieces)
-        return [(piece, part) for piece, part in found if part is not None]
 
     def _write(
         self,
-        to: int,
-        pieces: Iterable[Piece],
+        post: Mapping[int, Rows[Piece]],
         band: Box,
         held: Mapping[Any, Held],
         copies: list[Copies],
-    ) -> tuple[int, Buffer]:
-        """Plan a letter of what is in the arena; one that lies there as it is needs no copy."""
-        parts = self._parts(pieces, band)
-        found = [held.get(piece) or held[piece[0]] for piece, _ in parts]
-        if len(parts) == 1 and found[0].box == parts[0][1]:
-            return to, found[0].data.data
-        letter, done = self._take(sum(part.size for _, part in parts)), 0
-        for (_, part), source in zip(parts, found):
-            nbytes = part.size * self._item
-            into = Held(part, letter[done : done + nbytes])
-            copies.append(views(into, source, part, self._item))
-            done += nbytes
-        return to, letter.data
+    ) -> list[tuple[int, Buffer]]:
+        """Plan letters of what is in the arena; one that lies there as it is needs no copy."""
+        letters = []
+        for to, rows in post.items():
+            parts = list(rows.over(band))
+            found = [held.get(piece) or held[piece[0]] for piece, _ in parts]
+            if len(parts) == 1 and found[0].box == parts[0][1]:
+                letters.append((to, found[0].data.data))
+            elif parts:
+                letter, places = self._letter(parts)
+                letters.append((to, letter))
+                for place, source in zip(places, found):
+                    copies.append(views(place, source, place.box, self._item))
+        return letters
 
     def _expect(
-        self, sender: int, pieces: Iterable[Piece], band: Box, held: dict[Any, Held]
-    ) -> tuple[int, Buffer]:
-        """Plan room for a letter, and take note where its pieces will be."""
-        parts = self._parts(pieces, band)
-        letter, done = self._take(sum(part.size for _, part in parts)), 0
-        for piece, part in parts:
-            nbytes = part.size * self._item
-            held[piece] = Held(part, letter[done : done + nbytes])
+        self, post: Mapping[int, Rows[Piece]], band: Box, held: dict[Any, Held]
+    ) -> list[tuple[int, Buffer]]:
+        """Plan room for letters, and take note where their pieces will be."""
+        letters = []
+        for sender, rows in post.items():
+            parts = list(rows.over(band))
+            if parts:
+                letter, places = self._letter(parts)
+                letters.append((sender, letter))
+                held.update((piece, place) for (piece, _), place in zip(parts, places))
+        return letters
+
+    def _letter(self, parts: Iterable[tuple[Piece, Box]]) -> tuple[Buffer, list[Held]]:
+        """Plan a letter, with its pieces one behind the other."""
+        boxes = [part for _, part in parts]
+        letter, done, places = self._take(sum(box.size for box in boxes)), 0, []
+        for box in boxes:
+            nbytes = box.size * self._item
+            places.append(Held(box, letter[done : done + nbytes]))
             done += nbytes
-        return sender, letter.data
-
-
-def _real(letters: Iterable[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
-    return [(process, letter) for process, letter in letters if len(letter)]
+        return letter.data, places

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.bands import Bands, bands
+from rankxform.geometry.bands import Bands, Rows, bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import contiguous_runs, first_element, worth_picking
@@ -115,17 +116,17 @@ class Held:
 
 
 class Recipe:
-    """Works out the bands of one kind of move, in an arena that each band uses anew."""
+    """Works out the bands of one kind of move, each in an arena that it uses anew."""
 
-    def __init__(self, move: Move, arena: Bytes, reading: str = AUTO) -> None:
+    def __init__(self, move: Move, reading: str = AUTO) -> None:
         parameter = move.parameter
         self._reading = reading
-        self._shape, self._item, self._arena = parameter.shape, item_size(parameter.dtype), arena
-        self._used = 0
+        self._shape, self._item = parameter.shape, item_size(parameter.dtype)
         grid = move.layout.grid(parameter.shape)
         self._targets = {cell: grid.box(cell) for cell in move.targets}
         self._copies: dict[Cell, Sequence[tuple[Any, Box]]] = {}  # by what is in the arena
         self._grid = parameter.grid
+        self._rows: dict[Cell, Rows[Any]] = {}
         self._held: dict[Cell, Box] = {}
         self._wanted: dict[Cell, Box] = {}  # of a source cell, the hull of what is wanted
         for target in move.targets:
@@ -139,20 +140,19 @@ class Recipe:
         self._wanted[cell] = hull.hull(box) if hull else box
         self._held[cell] = self._grid.box(cell)
 
-    def bands(self) -> Iterator[Band]:
+    def bands(self, arena: int) -> Iterator[Bands]:
+        """Yield the bands of the move, each small enough for an arena of so many bytes."""
+        if not prod(self._shape):
+            yield Bands(Box.whole(self._shape), 0, 1)
+            return
         region, *others = self._targets.values()
         for box in others:
             region = region.hull(box)
-        if not prod(self._shape):
-            empty = self._arena[:0].data
-            yield Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets])
-            return
         shards = [*self._held.values(), *self._targets.values()]
-        room = len(self._arena) - ALIGN * len(shards)
+        room = arena - ALIGN * len(shards)
         split = len(self._held) < len(self._targets)
         limit = (min(room, _SMALL_BAND) if split or self._straight() else room) // self._item
-        for alike in bands(self._shape, region, [shards], max(1, limit)):
-            yield self._band(alike)
+        yield from bands(self._shape, region, [shards], max(1, limit))
 
     def _straight(self) -> bool:
         """Whether only rows are cut, so that nothing needs gathering."""
@@ -162,14 +162,19 @@ class Recipe:
             for at, box in copies
         )
 
-    def _band(self, alike: Bands) -> Band:
-        self._used = 0
+    def band(self, alike: Bands, arena: Bytes) -> Band:
+        """Work out what is done for the first of bands that are alike, in an arena."""
+        self._arena, self._used = arena, 0
+        if not prod(self._shape):
+            empty = arena[:0].data
+            return Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets])
+        return self._work(alike)
+
+    def _work(self, alike: Bands) -> Band:
         band = alike.first
         loads: list[tuple[Cell, int, int, Buffer]] = []
         loaded = {
-            cell: self._load(cell, alike, loads)
-            for cell, wanted in self._wanted.items()
-            if band.intersect(wanted)
+            cell: self._load(cell, need, alike, loads) for cell, need in self._sources.over(band)
         }
         return self._finished(alike, loads, loaded, None)
 
@@ -184,16 +189,14 @@ class Recipe:
         stores, regions = [], []
         wanted: dict[Box, list[Source]] = {}
         band, behind = alike.first, self._used
-        for cell, box in self._targets.items():
-            target = band.intersect(box)
-            if target is not None:
-                self._used = behind
-                data, copies, sources = self._assemble(cell, target, loaded)
-                start, step = offset(target, box, self._item), self._step(alike, box)
-                stores.append((cell, start, step, data.data, copies))
-                regions.append(Region(target, data))
-                for source in sources:
-                    wanted.setdefault(source.held, []).append(source)
+        for cell, target in self._wanting.over(band):
+            box, self._used = self._targets[cell], behind
+            data, copies, sources = self._assemble(cell, target, loaded)
+            start, step = offset(target, box, self._item), self._step(alike, box)
+            stores.append((cell, start, step, data.data, copies))
+            regions.append(Region(target, data))
+            for source in sources:
+                wanted.setdefault(source.held, []).append(source)
         whole = [one for some in wanted.values() for one in in_one(some)]
         return Band(alike.count, loads, stores, whole, regions, alike.axis, alike.step, letters)
 
@@ -201,13 +204,28 @@ class Recipe:
         """Return the content bytes from one band to the next in a slice that holds `box`."""
         return alike.step * prod(box.shape[alike.axis + 1 :]) * self._item
 
-    def _load(self, cell: Cell, alike: Bands, loads: list[tuple[Cell, int, int, Buffer]]) -> Held:
+    @cached_property
+    def _sources(self) -> Rows[Cell]:
+        return Rows(self._wanted.items())
+
+    @cached_property
+    def _wanting(self) -> Rows[Cell]:
+        return Rows(self._targets.items())
+
+    def _parts_of(self, cell: Cell) -> Rows[Any]:
+        """Return what makes up destination `cell`, by what is in the arena."""
+        if cell not in self._rows:
+            self._rows[cell] = Rows(self._copies[cell])
+        return self._rows[cell]
+
+    def _load(
+        self, cell: Cell, need: Box, alike: Bands, loads: list[tuple[Cell, int, int, Buffer]]
+    ) -> Held:
         """Plan to read what is wanted of a band from source `cell`; return where it will be."""
         box, band = self._held[cell], alike.first
         step = self._step(alike, box)
-        mine, need = band.intersect(box), band.intersect(self._wanted[cell])
+        mine = band.intersect(box)
         assert mine is not None
-        assert need is not None
         frame, start = need.relative_to(mine), offset(mine, box, self._item)
         if need == mine or not self._picks(frame, mine.shape):
             data = self._take(mine.size)
@@ -231,11 +249,7 @@ class Recipe:
         self, cell: Cell, target: Box, loaded: Mapping[Any, Held]
     ) -> tuple[Bytes, list[Copies], list[Source]]:
         """Plan to put `target`, of destination `cell`, together; return where, copies, sources."""
-        parts = [
-            (at, part)
-            for at, box in self._copies[cell]
-            if (part := box.intersect(target)) is not None
-        ]
+        parts = list(self._parts_of(cell).over(target))
         sources = [Source(loaded[at].box, loaded[at].data, part) for at, part in parts]
         if len(parts) == 1 and sources[0].held == target:
             return sources[0].data, [], sources

@@ -8,9 +8,11 @@ are cut; what lies between is a strided copy in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Generic, TypeVar
 
 from .box import Box
 
@@ -33,6 +35,8 @@ class Bands:
             start = self.first.start[self.axis] + n * self.step if self.first.ndim else 0
             yield _replace(self.first, self.axis, start, start + self.step)
 
+
+T = TypeVar("T")
 
 Groups = Sequence[Sequence[Box]]
 
@@ -60,11 +64,9 @@ def _along(band: Box, region: Box, groups: Groups, limit: int, axis: int) -> Ite
         return
     low, high = region.start[axis], region.stop[axis]
     ends = {e for shards in groups for s in shards for e in (s.start[axis], s.stop[axis])}
-    edges = {e for e in ends if low < e < high}
-    cuts = [low, *sorted(edges), high]
-    for a, b in zip(cuts, cuts[1:]):
-        active = [[s for s in g if s.start[axis] <= a and b <= s.stop[axis]] for g in groups]
-        row = max(sum(prod(s.shape[axis + 1 :]) for s in shards) for shards in active)
+    cuts = [low, *sorted(e for e in ends if low < e < high), high]
+    for a, b, active in zip(cuts, cuts[1:], _active(cuts, groups, axis)):
+        row = max((sum(prod(s.shape[axis + 1 :]) for s in shards) for shards in active), default=0)
         step = limit // row if row else b - a
         if step >= 1:
             count, rest = divmod(b - a, step)
@@ -76,6 +78,50 @@ def _along(band: Box, region: Box, groups: Groups, limit: int, axis: int) -> Ite
             for index in range(a, b):
                 single = _replace(band, axis, index, index + 1)
                 yield from _along(single, region, active, limit, axis + 1)
+
+
+def _active(cuts: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]:
+    """Return for every interval between `cuts` what of each group covers it, if anything does."""
+    found: list[dict[int, list[Box]]] = [{} for _ in cuts[1:]]
+    for number, shards in enumerate(groups):
+        for shard in shards:
+            first = bisect_left(cuts, shard.start[axis])
+            for at in range(first, bisect_left(cuts, shard.stop[axis], first)):
+                if at < len(found):
+                    found[at].setdefault(number, []).append(shard)
+    return [list(by_group.values()) for by_group in found]
+
+
+class Rows(Generic[T]):
+    """Things with boxes, found by the rows that a band is in.
+
+    The band is one of those that were cut along the boxes' edges, so it is inside a box's range on
+    the first axis or outside of it.
+    """
+
+    def __init__(self, things: Iterable[tuple[T, Box]]) -> None:
+        self._all = list(things)
+        boxes = [box for _, box in self._all if box.ndim]
+        self._edges = sorted({e for box in boxes for e in (box.start[0], box.stop[0])})
+        self._found: list[list[tuple[T, Box]]] = [[] for _ in self._edges]
+        for thing, box in self._all if boxes else ():
+            first = bisect_left(self._edges, box.start[0])
+            for at in range(first, bisect_left(self._edges, box.stop[0], first)):
+                self._found[at].append((thing, box))
+
+    def near(self, band: Box) -> Sequence[tuple[T, Box]]:
+        """Return the things whose range on the first axis `band` is inside of, in their order."""
+        if not band.ndim:
+            return self._all
+        at = bisect_right(self._edges, band.start[0]) - 1
+        return self._found[at] if at >= 0 else ()
+
+    def over(self, band: Box) -> Iterator[tuple[T, Box]]:
+        """Yield the things that have a part of `band`, with that part."""
+        for thing, box in self.near(band):
+            part = box.intersect(band)
+            if part is not None:
+                yield thing, part
 
 
 def _replace(box: Box, axis: int, start: int, stop: int) -> Box:

@@ -3,7 +3,7 @@
 Whether the folder is one is found out, not configured: every node leaves an empty file there, and
 looks for those of the others. Where it is not, the ranks of a node are written by its own
 processes: ranks in the order of the nodes, in even numbers, as those of the next job will be; or as
-a hostfile or rank table says.
+a hostfile or rank table says. What an earlier run left on a node is continued there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rankxform import hostfile
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import probes
 from rankxform.execution.files import read_bytes
+from rankxform.execution.output import part_of
 from rankxform.planning.moves import Portion
 from rankxform.planning.sharing import Done, share_seen
 from rankxform.planning.sight import Sight
@@ -91,7 +92,8 @@ def place(conversion: Conversion, team: Team) -> Placement:
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
     else:
-        node_of = in_order(conversion.dst.ranks, nodes)
+        begun = _begun(conversion, team) if len(groups) > 1 else {}
+        node_of = {**in_order(conversion.dst.ranks, nodes), **begun}
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
@@ -106,6 +108,24 @@ def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
     if ranks % processes == 0:
         return {rank: nodes.of[rank * processes // ranks] for rank in range(ranks)}
     return {rank: rank * nodes.count // ranks for rank in range(ranks)}
+
+
+def _begun(conversion: Conversion, team: Team) -> Mapping[int, int]:
+    """Return the nodes that have files of ranks from an earlier run, where only one has."""
+    nodes = team.nodes
+    finals = {rank: conversion.final(rank) for rank in conversion.ranks}
+
+    def mine() -> list[int]:
+        if not nodes.speaks(team.rank):
+            return []
+        return [r for r, path in finals.items() if path.exists() or part_of(path).exists()]
+
+    every = team.gather(mine)
+    found: dict[int, list[int]] = {}
+    for node, processes in enumerate(nodes.processes):
+        for rank in every[processes[0]]:
+            found.setdefault(rank, []).append(node)
+    return {rank: some[0] for rank, some in found.items() if len(some) == 1}
 
 
 def _groups(team: Team, folder: Path) -> list[list[int]]:
@@ -134,6 +154,11 @@ def hosts_of(placement: str, ranks: int) -> list[str] | None:
     """Read a hostfile or rank table; return the host of each destination rank."""
     if placement in WAYS:
         return None
+    if not Path(placement).is_file():
+        raise UsageError(
+            f"--dst-placement {placement!r}: is none of {', '.join(WAYS)}, and no hostfile or rank "
+            "table of this name is there"
+        )
     data = read_bytes(Path(placement))
     parse = hostfile.from_rank_table if data.lstrip()[:1] == b"{" else hostfile.parse
     hosts = [host.address for host in parse(data, placement) for _ in range(host.devices)]

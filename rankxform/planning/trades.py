@@ -8,7 +8,7 @@ one order that is the same for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ Senders = Mapping[Cell, Mapping[int, "tuple[int, int]"]]
 class Trade:
     """One parameter, from processes that read it to processes that serve destination ranks.
 
-    node: by process its node.
+    node: by process its node. place: when its turn is, from 0 to 1 of the whole.
     """
 
     parameter: Parameter
@@ -44,6 +44,7 @@ class Trade:
     servers: Servers
     senders: Senders
     node: tuple[int, ...]
+    place: float = 0.0
 
     def copies(self, cell: Cell) -> Copies:
         """Return (source cell, region) for all that makes up destination `cell`."""
@@ -108,7 +109,7 @@ def work_of(
         alone.sort(key=lambda move: order(move.parameter))
     if not trades:
         return alone, False
-    parts = [part for trade in trades if (part := trade.part(process))]
+    parts: list[Traded] = [part for trade in trades if (part := trade.part(process))]
     traded = {
         (part.parameter.name, part.layout, rank)
         for part in parts
@@ -118,8 +119,8 @@ def work_of(
     rest = [
         move for move in alone if (move.parameter.name, move.layout, _first(move)) not in traded
     ]
-    rows = [[(bytes_to_write([move]), move) for move in row] for row in (rest, parts)]
-    placed = [(middle, n, move) for n, row in enumerate(rows) for middle, move in paced(row)]
+    placed = [(place, 0, move) for place, move in paced([(bytes_to_write([m]), m) for m in rest])]
+    placed += [(part.trade.place, 1, part) for part in parts]
     return [move for *_, move in sorted(placed, key=lambda one: one[:2])], True
 
 
@@ -150,7 +151,7 @@ def deal(
         drafts.sort(key=lambda draft: order(draft.parameter))
     amounts = _amounts(drafts)
     dealer = Dealer(amounts, level(amounts, speeds or [1.0] * len(shares)))
-    known: dict[object, Senders] = {}
+    known: dict[object, tuple[Servers, Senders]] = {}
     trades = []
     for draft in drafts:
         chosen = {
@@ -159,9 +160,8 @@ def deal(
         }
         key = id(draft.kind), draft.turn, tuple(chosen.values())
         if key not in known:
-            known[key] = _senders(draft, chosen, sight)
-        parameter, servers = draft.parameter, draft.kind.servers
-        trades.append(Trade(parameter, draft.layout, servers, known[key], sight.node))
+            known[key] = _with_readers(draft, chosen, sight)
+        trades.append(Trade(draft.parameter, draft.layout, *known[key], sight.node))
     return _in_turn(trades)
 
 
@@ -182,7 +182,39 @@ def freedom(
     return sum(nbytes for able, nbytes in amounts.items() if len({sight.node[p] for p in able}) > 1)
 
 
-def _senders(draft: _Draft, chosen: Mapping[Cell, int], sight: Sight) -> Senders:
+def _with_readers(
+    draft: _Draft, chosen: Mapping[Cell, int], sight: Sight
+) -> tuple[Servers, Senders]:
+    """Return who serves what, and who sends what to whom, or reads it for itself.
+
+    Who reads for others, and sees all that it needs itself, takes part as a server too, so that it
+    reads what it needs in the same pass.
+    """
+    kind, senders = draft.kind, _senders(draft, chosen, sight)
+    members = {process for by in kind.servers.values() for process in by}
+    more = {
+        process
+        for process in set(chosen.values()) - members
+        if any(process in by for by in kind.served.values())
+    }
+    if not more:
+        return kind.servers, senders
+    for cell, by in kind.needs.items():
+        for process in more.intersection(by):
+            ranks = [rank for rank in kind.held[cell] if rank in sight.of(process)]
+            read = {rank for reader, rank in senders.get(cell, {}).values() if reader == process}
+            rank = min(read) if read else ranks[draft.turn % len(ranks)]
+            senders.setdefault(cell, {})[process] = process, rank
+    servers = {
+        cell: {p: ranks for p, ranks in by.items() if p in members or p in more}
+        for cell, by in kind.served.items()
+    }
+    return {cell: by for cell, by in servers.items() if by}, senders
+
+
+def _senders(
+    draft: _Draft, chosen: Mapping[Cell, int], sight: Sight
+) -> dict[Cell, dict[int, tuple[int, int]]]:
     """Return who sends what to whom, or reads it for itself."""
     senders = {cell: dict(own) for cell, own in draft.kind.own.items()}
     for cell, asked in draft.kind.asked.items():
@@ -204,8 +236,15 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What trades have in common that are cut alike; `own` is what servers read for themselves."""
+    """What trades have in common that are cut alike.
 
+    served: by all processes, and needs: by source cell, who wants of it; servers: those that
+    cannot do without a trade; own: what these read for themselves.
+    """
+
+    served: Servers
+    needs: Mapping[Cell, Mapping[int, None]]
+    held: Mapping[Cell, tuple[int, ...]]
     servers: Servers
     own: Senders
     asked: Mapping[Cell, _Asked]
@@ -237,7 +276,10 @@ def _drafts(
         parameter = planner.parameter(name)
         turn = planner.turn(parameter)
         for held, pairs in planner.held_alike(parameter, layout, every):
-            key = parameter.layout, parameter.shape, parameter.listed, layout, id(held), pairs, turn
+            key = (
+                parameter.layout, parameter.shape, parameter.listed, item_size(parameter.dtype),
+                layout, id(held), pairs, turn,
+            )  # fmt: skip
             if key not in known:
                 served = _served(planner, layout, pairs)
                 needs = _needs(parameter, layout, served)
@@ -289,7 +331,7 @@ def _needs(parameter: Parameter, layout: Layout, served: Servers) -> dict[Cell, 
 
 def _kind(
     served: Servers,
-    needs: Mapping[Cell, Iterable[int]],
+    needs: Mapping[Cell, Mapping[int, None]],
     held: Mapping[Cell, tuple[int, ...]],
     turn: int,
     sight: Sight,
@@ -317,7 +359,7 @@ def _kind(
         if wanting:
             able = tuple(sorted(p for p in wanting if near[p])) or sight.seers(held[at])
             asked[at] = _Asked(tuple(wanting), held[at], able)
-    return _Kind(servers, own, asked)
+    return _Kind(served, needs, held, servers, own, asked)
 
 
 def _in_turn(trades: Sequence[Trade]) -> list[Trade]:
@@ -334,7 +376,7 @@ def _in_turn(trades: Sequence[Trade]) -> list[Trade]:
     for number, row in enumerate(rows.values()):
         for at, (middle, trade) in enumerate(paced(row)):
             placed.append((middle, number, at, trade))
-    return [trade for *_, trade in sorted(placed, key=lambda one: one[:3])]
+    return [replace(trade, place=place) for place, *_, trade in sorted(placed, key=lambda o: o[:3])]
 
 
 def paced(row: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:

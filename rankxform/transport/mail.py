@@ -1,7 +1,8 @@
 """Bytes from one process to another, without blocking either.
 
 Between two processes, messages of one kind arrive in the order in which they were sent. A message
-is complete only when its receiver has made room for it, so nobody is flooded.
+is complete only when its receiver has made room for it (sends are synchronous), so nobody is
+flooded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ KINDS = 2
 """Messages of several kinds between the same two processes do not overtake each other."""
 
 Tick = Callable[[int], None]
-Until = Callable[[Callable[[], bool], Tick], None]
+Until = Callable[[Callable[[], bool], "Tick | None"], None]
 
 
 class Mail:
@@ -30,7 +31,7 @@ class Mail:
 
     def send(self, peer: int, data: memoryview, kind: int = 0) -> Any:
         """Begin to send; `data` must stay as it is until the request is done."""
-        request = self._comm.Isend([data, self._mpi.BYTE], peer, kind)
+        request = self._comm.Issend([data, self._mpi.BYTE], peer, kind)
         self._counts[0, peer, kind] += 1
         self._out.append(request)
         return request
@@ -45,7 +46,7 @@ class Mail:
         """Let messages that are on their way move on."""
         self._comm.Iprobe()
 
-    def settle(self, requests: Iterable[Any], tick: Tick) -> None:
+    def settle(self, requests: Iterable[Any], tick: Tick | None) -> None:
         """Wait until `requests` are done. `tick` is called meanwhile, and may raise."""
         for request in requests:
             self._until(request.Test, tick)
@@ -70,23 +71,19 @@ class Mail:
                 self._counts[1, peer, kind] += 1
         self._in = []
         there = np.zeros_like(self._counts[0])
-        self._until(self._comm.Ialltoall(self._counts[0], there).Test, _nothing)
+        self._until(self._comm.Ialltoall(self._counts[0], there).Test, None)
         for peer, kind in np.argwhere(there > self._counts[1]).tolist():
             for _ in range(int(there[peer, kind] - self._counts[1, peer, kind])):
                 self._drop(peer, kind)
-        self.settle(list(self._out), _nothing)
+        self.settle(list(self._out), None)
 
     def _drop(self, peer: int, kind: int) -> None:
         status = self._mpi.Status()
-        self._until(lambda: self._comm.Iprobe(peer, kind, status), _nothing)
+        self._until(lambda: self._comm.Iprobe(peer, kind, status), None)
         room = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
-        self._until(self._comm.Irecv([room, self._mpi.BYTE], peer, kind).Test, _nothing)
+        self._until(self._comm.Irecv([room, self._mpi.BYTE], peer, kind).Test, None)
         self._counts[1, peer, kind] += 1
 
     def close(self) -> None:
         """Let go of what MPI keeps for this. Collective; all that was sent must have arrived."""
         self._comm.Free()
-
-
-def _nothing(_: int) -> None:
-    """Take no note of progress."""

@@ -223,18 +223,24 @@ class MpiTeam(Team):
         """Wait for `request` without burning the core; give up when nobody answers for long."""
         self._until(request.Test)
 
-    def _until(self, test: Callable[[], bool], tick: Tick = lambda nbytes: None) -> None:
-        """Wait until `test` is true. `tick` is called meanwhile, and may raise."""
+    def _until(self, test: Callable[[], bool], tick: Tick | None = None) -> None:
+        """Wait until `test` is true.
+
+        `tick`, of work that goes on, is called meanwhile and may raise. It sees to it that all
+        others are alive; without, whatever takes longer than the stall limit ends all.
+        """
         began, pause = time.monotonic(), _FIRST_SLEEP
         while not test():
-            tick(0)
+            if tick:
+                tick(0)
             waited = time.monotonic() - began
             if waited < _YIELD_SECONDS:
                 os.sched_yield()
                 continue
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_SLEEP)
-            self.check_stall(waited)
+            if not tick:
+                self.check_stall(waited)
 
     def check_stall(self, waited: float) -> None:
         """End all processes when some have not answered for too long."""

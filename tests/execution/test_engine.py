@@ -119,9 +119,9 @@ def test_parameters_that_are_cut_alike_share_a_recipe(tmp_path, counter, monkeyp
     made = []
     real = recipes.Recipe.__init__
 
-    def count(self, move, arena, reading):
+    def count(self, move, reading):
         made.append(move.parameter.name)
-        real(self, move, arena, reading)
+        real(self, move, reading)
 
     monkeypatch.setattr(recipes.Recipe, "__init__", count)
     names = [f"w{i}" for i in range(12)]

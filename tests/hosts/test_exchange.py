@@ -278,6 +278,20 @@ def test_it_continues_after_a_remote_process_was_killed(clean):
     assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
 
 
+def test_what_a_node_has_is_kept_when_nodes_come_in_another_order(clean):
+    case, _ = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    code, output = transform(clean, 1, options)
+    assert code == 0, output
+    clean.names.reverse()
+    try:
+        code, output = transform(clean, 1, options)
+    finally:
+        clean.names.reverse()
+    assert code == 0, output
+    assert "all 6 files were complete already" in output
+
+
 def test_a_dropped_link_ends_all_within_the_stall_limit(clean):
     case, _ = PLACEMENTS["columns to rows"]
     options = spread(clean, case)

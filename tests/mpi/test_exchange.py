@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
+import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,15 @@ import pytest
 from mpi4py import MPI
 
 import rankxform
+from rankxform import transport
 from rankxform.planning.costs import Bandwidth
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
 from tests import reference
 from tests.cases import Case, random_case
+
+job_prepare = import_module("rankxform.job.prepare")
+transport_mpi = import_module("rankxform.transport.mpi")
 
 WORLD = MPI.COMM_WORLD
 SIZES = (2, 3, 5)
@@ -139,3 +146,66 @@ def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
     monkeypatch.setattr(os, "preadv", real)
     rankxform.transform(src, tmp / "dst", a, b, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+def as_nodes(monkeypatch, nodes, seed):
+    """Let processes be on `nodes` nodes, each of which sees some of the source files at random."""
+    node = tuple(process * nodes // WORLD.size for process in range(WORLD.size))
+    monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{node[WORLD.rank]}", ""))
+
+    def sight_of(team, shards, as_first=frozenset()):
+        rng = random.Random(seed)
+        home = {rank: rng.randrange(nodes) for rank in shards.paths}
+        seen = (
+            frozenset(r for r in home if home[r] == n or rng.random() < 0.2) for n in range(nodes)
+        )
+        return Sight(node, tuple(seen)), []
+
+    monkeypatch.setattr(job_prepare, "sight_of", sight_of)
+
+
+@pytest.mark.mpi(min_size=3, sizes=(3, 5))
+@pytest.mark.parametrize("seed", range(24))
+def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
+    case = random_case(seed, mindspore_agrees=False)
+    src, a, b = prepare(case, tmp)
+    as_nodes(monkeypatch, 2 + seed % 2, seed)
+    memory = (1 << 20, 64 << 20)[seed % 3 == 0]
+    options = {"verify": True} if seed % 4 == 0 else {}
+    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, memory=memory, **options)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+@pytest.mark.mpi(min_size=3, sizes=(3, 5))
+def test_a_parameter_without_elements_is_read_for_others(tmp, monkeypatch):
+    case = cut(([2], ROW), ([2], COLUMN), shape=(0, 8))
+    case.params["full"], case.src[0]["full"], case.dst[0]["full"] = (
+        ((8, 8), "Float32"), ([2], ROW, 0, 0), ([2], COLUMN, 0, 0),
+    )  # fmt: skip
+    src, a, b = prepare(case, tmp)
+    as_nodes(monkeypatch, 3, 0)
+    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, verify=True)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+def test_a_process_that_is_busy_for_long_is_not_taken_for_lost():
+    """Others wait for its letter longer than the stall limit, while it shows signs of life."""
+    together = transport.team(WORLD)
+    together.stall_seconds = 1.0
+    mail = together.mail()
+    room = bytearray(8)
+
+    def work(tick):
+        if WORLD.rank == 0:
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                tick(0)
+                time.sleep(0.05)
+            mail.settle([mail.send(p, memoryview(b"a letter")) for p in range(1, WORLD.size)], tick)
+        else:
+            mail.settle([mail.receive(0, memoryview(room))], tick)
+
+    together.work(work, lambda done, end: None)
+    assert WORLD.rank == 0 or bytes(room) == b"a letter"
+    together.free()

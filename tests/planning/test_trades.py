@@ -80,6 +80,17 @@ def test_one_process_of_a_node_passes_on_what_others_want(tmp_path):
     assert sum(len(some) for own in every.values() for some in own.passing.values()) == 2
 
 
+def test_own_work_comes_in_between_what_is_read_for_others(tmp_path):
+    """Process 0 alone sees the source; it writes half of the parameters, process 1 the others."""
+    names = tuple(f"w{n}" for n in range(8))
+    plan = of(tmp_path, ([1], WHOLE), ([1], WHOLE), names)
+    shares = [[Portion(0, 0, 4)], [Portion(0, 4, 8)]]
+    sight = Sight((0, 1), (frozenset({0}), frozenset()))
+    work, trades = work_of(0, plan, shares, sight, always=False)
+    assert trades
+    assert [bool(move.targets) for move in work] == [True, False] * 4
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
     rng = random.Random(seed)
