@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 64 << 20
 _WRITE_BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
-_BANDS_ON_THE_WAY = 3
+_BANDS_ON_THE_WAY = 12
 
 FROM_READER, PASSED_ON = 0, 1
 """Kinds of letters: from who reads, and from who got it first on a node."""
@@ -158,12 +158,11 @@ def carry(
     crew = _Crew(sinks, sources, tick, between, witness, mail)
     number = 0
     for move in moves:
-        for cut in kitchen.recipe(move):
-            for turn in range(cut.count):
-                if len(crew.flights) == depth:
-                    crew.land()
-                crew.start(move, cut.on(number % depth), turn)
-                number += 1
+        for cut, turn in kitchen.recipe(move):
+            if len(crew.flights) == depth:
+                crew.land()
+            crew.start(move, cut.on(number % depth), turn)
+            number += 1
         crew.ends(move)
     while crew.flights:
         crew.land()

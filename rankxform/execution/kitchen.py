@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,6 @@ class Cut:
     def __init__(self, recipe: Recipe, alike: Bands, arenas: Sequence[Bytes]) -> None:
         self._recipe, self._alike, self._arenas = recipe, alike, arenas
         self._made: dict[int, Band] = {}
-        self.count = alike.count
 
     def on(self, arena: int) -> Band:
         """Return the band as it is done in the arena of this number."""
@@ -46,10 +45,10 @@ class Kitchen:
         self._reading = reading
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
-        self._kept: dict[object, Sequence[Cut]] = {}
+        self._kept: dict[object, Sequence[tuple[Cut, int]]] = {}
 
-    def recipe(self, move: Move) -> Iterable[Cut]:
-        """Return what is done for `move`, in order."""
+    def recipe(self, move: Move) -> Iterable[tuple[Cut, int]]:
+        """Return what is done for `move`, in order: bands, each with how often it was before."""
         parameter = move.parameter
         key: object = (
             parameter.layout, parameter.shape, item_size(parameter.dtype), move.layout,
@@ -61,7 +60,7 @@ class Kitchen:
             return self._kept[key]
         kind = TradeRecipe(move, self._reading) if isinstance(move, Traded) else None
         recipe = kind or Recipe(move, self._reading)
-        made = (Cut(recipe, one, self._arenas) for one in recipe.bands(len(self._arenas[0])))
+        made = self._cuts(recipe)
         first = []
         for cut in made:
             first.append(cut)
@@ -71,3 +70,12 @@ class Kitchen:
             self._kept.clear()
         self._kept[key] = first
         return first
+
+    def _cuts(self, recipe: Recipe) -> Iterator[tuple[Cut, int]]:
+        last: dict[int, Cut] = {}  # of bands that are alike, by the id of what they have in common
+        for alike, turn in recipe.turns(len(self._arenas[0])):
+            if id(alike) not in last:
+                last[id(alike)] = Cut(recipe, alike, self._arenas)
+            yield last[id(alike)], turn
+            if turn + 1 == alike.count:
+                del last[id(alike)]

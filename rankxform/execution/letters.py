@@ -16,7 +16,7 @@ from rankxform.geometry.bands import Bands, Rows, bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.planning.posts import Piece, Posts, posts
-from rankxform.planning.trades import Trade, Traded
+from rankxform.planning.trades import Trade, Traded, paced
 
 from .files import Buffer
 from .recipes import ALIGN, AUTO, Band, Held, Letters, Recipe, views
@@ -30,7 +30,7 @@ class TradeRecipe(Recipe):
 
     def __init__(self, move: Traded, reading: str = AUTO) -> None:
         super().__init__(move, reading)
-        trade = move.trade
+        self._trade = trade = move.trade
         grid = move.layout.grid(move.parameter.shape)
         self._every = {cell: grid.box(cell) for cell in trade.servers}
         self._boxes = {(at, cell): box for cell in trade.servers for at, box in trade.copies(cell)}
@@ -73,9 +73,33 @@ class TradeRecipe(Recipe):
             region = region.hull(box)
         room = arena - ALIGN * max(map(len, self._groups))
         limit = max(1, room // self._item)
-        for alike in bands(self._shape, region, self._groups, limit):
-            if next(self._pieces.over(alike.first), None):
-                yield alike
+        yield from bands(self._shape, region, self._groups, limit)
+
+    def turns(self, arena: int) -> Iterator[tuple[Bands, int]]:
+        """Yield this process's bands, so that all who are served are served from start to end.
+
+        Bands of the same servers stay in their order, and each such row is drawn on at the pace
+        that ends them all together; if destinations are cut by rows, one after the other would
+        get all of them else.
+        """
+        servers = Rows(self._every.items())
+        rows: dict[object, list[tuple[int, tuple[Bands, int]]]] = {}
+        for alike in self.bands(arena):
+            serving = frozenset(
+                process
+                for cell, _ in servers.over(alike.first)
+                for process in self._trade.servers[cell]
+            )
+            for turn in range(alike.count):
+                rows.setdefault(serving, []).append((alike.first.size, (alike, turn)))
+        placed = [
+            (middle, number, at, one)
+            for number, row in enumerate(rows.values())
+            for at, (middle, one) in enumerate(paced(row))
+        ]
+        for *_, (alike, turn) in sorted(placed, key=lambda one: one[:3]):
+            if not prod(self._shape) or next(self._pieces.over(alike.first), None):
+                yield alike, turn
 
     def _work(self, alike: Bands) -> Band:
         band = alike.first

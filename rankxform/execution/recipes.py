@@ -154,6 +154,12 @@ class Recipe:
         limit = (min(room, _SMALL_BAND) if split or self._straight() else room) // self._item
         yield from bands(self._shape, region, [shards], max(1, limit))
 
+    def turns(self, arena: int) -> Iterator[tuple[Bands, int]]:
+        """Yield bands with how often they were there before, in the order to do them in."""
+        for alike in self.bands(arena):
+            for turn in range(alike.count):
+                yield alike, turn
+
     def _straight(self) -> bool:
         """Whether only rows are cut, so that nothing needs gathering."""
         return all(

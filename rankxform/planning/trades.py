@@ -363,15 +363,16 @@ def _kind(
 
 
 def _in_turn(trades: Sequence[Trade]) -> list[Trade]:
-    """Order trades so that all who read have something to read until the end.
+    """Order trades so that all who read or write have something to do until the end.
 
-    Trades with the same readers stay in their order, and each such row is drawn on at the pace
-    that ends them all together.
+    Trades of the same readers and servers stay in their order, and each such row is drawn on at
+    the pace that ends them all together.
     """
-    rows: dict[frozenset[int], list[tuple[int, Trade]]] = {}
+    rows: dict[object, list[tuple[int, Trade]]] = {}
     for trade in trades:
         readers = frozenset(p for by in trade.senders.values() for p, _ in by.values())
-        rows.setdefault(readers, []).append((trade.nbytes, trade))
+        servers = frozenset(p for by in trade.servers.values() for p in by)
+        rows.setdefault((readers, servers), []).append((trade.nbytes, trade))
     placed = []
     for number, row in enumerate(rows.values()):
         for at, (middle, trade) in enumerate(paced(row)):
