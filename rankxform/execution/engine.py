@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 64 << 20
 _WRITE_BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
-_BANDS_ON_THE_WAY = 12
+_BANDS_ON_THE_WAY, _ARENA = 12, 512 << 10
+"""How many bands are on their way at a time, if each has an arena of so many bytes."""
 
 FROM_READER, PASSED_ON = 0, 1
 """Kinds of letters: from who reads, and from who got it first on a node."""
@@ -153,7 +154,7 @@ def carry(
     is to send those has nothing to wait for but letters of bands before it, in the order that all
     share; so the process that waits for the oldest of all never waits in vain.
     """
-    depth = _BANDS_ON_THE_WAY if mail else 1
+    depth = max(2, min(_BANDS_ON_THE_WAY, memory // _ARENA)) if mail else 1
     kitchen = Kitchen(memory, depth, reading)
     crew = _Crew(sinks, sources, tick, between, witness, mail)
     number = 0

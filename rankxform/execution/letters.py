@@ -76,22 +76,21 @@ class TradeRecipe(Recipe):
         yield from bands(self._shape, region, self._groups, limit)
 
     def turns(self, arena: int) -> Iterator[tuple[Bands, int]]:
-        """Yield this process's bands, so that all who are served are served from start to end.
+        """Yield this process's bands, so that all who read or serve do so from start to end.
 
-        Bands of the same servers stay in their order, and each such row is drawn on at the pace
-        that ends them all together; if destinations are cut by rows, one after the other would
-        get all of them else.
+        Bands of the same readers and servers stay in their order, and each such row is drawn on
+        at the pace that ends them all together: where one side is cut by rows, its processes
+        would else have all bands one after the other.
         """
-        servers = Rows(self._every.items())
+        servers = Rows((self._trade.servers[c], box) for c, box in self._every.items())
+        senders = Rows((by, self._grid.box(c)) for c, by in self._trade.senders.items())
         rows: dict[object, list[tuple[int, tuple[Bands, int]]]] = {}
         for alike in self.bands(arena):
-            serving = frozenset(
-                process
-                for cell, _ in servers.over(alike.first)
-                for process in self._trade.servers[cell]
-            )
+            serving = frozenset(p for by, _ in servers.over(alike.first) for p in by)
+            reading = frozenset(p for by, _ in senders.over(alike.first) for p, _ in by.values())
             for turn in range(alike.count):
-                rows.setdefault(serving, []).append((alike.first.size, (alike, turn)))
+                row = rows.setdefault((serving, reading), [])
+                row.append((alike.first.size, (alike, turn)))
         placed = [
             (middle, number, at, one)
             for number, row in enumerate(rows.values())
