@@ -9,6 +9,8 @@ Class = tuple[int, ...]
 
 _SWEEPS = 100
 _STILL = 1e-3
+_RUN = 16 << 20
+"""Bytes of small pieces that one process reads in a row."""
 
 
 def level(
@@ -27,7 +29,12 @@ def level(
     {(0,): [6.0], (0, 1): [2.0, 8.0]}
     """
     total = list(loads) or [0.0] * len(speeds)
-    dealt = {members: [0.0] * len(members) for members in amounts}
+    dealt = {}
+    for members, amount in amounts.items():  # begin evenly, so that what is alike ends alike
+        width = sum(speeds[p] for p in members)
+        dealt[members] = [amount * speeds[p] / width for p in members]
+        for process, part in zip(members, dealt[members]):
+            total[process] += part
     for _ in range(_SWEEPS):
         change = 0.0
         for members, amount in amounts.items():
@@ -57,24 +64,31 @@ def _fill(amount: float, loads: Sequence[float], speeds: Sequence[float]) -> lis
 
 
 class Dealer:
-    """Deals pieces of work out in order, so that each process gets long runs of them."""
+    """Deals pieces of work out in order, so that at any time all processes have done a like part
+    of theirs, and small pieces come in runs: what a reader skips is read ahead for nothing."""
 
-    def __init__(self, amounts: Mapping[Class, float], dealt: Mapping[Class, list[float]]) -> None:
-        """`dealt` is what `level` made of `amounts`."""
-        self._ends = {members: _ends(dealt[members]) for members in amounts}
-        self._done = dict.fromkeys(amounts, 0.0)
+    def __init__(self, dealt: Mapping[Class, Sequence[float]]) -> None:
+        """`dealt` is what `level` found: how much each process does of each class."""
+        self._left = {members: list(shares) for members, shares in dealt.items()}
+        self._all: dict[int, float] = {}
+        for members, shares in dealt.items():
+            for process, share in zip(members, shares):
+                self._all[process] = self._all.get(process, 0.0) + share
+        self._done = dict.fromkeys(self._all, 0.0)
+        self._run: dict[Class, tuple[int, float]] = {}
 
     def next(self, members: Class, nbytes: float) -> int:
         """Return the process that does the next piece of a class."""
-        middle = self._done[members] + nbytes / 2
-        self._done[members] += nbytes
-        ends = self._ends[members]
-        return next((p for p, end in zip(members, ends) if middle <= end), members[-1])
+        left = self._left[members]
+        at, run = self._run.get(members, (0, float(_RUN)))
+        if run + nbytes > _RUN or left[at] < nbytes / 2:
+            able = [i for i, rest in enumerate(left) if rest >= nbytes / 2]
+            at, run = min(able or range(len(left)), key=lambda i: (self._part(members[i]), i)), 0.0
+        left[at] -= nbytes
+        self._done[members[at]] += nbytes
+        self._run[members] = at, run + nbytes
+        return members[at]
 
-
-def _ends(shares: Sequence[float]) -> list[float]:
-    ends, total = [], 0.0
-    for share in shares:
-        total += share
-        ends.append(total)
-    return ends
+    def _part(self, process: int) -> float:
+        """Return which part of its work a process has been dealt."""
+        return self._done[process] / max(self._all[process], 1e-9)

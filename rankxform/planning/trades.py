@@ -150,7 +150,7 @@ def deal(
     if order is not None:
         drafts.sort(key=lambda draft: order(draft.parameter))
     amounts = _amounts(drafts)
-    dealer = Dealer(amounts, level(amounts, speeds or [1.0] * len(shares)))
+    dealer = Dealer(level(amounts, speeds or [1.0] * len(shares)))
     known: dict[object, tuple[Servers, Senders]] = {}
     trades = []
     for draft in drafts:

@@ -59,6 +59,11 @@ def _sh(*command, check=True):
     return subprocess.run([*map(str, command)], check=check, capture_output=True, text=True)
 
 
+def _software():
+    """Return the folders that hosts must see to run this project: it, and its environment."""
+    return list(dict.fromkeys([Path(__file__).resolve().parents[2], Path(sys.prefix).resolve()]))
+
+
 def _is_ours(pid):
     """Whether a namespace is of this process, or of none that is still there."""
     return pid == os.getpid() or not Path(f"/proc/{pid}").exists()
@@ -114,11 +119,19 @@ class Hosts:
         for device in ("lo", "eth0"):
             _sh("ip", "-n", space, "link", "set", device, "up")
         ready = self.shared / f"{name}.pid"
+        kept = [path for path in _software() if path.is_relative_to("/tmp")]
+        opened = "; ".join(f"exec {n}<'{path}'" for n, path in enumerate(kept, 5)) or ":"
+        back = "; ".join(
+            f"mkdir -p '{path}'; mount -c --rbind /proc/self/fd/{n} '{path}'; exec {n}<&-"
+            for n, path in enumerate(kept, 5)
+        )
         setup = f"""set -e
             hostname {name}
             mount --bind {self.shared}/etc_hosts /etc/hosts
             mount -t tmpfs tmpfs /dev/shm
+            {opened}
             mount -t tmpfs tmpfs /tmp
+            {back}
             mount --bind {disk} {LOCAL}
             mount -t sysfs sysfs /sys
             echo $$ > {ready}.part; mv {ready}.part {ready}

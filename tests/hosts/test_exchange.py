@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -327,13 +326,14 @@ class Interference:
 
     def __init__(self, hosts, act, until_idle=0):
         self._hosts, self._act, self._until = hosts, act, until_idle
-        self._thread = threading.Thread(target=self._run)
+        self._thread, self._over = threading.Thread(target=self._run), threading.Event()
         self.idle = None
 
     def _run(self):
         before = self._hosts.sent()
         while self._hosts.sent() < before + 4e6:
-            time.sleep(0.05)
+            if self._over.wait(0.05):
+                return
         self._act()
         if self._until:
             self.idle = self._hosts.wait_until_idle(self._until)
@@ -343,5 +343,6 @@ class Interference:
         return self
 
     def __exit__(self, *_):
+        self._over.set()
         self._thread.join()
         assert self.idle in (None, True), "processes were left"

@@ -6,7 +6,6 @@ import os
 import random
 import time
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
 from tests import reference
 from tests.cases import Case, random_case
+from tests.mpi.conftest import prepare
 
 job_prepare = import_module("rankxform.job.prepare")
 transport_mpi = import_module("rankxform.transport.mpi")
@@ -26,25 +26,6 @@ transport_mpi = import_module("rankxform.transport.mpi")
 WORLD = MPI.COMM_WORLD
 SIZES = (2, 3, 5)
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
-
-
-@pytest.fixture
-def tmp(tmp_path):
-    """A folder that all processes see, made by process 0."""
-    return Path(WORLD.bcast(str(tmp_path)))
-
-
-def prepare(case, tmp, kind="ckpt"):
-    if WORLD.rank == 0:
-        reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras, kind)
-        for side, stages in (("src", case.src), ("dst", case.dst)):
-            if stages:
-                reference.write_stage_files(tmp / f"{side}_strategy", stages)
-    WORLD.Barrier()
-    return tmp / "src", *(
-        tmp / f"{side}_strategy" if stages else None
-        for side, stages in (("src", case.src), ("dst", case.dst))
-    )
 
 
 def cut(src, dst, shape=(240, 512)):

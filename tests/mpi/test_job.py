@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 from mpi4py import MPI
@@ -15,28 +14,10 @@ from rankxform.errors import PeerError
 from rankxform.transport import team
 from tests import reference
 from tests.cases import random_case
+from tests.mpi.conftest import prepare
 
 WORLD = MPI.COMM_WORLD
 SIZES = (1, 2, 3, 5)
-
-
-@pytest.fixture
-def tmp(tmp_path):
-    """A folder that all processes see, made by process 0."""
-    return Path(WORLD.bcast(str(tmp_path)))
-
-
-def prepare(case, tmp, kind="ckpt"):
-    if WORLD.rank == 0:
-        reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras, kind)
-        for side, stages in (("src", case.src), ("dst", case.dst)):
-            if stages:
-                reference.write_stage_files(tmp / f"{side}_strategy", stages)
-    WORLD.Barrier()
-    return tmp / "src", *(
-        tmp / f"{side}_strategy" if stages else None
-        for side, stages in (("src", case.src), ("dst", case.dst))
-    )
 
 
 @pytest.mark.mpi(min_size=1, sizes=SIZES)

@@ -153,9 +153,17 @@ def test_levels_are_as_low_as_can_be(seed):
 
 
 def test_pieces_are_dealt_in_runs():
-    amounts = {(0, 1): 8.0}
-    dealer = Dealer(amounts, level(amounts, (1.0, 1.0)))
+    dealer = Dealer(level({(0, 1): 8.0}, (1.0, 1.0)))
     assert [dealer.next((0, 1), 1.0) for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_large_pieces_are_dealt_so_that_all_are_as_far_at_any_time():
+    """Three kinds of pieces that two of three processes can do: no process does two in a row."""
+    kinds = [(0, 1), (0, 2), (1, 2)]
+    size = float(1 << 25)
+    dealer = Dealer(level(dict.fromkeys(kinds, 8 * size), (1.0, 1.0, 1.0)))
+    for _ in range(8):
+        assert sorted(dealer.next(members, size) for members in kinds) == [0, 1, 2]
 
 
 def test_reading_is_counted_by_node(tmp_path):
