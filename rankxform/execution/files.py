@@ -222,6 +222,13 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
+def existing(folder: Path) -> Path:
+    """Return `folder`, or the nearest one above it that is there."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,11 @@ class Kitchen:
             key = key, id(move.trade.servers), id(move.trade.senders)
         if key in self._kept:
             return self._kept[key]
-        kind = TradeRecipe(move, self._reading) if isinstance(move, Traded) else None
-        recipe = kind or Recipe(move, self._reading)
+        recipe = (
+            TradeRecipe(move, self._reading)
+            if isinstance(move, Traded)
+            else Recipe(move, self._reading)
+        )
         made = self._cuts(recipe)
         first = []
         for cut in made:

@@ -9,6 +9,7 @@ processes goes one letter a band and kind, its pieces in one order that both kno
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,7 @@ class TradeRecipe(Recipe):
         if not prod(self._shape):
             yield from super().bands(arena)
             return
-        region, *others = self._every.values()
-        for box in others:
-            region = region.hull(box)
+        region = reduce(Box.hull, self._every.values())
         room = arena - ALIGN * max(map(len, self._groups))
         limit = max(1, room // self._item)
         yield from bands(self._shape, region, self._groups, limit)

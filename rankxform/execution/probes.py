@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from rankxform.formats.index import Span
 
-from .files import Tick, blocks, create, opened, remove
+from .files import Tick, blocks, create, existing, opened, remove
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
@@ -102,9 +101,7 @@ class Probe:
 
     def __init__(self, folder: Path, token: str, node: int) -> None:
         """Leave one where `folder` is, or will be made."""
-        while not folder.is_dir():
-            folder = folder.parent
-        self._folder, self._token = folder, token
+        self._folder, self._token = existing(folder), token
         self._own = self._path(node)
         create(self._own)
 
@@ -132,6 +129,8 @@ def _short(host: str) -> str:
 
 def _is_local(host: str) -> bool:
     """Tell whether an address is one of this host's, which only then can be bound."""
+    import socket  # milliseconds, for those alone who name hosts
+
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as one:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +145,7 @@ class Recipe:
         if not prod(self._shape):
             yield Bands(Box.whole(self._shape), 0, 1)
             return
-        region, *others = self._targets.values()
-        for box in others:
-            region = region.hull(box)
+        region = reduce(Box.hull, self._targets.values())
         shards = [*self._held.values(), *self._targets.values()]
         room = arena - ALIGN * len(shards)
         split = len(self._held) < len(self._targets)

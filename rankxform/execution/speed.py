@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -11,6 +12,7 @@ from .files import (
     SYSCALL_BYTES,
     Buffer,
     create,
+    existing,
     fsync,
     opened,
     opened_to_write,
@@ -75,11 +77,16 @@ def copying(nbytes: int = 8 << 20) -> float:
     return best
 
 
-def measure(source: Path, folder: Path, *, durable: bool, nbytes: int = PROBE_BYTES) -> Speed:
-    """Read from the file `source`, and write a file below `folder` that is removed again."""
+def measure(
+    source: Path | None, folder: Path, *, durable: bool, nbytes: int = PROBE_BYTES
+) -> Speed:
+    """Read from the file `source`, and write a file below `folder` that is removed again.
+
+    Without a source, nothing is read, in no time.
+    """
     block = memoryview(bytearray(SYSCALL_BYTES))
-    read = reading(source, nbytes)
-    probe = _existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
+    read = reading(source, nbytes) if source else inf
+    probe = existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
     try:
         create(probe)
         with opened_to_write(probe) as fd:
@@ -94,10 +101,3 @@ def measure(source: Path, folder: Path, *, durable: bool, nbytes: int = PROBE_BY
     finally:
         remove(probe)
     return Speed(read, write)
-
-
-def _existing(folder: Path) -> Path:
-    """Return `folder`, or the nearest one above it that is there."""
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,15 @@ class Box:
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop)) + "]"
+
+
+def hulls(boxes: Iterable[tuple[K, Box]]) -> dict[K, Box]:
+    """Return for each key the smallest box that holds all of its boxes.
+
+    >>> hulls([("a", Box((0,), (1,))), ("a", Box((3,), (4,)))])
+    {'a': Box(start=(0,), stop=(4,))}
+    """
+    found: dict[K, Box] = {}
+    for key, box in boxes:
+        found[key] = found[key].hull(box) if key in found else box
+    return found

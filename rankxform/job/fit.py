@@ -14,10 +14,16 @@ from .request import Request
 
 
 def already_fits(request: Request, team: Team) -> bool:
-    """Tell whether nothing need be converted; looks at the source as a conversion would."""
+    """Tell whether nothing need be converted; looks at the source as a conversion would.
+
+    A folder with other files beside the rank's does not fit: which one is meant was a choice.
+    """
     conversion = prepare(request, team)
     compare_ranks(conversion, team)
-    return team.share(lambda: fits(conversion))
+    paths = conversion.shards.paths
+    mine = [paths[rank] for rank in conversion.sight.dealt(paths)[team.rank]]
+    alone = team.gather(lambda: all(len(files_beside(path)) == 1 for path in mine))
+    return all(alone) and team.share(lambda: fits(conversion))
 
 
 def fits(conversion: Conversion) -> bool:
@@ -52,7 +58,6 @@ def _is_choice(conversion: Conversion) -> bool:
         any(getattr(request, name) != getattr(plain, name) for name in chosen)
         or bool(conversion.shards.skipped_steps)
         or any(conversion.format != container(p) for p in conversion.shards.paths.values())
-        or any(len(files_beside(path)) > 1 for path in conversion.shards.paths.values())
     )
 
 

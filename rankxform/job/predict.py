@@ -30,8 +30,9 @@ def predict(conversion: Conversion, team: Team) -> Prediction:
     """
     request = conversion.request
     assert request.dst is not None
-    paths = list(conversion.shards.paths.values())
-    source, target = paths[team.rank % len(paths)], Path(request.dst)
+    seen = sorted(conversion.sight.of(team.rank))
+    source = conversion.shards.paths[seen[team.rank % len(seen)]] if seen else None
+    target = Path(request.dst)
     with team.together():
         pass  # so that all measure at the same time
     speeds = team.gather(lambda: measure(source, target, durable=request.fsync))

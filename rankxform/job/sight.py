@@ -84,9 +84,10 @@ def _compare(
     nodes = team.nodes
     node = nodes.of[team.rank]
     for rank, groups in twice.items():
-        sizes = [found[group[0]][rank].size for group in groups]
-        if len(set(sizes)) > 1:
-            raise _different(paths[rank], rank, [nodes.names[group[0]] for group in groups], sizes)
+        sizes = {nodes.names[group[0]]: found[group[0]][rank].size for group in groups}
+        if len(set(sizes.values())) > 1:
+            places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
+            raise _different(paths[rank], rank, places)
     mine = [
         rank
         for rank, groups in twice.items()
@@ -97,7 +98,7 @@ def _compare(
         speakers = [nodes.processes[group[0]][0] for group in groups]
         if len({digests[process][rank] for process in speakers}) > 1:
             names = [nodes.names[group[0]] for group in groups]
-            raise _different(paths[rank], rank, names, [])
+            raise _different(paths[rank], rank, names)
     total = sum(found[groups[0][0]][rank].size * len(groups) for rank, groups in twice.items())
     return [
         f"{len(twice)} source files are on several nodes with other times (such as "
@@ -106,13 +107,10 @@ def _compare(
     ]
 
 
-def _different(path: Path, rank: int, names: list[str], sizes: list[int]) -> CheckpointError:
-    where = ", ".join(
-        f"{name} ({size} bytes)" for name, size in zip(names, sizes or [-1] * len(names))
-    ).replace(" (-1 bytes)", "")
+def _different(path: Path, rank: int, places: list[str]) -> CheckpointError:
     return CheckpointError(
-        f"{path}: is another file on each of {where}, and which one is rank {rank}'s cannot be "
-        "told; remove, or move away, what does not belong to this checkpoint"
+        f"{path}: is another file on each of {', '.join(places)}, and which one is rank {rank}'s "
+        "cannot be told; remove, or move away, what does not belong to this checkpoint"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box
+from rankxform.geometry.box import Box, hulls
 from rankxform.geometry.grid import Cell
 from rankxform.layout.layout import Layout
 
@@ -85,19 +85,17 @@ def reading_of(
     node: by process its node.
     """
     item = item_size(parameter.dtype)
-    hulls: dict[tuple[Cell, int | None], Box] = {}  # of a source cell, wanted by one node or all
+    parts: list[tuple[tuple[Cell, int | None], Box]] = []  # of a source cell, for a node or all
     wanted: dict[Cell, dict[int, int]] = {}
     for cell, processes in served.items():
         nodes = {node[process] for process in processes}
         for at, box in copies_of(parameter, layout, cell):
-            for where in (None, *nodes):
-                hull = hulls.get((at, where))
-                hulls[at, where] = hull.hull(box) if hull else box
+            parts += [((at, where), box) for where in (None, *nodes)]
             by_node = wanted.setdefault(at, {})
             for one in nodes:
                 by_node[one] = by_node.get(one, 0) + box.size
     each = once = 0
-    for (at, where), hull in hulls.items():
+    for (at, where), hull in hulls(parts).items():
         elements = read_of(hull, parameter.grid.box(at), item)
         if where is None:
             once += elements

@@ -13,7 +13,7 @@ from functools import cache
 from math import prod
 
 from rankxform.formats.dtype import content_bytes, item_size
-from rankxform.geometry.box import Box
+from rankxform.geometry.box import Box, hulls
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import worth_picking
 from rankxform.layout.layout import Layout
@@ -128,12 +128,9 @@ def bytes_to_read(moves: Iterable[Move]) -> int:
         parameter, item = move.parameter, item_size(move.parameter.dtype)
         key = parameter.layout, parameter.listed, move.layout, parameter.shape, id(move.targets)
         if key not in known:
-            hulls: dict[Cell, Box] = {}
-            for dst_cell in move.targets:
-                for cell, box in move.copies(dst_cell):
-                    hulls[cell] = hulls[cell].hull(box) if cell in hulls else box
+            wanted = hulls(copy for cell in move.targets for copy in move.copies(cell))
             known[key] = sum(
-                read_of(hull, parameter.grid.box(cell), item) for cell, hull in hulls.items()
+                read_of(hull, parameter.grid.box(cell), item) for cell, hull in wanted.items()
             )
         total += known[key] * item
     return total

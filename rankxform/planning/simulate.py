@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box
+from rankxform.geometry.box import hulls
 from rankxform.geometry.grid import Cell
 
 from .costs import Bandwidth
@@ -155,17 +155,14 @@ def _loads_of(trade: Trade) -> tuple[dict[int, Load], dict[int, int]]:
         return sum(boxes[piece].size for some in chosen for piece in some)
 
     for process, own in posts(trade).items():
-        hulls: dict[Cell, Box] = {}
-        for piece in own.read:
-            at, box = piece[0], boxes[piece]
-            hulls[at] = hulls[at].hull(box) if at in hulls else box
+        wanted = hulls((piece[0], boxes[piece]) for piece in own.read)
         inside = elements(own.into, False, process) + elements(own.passed, False, process)
         letters = 0
         for post in (own.out, own.passing):
             for some in post.values():
                 letters += max(1, -(-sum(boxes[p].size for p in some) * item // _LETTER))
         found[process] = Load(
-            read=sum(read_of(hull, grid.box(at), item) for at, hull in hulls.items()),
+            read=sum(read_of(hull, grid.box(at), item) for at, hull in wanted.items()),
             sent=elements(own.out, True, process),
             passed=elements(own.out, False, process) + elements(own.passing, False, process),
             received=elements(own.into, True, process) + inside,

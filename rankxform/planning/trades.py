@@ -101,8 +101,7 @@ def work_of(
     See `deal`. What it reads for itself alone comes in between its parts in trades, so that it
     has something to do while letters are on their way.
     """
-    alike = sight.is_full and not always and costs is None
-    trades = [] if alike else deal(planner, shares, sight, always, order, costs, speeds)
+    trades = deal(planner, shares, sight, always, order, costs, speeds)
     seen = None if sight.is_full else sight.of(process)
     alone = planner.moves(shares[process], seen)
     if order is not None:
@@ -146,6 +145,8 @@ def deal(
     `speeds` (without: equal ones); see `rankxform.planning.level`. Raises CheckpointError where
     nobody has what is needed.
     """
+    if sight.is_full and not always and costs is None:
+        return []
     drafts = list(_drafts(planner, shares, sight, always, costs))
     if order is not None:
         drafts.sort(key=lambda draft: order(draft.parameter))

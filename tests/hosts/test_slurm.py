@@ -64,7 +64,7 @@ def test_the_slurm_script_converts_what_two_nodes_hold(clean):
 
 
 @pytest.fixture
-def ssh(hosts, tmp_path):
+def ssh(hosts):
     """A real sshd on every host, with keys of its own; the command that reaches one."""
     need(["sshd", "ssh", "ssh-keygen"])
     state = hosts.shared / "ssh"
