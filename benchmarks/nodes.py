@@ -6,8 +6,9 @@ links between them; how long the move takes over what the bytes need that each n
 ``python -m benchmarks.nodes slow [--percent 20]``: 2 nodes hold replicas that a third one wants,
 and one of the two runs only a part of the time; the move over the ideal division of reading.
 
-``python -m benchmarks.nodes choice``: 30 cases of layouts, places and links, each with every way of
-reading forced, and with the one that is chosen; the choice over the best.
+``python -m benchmarks.nodes choice``: 36 cases of layouts, places and links, each with every way of
+reading forced, and with the one that is chosen; the choice over the best. A storage host serves
+its disk by sshfs, and every node has a page cache of its own for it, empty at the start.
 
 Medians of `--repeat` runs; bytes are counted by the nodes' network interfaces.
 """
@@ -19,32 +20,39 @@ import re
 import shutil
 import statistics
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 
 from tests import reference
-from tests.hosts.machines import LOCAL, Hosts
+from tests.hosts.machines import LOCAL, NETWORK, Hosts
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
 SHAPE, NAMES = (1536, 9216), tuple(f"w{n}" for n in range(8))
 TOTAL = len(NAMES) * SHAPE[0] * SHAPE[1] * 4
 WAYS = ("auto", "ranges", "rows", "exchange")
+OWN, ONE, SERVER = "own disks", "one disk that all see", "storage host"
+FAST, STORAGE, SLOW = "none", "storage", "all"
 
 
-def make(hosts, src, dst, shared):
-    """Write a checkpoint cut by `src`, on the nodes' own disks in runs of ranks or, `shared`, where
-    all see it; return its folder and the strategies' options. Cuts are (device matrix, map)."""
+def make(hosts, src, dst, place, shape=SHAPE):
+    """Write a checkpoint cut by `src`, to a `place`: the nodes' own disks in runs of ranks, one
+    that all see, or a storage host; return its folder and the strategies' options.
+
+    Cuts are (device matrix, map).
+    """
     made = hosts.shared / "made"
-    shutil.rmtree(made, ignore_errors=True)
-    params = dict.fromkeys(NAMES, (SHAPE, "Float32"))
+    params = dict.fromkeys(NAMES, (shape, "Float32"))
     layouts = [[dict.fromkeys(NAMES, (*side, 0, 0))] for side in (src, dst)]
+    for old in (made, *(hosts.disk(name) / "src" for name in (*hosts.names, "storage"))):
+        shutil.rmtree(old, ignore_errors=True)
     reference.write_checkpoint(made / "src", layouts[0], params)
     for name, stages in zip("ab", layouts):
         reference.write_stage_files(made / name, stages)
     options = ["--src-strategy", made / "a", "--dst-strategy", made / "b"]
-    for name in hosts.names:
-        shutil.rmtree(hosts.disk(name) / "src", ignore_errors=True)
-    if shared:
+    if place == ONE:
         return made / "src", options
+    if place == SERVER:
+        shutil.move(made / "src", hosts.disk("storage") / "src")
+        return NETWORK / "src", options
     folders = sorted((made / "src").iterdir(), key=lambda path: int(path.name[5:]))
     for number, folder in enumerate(folders):
         home = hosts.names[number * len(hosts.names) // len(folders)]
@@ -73,7 +81,7 @@ def repeated(times, *arguments, **options):
 
 
 def link(hosts, options):
-    src, strategies = make(hosts, ([6], COLUMN), ([6], ROW), shared=False)
+    src, strategies = make(hosts, ([6], COLUMN), ([6], ROW), OWN)
     rate = float(re.match(r"\d+", options.rate)[0]) * 1e6 / 8
     wanted = 2 * TOTAL / 9  # each of 3 nodes sends two thirds of its third
     with hosts.slow(options.rate):
@@ -88,7 +96,7 @@ def link(hosts, options):
 
 def slow(hosts, options):
     """Two nodes hold everything, a third one wants it; ideal is what their speeds add up to."""
-    src, strategies = make(hosts, ([2], WHOLE), ([1], WHOLE), shared=False)
+    src, strategies = make(hosts, ([2], WHOLE), ([1], WHOLE), OWN)
     place = hosts.shared / "place"
     place.write_text("h3:1\n")
     strategies += ["--dst-placement", place]
@@ -105,47 +113,56 @@ def slow(hosts, options):
     )
 
 
+LONG = (96, 147456)
 LAYOUTS = {
-    "the same rows": (([6], ROW), ([6], ROW)),
-    "rows to columns": (([6], ROW), ([6], COLUMN)),
-    "columns to rows": (([6], COLUMN), ([6], ROW)),
-    "2 replicas of rows to columns": (([2, 3], ROW), ([6], COLUMN)),
-    "rows to whole": (([6], ROW), ([3], WHOLE)),
+    "the same rows": (([6], ROW), ([6], ROW), SHAPE),
+    "rows to columns": (([6], ROW), ([6], COLUMN), SHAPE),
+    "columns to rows": (([6], COLUMN), ([6], ROW), SHAPE),
+    "2 replicas of rows to columns": (([2, 3], ROW), ([6], COLUMN), SHAPE),
+    "rows to whole": (([6], ROW), ([3], WHOLE), SHAPE),
+    "long rows to columns": (([6], ROW), ([6], COLUMN), LONG),
 }
-PLACES = {
-    "own disks": (False, LOCAL / "dst"),
-    "shared source": (True, LOCAL / "dst"),
-    "all shared": (True, None),
-}
-RATES = (None, "800mbit")
+PLACES = ((OWN, FAST), (OWN, SLOW), (ONE, FAST), (SERVER, FAST), (SERVER, STORAGE), (SERVER, SLOW))
+"""Where the source is, and which links are slow: none, the storage host's, or all."""
 
 
 def choice(hosts, options):
-    print("| case | source and destination | links | chosen | best | over best | spread |")
+    print("| layout | source | slow links | auto | forced, in s | auto over best | spread |")
     print("|---|---|---|---:|---|---:|---:|")
     wrong = []
-    for layout, (src, dst) in LAYOUTS.items():
-        for place, (shared, target) in PLACES.items():
-            where, strategies = make(hosts, src, dst, shared)
-            for rate in RATES:
-                with hosts.slow(rate) if rate else nullcontext():
-                    found = {}
-                    for _ in range(options.repeat):
-                        for way in WAYS:
-                            to = target or hosts.shared / "dst"
-                            shutil.rmtree(hosts.shared / "dst", ignore_errors=True)
-                            seconds, _ = convert(hosts, 1, where, strategies, way, to)
-                            found.setdefault(way, []).append(seconds)
+    for place, links in PLACES:
+        with _links(hosts, place, links, options.rate) as empty:
+            for layout, (src, dst, shape) in LAYOUTS.items():
+                where, strategies = make(hosts, src, dst, place, shape)
+                found = {way: [] for way in WAYS}
+                for _ in range(options.repeat):
+                    for way in WAYS:
+                        empty()
+                        found[way].append(convert(hosts, 1, where, strategies, way)[0])
                 middle = {way: statistics.median(some) for way, some in found.items()}
                 spread = max(max(some) / min(some) for some in found.values()) - 1
                 best = min(WAYS[1:], key=middle.get)
                 over = middle["auto"] / middle[best]
-                row = (layout, place, rate or "fast", f"{middle['auto']:.3f} s",
-                       f"{best} {middle[best]:.3f} s", f"{over:.2f}", f"{spread:.0%}")  # fmt: skip
+                every = ", ".join(f"{way} {middle[way]:.3f}" for way in WAYS[1:])
+                row = (layout, place, links, f"{middle['auto']:.3f} s", every, f"{over:.2f}",
+                       f"{spread:.0%}")  # fmt: skip
                 print("|", " | ".join(row), "|", flush=True)
                 if over > 1.1 + spread:
                     wrong.append(row[:3])
-    print(f"{len(wrong)} of 30 slower than the best by more than 10 % and the spread", *wrong)
+    cases = len(PLACES) * len(LAYOUTS)
+    print(f"{len(wrong)} of {cases} slower than the best by more than 10 % and the spread", *wrong)
+
+
+@contextmanager
+def _links(hosts, place, links, rate):
+    """Make links slow; yield how to empty the caches of what is read over the network."""
+    with ExitStack() as stack:
+        empty = lambda: None  # noqa: E731
+        if place == SERVER:
+            empty = stack.enter_context(hosts.storage(None if links == FAST else rate))
+        if links == SLOW:
+            stack.enter_context(hosts.slow(rate))
+        yield empty
 
 
 def main():

@@ -126,7 +126,11 @@ def plan(
     with _together(comm) as together:
         with together.together():
             request = _request(src, None, src_strategy, dst_strategy, options)
-        return plan_summary(job.prepare(request, together), processes or together.size)
+        conversion = job.prepare(request, together)
+        found, choice = job.foreseen(conversion, processes or together.size, together)
+        with together.together():
+            return plan_summary(conversion, found, choice.call)
+    raise AssertionError("together() raises or returns")
 
 
 def ranks(

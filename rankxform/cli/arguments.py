@@ -78,7 +78,7 @@ def request(options: argparse.Namespace) -> Request:
         link=options.link,
         memory=options.memory,
         reading=options.reading,
-        bandwidth=options.bandwidth,
+        costs=options.costs,
         dst_placement=options.dst_placement,
         shapes=shapes,
         verify=given.get("verify", False),

@@ -159,10 +159,11 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
         return
     count = getattr(options, "processes", None) or processes.size
     dry_run = options.verb == "transform" and request.dst is not None
-    told = report.prediction(job.predict(conversion, processes)) if dry_run else ""
+    found, choice = job.foreseen(conversion, count, processes)
+    told = report.prediction(job.predict(conversion, found, choice, processes)) if dry_run else ""
 
     def show() -> None:
-        summary = report.plan_summary(conversion, count)
+        summary = report.plan_summary(conversion, found, choice.call)
         as_json = getattr(options, "json", False)
         _print(report.as_json(summary) if as_json else report.plan_table(conversion, summary))
         if told:

@@ -9,14 +9,13 @@ from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
-from rankxform.execution.recipes import AUTO, READINGS
-from rankxform.planning.costs import Bandwidth
+from rankxform.planning.costs import AUTO, READINGS, Costs
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 from rankxform.transport import Team
 
 from .stopping import parse_time
-from .units import number_ranges, parse_size
+from .units import number_ranges, parse_moment, parse_size
 
 
 def add_json(verb: argparse.ArgumentParser) -> None:
@@ -163,11 +162,12 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "which node (default: auto, finds out)",
     )
     out.add_argument(
-        "--bandwidth",
-        type=_bandwidth,
-        metavar="WHAT=SIZE,..",
+        "--costs",
+        type=_costs,
+        metavar="WHAT=VALUE,..",
         help="bytes a second that a process reads and writes, a node sends, and a process copies "
-        "in memory, such as read=2G,write=1G,network=10G,copy=5G (default: measured)",
+        "in memory, and seconds for a read of little and a letter, such as read=2G,write=1G,"
+        "network=10G,copy=5G,call=100us,letter=30us (default: measured)",
     )
     out.add_argument(
         "--reading",
@@ -219,17 +219,24 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: a size such as 256M is wanted") from None
 
 
-def _bandwidth(text: str) -> Bandwidth:
-    known = [field.name for field in fields(Bandwidth)]
+def _costs(text: str) -> Costs:
+    known = [field.name for field in fields(Costs)]
     given = {}
     for one in text.split(","):
         name, equals, value = one.partition("=")
         if name not in known or name in given or not equals:
-            raise argparse.ArgumentTypeError(f"{one!r}: one =SIZE each of {', '.join(known)}")
-        given[name] = float(_size(value))
+            raise argparse.ArgumentTypeError(f"{one!r}: one =VALUE each of {', '.join(known)}")
+        given[name] = _moment(value) if name in ("call", "letter") else float(_size(value))
         if not given[name]:
             raise argparse.ArgumentTypeError(f"{one!r}: more than nothing is wanted")
-    return Bandwidth(**given)
+    return Costs(**given)
+
+
+def _moment(text: str) -> float:
+    try:
+        return parse_moment(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 100us is wanted") from None
 
 
 def _time(text: str) -> float:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from rankxform.execution.speed import PROBE_BYTES
 from rankxform.job import Agreement, Conversion, Prediction, Report, Verdict
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.moves import bytes_to_read, needed_bytes, read_by_rank
-from rankxform.planning.names import patterns
+from rankxform.planning.moves import RANGES, ROWS, needed_bytes, read_by_rank
+from rankxform.planning.names import in_few_words, patterns
 from rankxform.planning.selection import NOT_CHOSEN, LeftOut
+from rankxform.planning.simulate import Simulation
 
 from .units import seconds, size, table
 
 _MANY = 40
+_FEW_PATTERNS = 4
 
 
 def opening(conversion: Conversion, processes: int) -> str:
@@ -183,8 +186,12 @@ def _names(title: str, names: tuple[str, ...], most: int = 8) -> str:
     return "\n".join(lines + more)
 
 
-def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
-    """Return the whole plan in numbers: for each destination rank, and in all."""
+def plan_summary(conversion: Conversion, found: Simulation, call: float) -> dict[str, Any]:
+    """Return the whole plan in numbers: for each destination rank, and in all.
+
+    `call` is what a read of little costs, in bytes.
+    """
+    processes = len(found.loads)
     planner, shares = conversion.planner, conversion.shares(processes)
     plans = [planner.plan(rank) for rank in conversion.ranks]
     moves = [planner.moves(portions) for portions in shares]
@@ -202,7 +209,10 @@ def plan_summary(conversion: Conversion, processes: int) -> dict[str, Any]:
         "step": "_".join(map(str, conversion.shards.step)) if conversion.shards.step else None,
         "parameters": len(selection.cut) + len(selection.everywhere),
         "bytes_needed": needed_bytes(planner.moves(conversion.everything)),
-        "bytes_read": sum(map(bytes_to_read, moves)),
+        "bytes_read": sum(load.read for load in found.loads),
+        "bytes_exchanged": sum(load.sent + load.passed for load in found.loads),
+        "ways": ways(found),
+        "read_call_bytes": None if call == inf else round(call),
         "bytes_written": sum(plan.nbytes for plan in plans),
         "buffer_bytes_a_process": conversion.request.memory,
         "bytes_from_source_rank": {str(r): from_rank[r] for r in sorted(from_rank)},
@@ -239,6 +249,10 @@ def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     processes = summary["processes"]
     lines = [opening(conversion, processes), "", _cut(table(head, rows))]
+    lines += ["", ways_table(summary["ways"])]
+    if {way["way"] for way in summary["ways"]} & {RANGES, ROWS} and summary["read_call_bytes"]:
+        call = size(summary["read_call_bytes"])
+        lines.append(f"ranges or rows by what a read of little costs here: as much as {call} more")
     lines += [
         "",
         f"in all: {size(summary['bytes_needed'])} of the source are needed, "
@@ -253,6 +267,32 @@ def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
         )
     lines += [f"note: {notice}" for notice in conversion.notices]
     return "\n".join(lines)
+
+
+_WAYS = {
+    "whole": "in one piece",
+    "ranges": "wanted ranges",
+    "rows": "rows that hold them",
+    "exchange": "once, and exchanged",
+}
+
+
+def ways(found: Simulation) -> list[dict[str, Any]]:
+    """Return how source files are read: the way, which parameters, and the bytes."""
+    return [
+        {"way": name, "bytes_read": way.nbytes, "names": list(way.names)}
+        for name, way in found.ways.items()
+    ]
+
+
+def ways_table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Write for people what `ways` returns."""
+    rows = [
+        (_WAYS[one["way"]], f"{len(one['names']):,}", size(one["bytes_read"]),
+         in_few_words(one["names"], _FEW_PATTERNS))
+        for one in found
+    ]  # fmt: skip
+    return table(("how files are read", "parameters", "reads", "which"), rows)
 
 
 def prediction(found: Prediction) -> str:

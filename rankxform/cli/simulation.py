@@ -6,19 +6,20 @@ import argparse
 from typing import Any
 
 from rankxform import job
-from rankxform.planning.costs import Bandwidth
+from rankxform.planning.costs import Costs
 from rankxform.planning.simulate import Simulation, spread_of
 
-from .report import as_json, opening
+from .report import as_json, opening, ways, ways_table
 from .units import seconds, size, table
 
-_NUMBERS = ("letters", "slices")
+_NUMBERS = ("reads", "letters", "slices")
 _NAMES = {
     "read": "read from files",
     "sent": "sent to other nodes",
     "passed": "sent on its node",
     "received": "received",
     "written": "written",
+    "reads": "reads, at least",
     "letters": "letters, at least",
     "slices": "slices",
 }
@@ -38,7 +39,6 @@ def _facts(
     conversion: job.Conversion, found: Simulation, processes: int, nodes: int, src_placement: str
 ) -> dict[str, Any]:
     request = conversion.request
-    bandwidth = request.bandwidth or Bandwidth()
     spread = spread_of(found.loads)
     return {
         "processes": processes,
@@ -48,14 +48,15 @@ def _facts(
         "src_placement": src_placement,
         "dst_placement": request.dst_placement,
         "reading": request.reading,
-        "bytes_of_exchanged_parameters": found.exchanged,
-        "bandwidth": vars(bandwidth),
+        "ways": ways(found),
+        "costs": vars(request.costs or Costs()),
         "seconds": found.total,
         "seconds_of_processes": list(found.seconds),
         "seconds_of_networks": list(found.network),
         "loads": {name: [getattr(one, name) for one in found.loads] for name in spread},
         "least_mean_largest": {name: list(three) for name, three in spread.items()},
         "buffer_bytes_a_process": request.memory,
+        "peak_memory_bytes": found.memory,
     }
 
 
@@ -68,7 +69,10 @@ def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
         rows.append((_NAMES[name], show(least), show(mean), show(largest), times, show(total)))
     slowest = max(facts["seconds_of_processes"])
     network = max(facts["seconds_of_networks"])
-    given = ", ".join(f"{name} {size(value)}/s" for name, value in facts["bandwidth"].items())
+    given = ", ".join(
+        f"{name} {seconds(value) if value < 1 else size(value) + '/s'}"
+        for name, value in facts["costs"].items()
+    )
     lines = [
         opening(conversion, facts["processes"]),
         f"on           {facts['nodes']:,} nodes; source {facts['src_placement']}, destination "
@@ -76,9 +80,13 @@ def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
         "",
         table(("of a process", "least", "mean", "largest", "over mean", "all"), rows),
         "",
-        f"parameters exchanged: {size(facts['bytes_of_exchanged_parameters'])}",
+        ways_table(facts["ways"]),
+        "",
         f"about {seconds(facts['seconds'])}: the busiest process {seconds(slowest)}, the busiest "
-        f"node's network {seconds(network)}, at {given}",
-        f"buffers of at most {size(facts['buffer_bytes_a_process'])} on each process",
+        f"node's network {seconds(network)}",
+        f"if {given}",
+        f"memory of a process: at most {size(facts['peak_memory_bytes'])}, of that "
+        f"{size(facts['buffer_bytes_a_process'])} buffers and the rest what planning takes here; "
+        "without MPI's own",
     ]
     return "\n".join([*lines, *(f"note: {notice}" for notice in conversion.notices)])

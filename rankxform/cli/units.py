@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MOST_RANKS = 1 << 20
+_MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -38,12 +39,26 @@ def parse_size(text: str) -> int:
     return int(nbytes)
 
 
+def parse_moment(text: str) -> float:
+    """Read seconds such as ``0.5ms``.
+
+    >>> parse_moment("100us"), parse_moment("2s")
+    (0.0001, 2.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
+    if not match:
+        raise ValueError(text)
+    return float(match[1]) / _MOMENTS[match[2]]
+
+
 def seconds(value: float) -> str:
     """Write a time.
 
-    >>> seconds(0.4), seconds(75), seconds(7380)
-    ('0.40 s', '1 min 15 s', '2 h 3 min')
+    >>> seconds(3e-5), seconds(0.4), seconds(75), seconds(7380)
+    ('30 us', '0.40 s', '1 min 15 s', '2 h 3 min')
     """
+    if 0 < value < 0.01:
+        return f"{value * 1e6:.0f} us" if value < 0.001 else f"{value * 1e3:.1f} ms"
     if value < 60:
         return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(int(value), 60)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rankxform.errors import CheckpointError, RankxformError, StorageError
 from rankxform.formats.index import Index, locate
+from rankxform.geometry.runs import CALL_BYTES
 from rankxform.planning.moves import Move
 
 from .files import Buffer, Descriptors, Tick, read_into, status_of
@@ -29,7 +30,7 @@ from .fingerprint import Witness
 from .journal import Journal
 from .kitchen import Kitchen
 from .output import Output, Writer, part_descriptors
-from .recipes import AUTO, Band
+from .recipes import Band
 
 if TYPE_CHECKING:
     from .recipes import Copies
@@ -97,7 +98,7 @@ def write_parts(
     behind: bool = False,
     witness: Witness | None = None,
     mail: Mail | None = None,
-    reading: str = AUTO,
+    call: float = CALL_BYTES,
 ) -> Traffic:
     """Carry out `moves` into the part files of `outputs`, which are there.
 
@@ -105,7 +106,7 @@ def write_parts(
     writes while the work goes on, for files that are synced in the end. `tick` is told the bytes
     written since the last call, and may raise to stop. What is complete is noted in the `journal`,
     if there is one, also when the work ends early. A `witness` compares what is written with what
-    was read.
+    was read. `call` is what a read of little costs, in bytes.
     """
     parts = part_descriptors()
     streams = _streams(outputs, parts, memory // 4, behind)
@@ -124,7 +125,7 @@ def write_parts(
                 settle()
 
     try:
-        traffic = carry(moves, streams, sources, memory // 2, tick, between, witness, mail, reading)
+        traffic = carry(moves, streams, sources, memory // 2, tick, between, witness, mail, call)
         settle()
         traffic.seconds["fsync"] = journal.seconds if journal else 0.0
         return traffic
@@ -145,7 +146,7 @@ def carry(
     between: Callable[[Move], None] = lambda move: None,
     witness: Witness | None = None,
     mail: Mail | None = None,
-    reading: str = AUTO,
+    call: float = CALL_BYTES,
 ) -> Traffic:
     """Read what `moves` need, put it together, and put it into `sinks`, by destination rank.
 
@@ -155,7 +156,7 @@ def carry(
     share; so the process that waits for the oldest of all never waits in vain.
     """
     depth = max(2, min(_BANDS_ON_THE_WAY, memory // _ARENA)) if mail else 1
-    kitchen = Kitchen(memory, depth, reading)
+    kitchen = Kitchen(memory, depth, call)
     crew = _Crew(sinks, sources, tick, between, witness, mail)
     number = 0
     for move in moves:

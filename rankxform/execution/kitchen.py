@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.bands import Bands
+from rankxform.geometry.runs import CALL_BYTES
 from rankxform.planning.moves import Move
 from rankxform.planning.trades import Traded
 
 from .letters import TradeRecipe
-from .recipes import AUTO, Band, Recipe, arena
+from .recipes import Band, Recipe, arena
 
 if TYPE_CHECKING:
     from .recipes import Bytes
@@ -40,9 +41,9 @@ class Cut:
 class Kitchen:
     """Makes recipes, and keeps those of parameters that are small enough to have many alike."""
 
-    def __init__(self, memory: int, arenas: int = 1, reading: str = AUTO) -> None:
-        """`memory` is shared by the arenas."""
-        self._reading = reading
+    def __init__(self, memory: int, arenas: int = 1, call: float = CALL_BYTES) -> None:
+        """`memory` is shared by the arenas. `call` is what a read of little costs, in bytes."""
+        self._call = call
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
         self._kept: dict[object, Sequence[tuple[Cut, int]]] = {}
@@ -58,12 +59,8 @@ class Kitchen:
             key = key, id(move.trade.servers), id(move.trade.senders)
         if key in self._kept:
             return self._kept[key]
-        recipe = (
-            TradeRecipe(move, self._reading)
-            if isinstance(move, Traded)
-            else Recipe(move, self._reading)
-        )
-        made = self._cuts(recipe)
+        kind: Callable[..., Recipe] = TradeRecipe if isinstance(move, Traded) else Recipe
+        made = self._cuts(kind(move, self._call))
         first = []
         for cut in made:
             first.append(cut)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from rankxform.geometry.bands import Bands, Rows, bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
+from rankxform.geometry.runs import CALL_BYTES
 from rankxform.planning.posts import Piece, Posts, posts
 from rankxform.planning.trades import Trade, Traded, paced
 
 from .files import Buffer
-from .recipes import ALIGN, AUTO, Band, Held, Letters, Recipe, views
+from .recipes import ALIGN, Band, Held, Letters, Recipe, views
 
 if TYPE_CHECKING:
     from .recipes import Copies
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 class TradeRecipe(Recipe):
     """Works out the bands of one process's part in a kind of trade."""
 
-    def __init__(self, move: Traded, reading: str = AUTO) -> None:
-        super().__init__(move, reading)
+    def __init__(self, move: Traded, call: float = CALL_BYTES) -> None:
+        super().__init__(move, call)
         self._trade = trade = move.trade
         grid = move.layout.grid(move.parameter.shape)
         self._every = {cell: grid.box(cell) for cell in trade.servers}

@@ -19,17 +19,13 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.bands import Bands, Rows, bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import contiguous_runs, first_element, worth_picking
+from rankxform.geometry.runs import CALL_BYTES, contiguous_runs, first_element, worth_picking
 from rankxform.planning.moves import Move
 
 from .files import Buffer
 
 _SMALL_BAND = 4 << 20
 ALIGN = 64
-
-AUTO, RANGES, ROWS, EXCHANGE = READINGS = ("auto", "ranges", "rows", "exchange")
-"""Ways to read: the runs that are wanted, one by one; the rows that hold them; or either by one
-process for all that want it. Left to itself, each process sees to what its node sees."""
 
 if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
     import numpy.typing as npt
@@ -116,11 +112,14 @@ class Held:
 
 
 class Recipe:
-    """Works out the bands of one kind of move, each in an arena that it uses anew."""
+    """Works out the bands of one kind of move, each in an arena that it uses anew.
 
-    def __init__(self, move: Move, reading: str = AUTO) -> None:
+    `call` is what a read of little costs, in bytes.
+    """
+
+    def __init__(self, move: Move, call: float = CALL_BYTES) -> None:
         parameter = move.parameter
-        self._reading = reading
+        self._call = call
         self._shape, self._item = parameter.shape, item_size(parameter.dtype)
         grid = move.layout.grid(parameter.shape)
         self._targets = {cell: grid.box(cell) for cell in move.targets}
@@ -231,7 +230,7 @@ class Recipe:
         mine = band.intersect(box)
         assert mine is not None
         frame, start = need.relative_to(mine), offset(mine, box, self._item)
-        if need == mine or not self._picks(frame, mine.shape):
+        if need == mine or not worth_picking(frame, mine.shape, self._item, self._call):
             data = self._take(mine.size)
             loads.append((cell, start, step, data.data))
             return Held(mine, data)
@@ -242,12 +241,6 @@ class Recipe:
             loads.append((cell, start + first * self._item, step, room))
             done += nbytes
         return Held(need, data)
-
-    def _picks(self, frame: Box, shape: tuple[int, ...]) -> bool:
-        """Whether to read the runs of `frame` one by one rather than the rows that hold them."""
-        if self._reading in (RANGES, ROWS):
-            return self._reading == RANGES
-        return worth_picking(frame, shape, self._item)
 
     def _assemble(
         self, cell: Cell, target: Box, loaded: Mapping[Any, Held]

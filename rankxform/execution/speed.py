@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 from .files import (
@@ -23,25 +24,57 @@ from .files import (
 )
 
 PROBE_BYTES = 64 << 20
-"""Most bytes that are read and written to measure."""
+"""Most bytes that are read and written to predict how long something takes."""
+
+_CALLS, _APART = 8, 128 << 10
+_BESIDE = 1.3e-6
+"""Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
+
+_SAMPLE_BYTES, _SAMPLE_SECONDS = 16 << 20, 0.05
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Bytes a second of one process, while its peers measure too."""
+    """Bytes a second of one process, while its peers measure too; and the seconds that a read of
+    one byte takes."""
 
     read: float
-    write: float
+    write: float = inf
+    call: float = 0.0
 
 
-def reading(path: Path, nbytes: int = PROBE_BYTES, part: float = 0.0) -> float:
-    """Read at most `nbytes` of a file, from `part` of it on; return bytes a second."""
+def sample(path: Path, part: float = 0.0) -> Speed:
+    """Read a byte here and there at the end of a file, and then a little in a row, from `part` of
+    it on.
+
+    The bytes lie close together: what is in the page cache here and there makes the system read
+    less ahead. In a row, only the second half counts, when the system has found out.
+    """
+    block = memoryview(bytearray(SYSCALL_BYTES))
     with opened(path) as (fd, status):
-        first = int(part * status.st_size)
-        last = min(first + nbytes, status.st_size)
-        began = perf_counter()
-        _read(fd, path, first, last, memoryview(bytearray(SYSCALL_BYTES)))
-        return max(1, last - first) / (perf_counter() - began)
+        size = status.st_size
+        places = range(size - 1, max(-1, size - _CALLS * _APART), -_APART)
+        calls = [_read(fd, path, at, at + 1, block) for at in places]
+        first = int(part * size)
+        last = min(first + _SAMPLE_BYTES, size)
+        times: list[tuple[int, float]] = []
+        while first < last and sum(passed for _, passed in times) < _SAMPLE_SECONDS:
+            stop = min(first + SYSCALL_BYTES, last)
+            times.append((stop - first, _read(fd, path, first, stop, block)))
+            first = stop
+    counted = times[len(times) // 2 :]
+    done, passed = (sum(some) for some in zip(*counted)) if counted else (0, 0.0)
+    return Speed(max(1, done) / max(passed, 1e-9), call=median(calls or [0.0]) + _BESIDE)
+
+
+def reading(path: Path) -> float:
+    """Read from the start of a file; return bytes a second."""
+    block = memoryview(bytearray(SYSCALL_BYTES))
+    with opened(path) as (fd, status):
+        size = min(PROBE_BYTES, status.st_size)
+        steps = range(0, size, SYSCALL_BYTES)
+        passed = sum(_read(fd, path, at, min(at + SYSCALL_BYTES, size), block) for at in steps)
+    return max(1, size) / max(passed, 1e-9)
 
 
 def reading_for(path: Path, seconds: float) -> float:
@@ -61,9 +94,11 @@ def reading_for(path: Path, seconds: float) -> float:
     return max(1, done) / max(passed, 1e-9)
 
 
-def _read(fd: int, path: Path, first: int, last: int, block: Buffer) -> None:
-    for start in range(first, last, SYSCALL_BYTES):
-        read_into(fd, path, start, block[: min(SYSCALL_BYTES, last - start)])
+def _read(fd: int, path: Path, first: int, last: int, block: Buffer) -> float:
+    """Read, in one call; return the seconds that took."""
+    began = perf_counter()
+    read_into(fd, path, first, block[: last - first])
+    return perf_counter() - began
 
 
 def copying(nbytes: int = 8 << 20) -> float:
@@ -77,27 +112,25 @@ def copying(nbytes: int = 8 << 20) -> float:
     return best
 
 
-def measure(
-    source: Path | None, folder: Path, *, durable: bool, nbytes: int = PROBE_BYTES
-) -> Speed:
+def measure(source: Path | None, folder: Path, *, durable: bool) -> Speed:
     """Read from the file `source`, and write a file below `folder` that is removed again.
 
     Without a source, nothing is read, in no time.
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
-    read = reading(source, nbytes) if source else inf
+    read = reading(source) if source else inf
     probe = existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
     try:
         create(probe)
         with opened_to_write(probe) as fd:
             began = perf_counter()
-            for start in range(0, nbytes, SYSCALL_BYTES):
-                write_from(fd, probe, start, block[: min(SYSCALL_BYTES, nbytes - start)])
+            for start in range(0, PROBE_BYTES, SYSCALL_BYTES):
+                write_from(fd, probe, start, block)
                 if durable:
                     start_writing(fd, start, SYSCALL_BYTES)
             if durable:
                 fsync(fd, probe)
-            write = nbytes / (perf_counter() - began)
+            write = PROBE_BYTES / (perf_counter() - began)
     finally:
         remove(probe)
     return Speed(read, write)

@@ -8,9 +8,8 @@ from math import prod
 
 from .box import Box
 
-_LONG_RUN = 64 << 10
-_MEDIUM_RUN = 4 << 10
-_SMALL_SHARE = 8
+CALL_BYTES = 60_000.0
+"""Bytes that are read in the time a call takes besides, of a file in the page cache."""
 
 
 def first_element(box: Box, shape: tuple[int, ...]) -> int:
@@ -61,10 +60,16 @@ def contiguous_runs(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int
         yield first_element(Box(start, start), shape), count
 
 
-def worth_picking(box: Box, shape: tuple[int, ...], item: int) -> bool:
+def worth_picking(box: Box, shape: tuple[int, ...], item: int, call: float = CALL_BYTES) -> bool:
     """Tell whether to read the runs of `box` one by one rather than the rows that hold them.
 
-    `item` is the size of an element in bytes. A call costs as much as some ten thousand bytes.
+    `item` is the size of an element in bytes; `call` is what a call costs, in bytes.
+
+    >>> worth_picking(Box((0, 0), (9, 4096)), (9, 8192), item=4)
+    False
+    >>> worth_picking(Box((0, 0), (9, 4096)), (9, 8192), item=4, call=10_000)
+    True
     """
-    run = next(contiguous_runs(box, shape))[1] * item
-    return run >= _LONG_RUN or (run >= _MEDIUM_RUN and prod(shape) >= _SMALL_SHARE * box.size)
+    _, run = next(contiguous_runs(box, shape))
+    runs = box.size // run
+    return (runs - 1) * call + box.size * item < prod(shape) * item

@@ -8,7 +8,7 @@ from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .replicas import Agreement, compare_replicas
 from .request import Request
-from .simulate import PLACES, on_paper
+from .simulate import PLACES, foreseen, on_paper
 from .verify import Verdict, verify, verify_alone
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "already_fits",
     "compare_replicas",
     "convert_one",
+    "foreseen",
     "Conversion",
     "Parameters",
     "Prediction",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,16 +17,17 @@ from rankxform.execution.journal import Journal
 from rankxform.execution.links import link_all
 from rankxform.execution.output import Output, add_crc, part_descriptors, part_of
 from rankxform.execution.target import Facts, State, Target, facts_of
-from rankxform.planning.moves import Move, Portion, bytes_to_write, needed_bytes
+from rankxform.planning.moves import Portion, bytes_to_write, needed_bytes
 from rankxform.planning.sharing import remaining
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
 from .checks import check_target, compare_ranks
+from .choice import Task, task
 from .contents import contents
-from .costs import costs_of, speeds_of
 from .identity import identity
-from .outputs import Layouts, alike, moves, outputs
+from .memory import peak_memory
+from .outputs import Layouts, alike, outputs
 from .phases import Phases
 from .placement import Placement, Root, place
 from .prepare import Conversion, prepare
@@ -100,7 +99,7 @@ def transform(
     with _target(conversion, team, placement) as (target, state):
         with phases.phase("plan"):
             work = _work(conversion, team, state, placement, agreed=not notices)
-        total = sum(team.gather(lambda: bytes_to_write(work.moves)))
+        total = sum(team.gather(lambda: bytes_to_write(work.task.moves)))
         show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
         moving = time.monotonic()
         traffic = _carry_out(work, team, target, show, phases)
@@ -108,7 +107,7 @@ def transform(
     for name, seconds in traffic.seconds.items():
         phases.seconds[name] += seconds
     phases.seconds["wait"] = phases.seconds["start"] + time.monotonic() - began - phases.total
-    every = team.gather(lambda: (traffic, _peak_memory(), phases.seconds))
+    every = team.gather(lambda: (traffic, peak_memory(), phases.seconds))
     return Report(
         conversion,
         tuple(str(conversion.final(rank)) for rank in conversion.ranks),
@@ -177,15 +176,13 @@ def _target(
 class _Work:
     """What one process does: its outputs, and the moves into them that are not done yet.
 
-    trades: whether any process sends something to another. everything: all portions that are left,
-    of all processes. groups: ranks whose files are equal, by the one whose file is written. root:
-    the folder that the process writes to.
+    everything: all portions that are left, of all processes. groups: ranks whose files are equal,
+    by the one whose file is written. root: the folder that the process writes to.
     """
 
     conversion: Conversion
     state: State
-    moves: Sequence[Move]
-    trades: bool
+    task: Task
     outputs: Mapping[int, Output]
     everything: Sequence[Portion]
     groups: Mapping[int, Sequence[int]]
@@ -217,15 +214,12 @@ def _work(
     with team.together():
         shares = placement.shares(conversion, list(groups), done)
         left = [remaining(planner, share, done) for share in shares]
-    costs = costs_of(conversion, left, team)
-    speeds = speeds_of(conversion, left, team, costs)
+    mine = task(conversion, left, team)
     with team.together():
-        mine, trades = moves(conversion, team.rank, left, costs, speeds)
         return _Work(
             conversion,
             state,
             mine,
-            trades,
             outputs(conversion, shares[team.rank], groups, layouts),
             [portion for share in left for portion in share],
             groups,
@@ -258,7 +252,7 @@ def _carry_out(
                 create(output.part)
         parts = {rank: (one.part, one.layout.digest) for rank, one in work.owned.items()}
         journal = Journal(work.state, team.rank, parts, durable=request.fsync)
-    mail = team.mail() if work.trades else None
+    mail = team.mail() if work.task.trades else None
     traffic = team.work(lambda tick: _write(work, journal, tick, mail), show)
     if request.crc:
         team.work(lambda tick: _add_checksums(work, tick), lambda done, end: None)
@@ -283,7 +277,7 @@ def _write(work: _Work, journal: Journal, tick: Tick, mail: Mail | None) -> Traf
     conversion, request = work.conversion, work.conversion.request
     with Sources(conversion.shards.paths, conversion.indexes) as sources:
         return write_parts(
-            work.moves,
+            work.task.moves,
             work.outputs,
             sources,
             request.memory,
@@ -292,7 +286,7 @@ def _write(work: _Work, journal: Journal, tick: Tick, mail: Mail | None) -> Traf
             behind=request.fsync,
             witness=Witness(work.state.seed) if request.verify else None,
             mail=mail,
-            reading=request.reading,
+            call=work.task.choice.call,
         )
 
 
@@ -342,15 +336,3 @@ def _finish(work: _Work, target: Target | None) -> None:
     assert target is not None
     conversion = work.conversion
     target.finish(contents(conversion) if conversion.request.verify else {})
-
-
-def _peak_memory() -> int:
-    """Return the largest resident size this process has had, in bytes.
-
-    What getrusage says counts from before the program was started, its parent's pages too.
-    """
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

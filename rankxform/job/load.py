@@ -12,14 +12,13 @@ from rankxform.execution.arrays import Arrays
 from rankxform.execution.engine import Mail, Sources, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.moves import Move, Portion
+from rankxform.planning.moves import Portion
 from rankxform.planning.sharing import runs_of
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 
 from .checks import compare_ranks
-from .costs import costs_of, speeds_of
-from .outputs import moves
+from .choice import Task, task
 from .prepare import Conversion, prepare
 from .request import Request
 
@@ -73,14 +72,12 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     _, notices = compare_ranks(conversion, team)
     with team.together():
         shares = [_portions(conversion, *one) for one in zip(ranks, includes)]
-    costs = costs_of(conversion, shares, team)
-    speeds = speeds_of(conversion, shares, team, costs)
+    work = task(conversion, shares, team)
     with team.together():
-        work, trades = moves(conversion, team.rank, shares, costs, speeds)
         every_slice = conversion.planner.slices(rank)
         mine = [every_slice[at] for one in shares[team.rank] for at in range(one.first, one.stop)]
         arrays = Arrays((p.name, p.dtype, shape) for p, shape in mine)
-    mail = team.mail() if trades else None
+    mail = team.mail() if work.trades else None
     traffic = team.work(
         lambda tick: _fill(conversion, work, {rank: arrays}, tick, mail), lambda done, end: None
     )
@@ -123,7 +120,7 @@ def _portions(conversion: Conversion, rank: int, include: Sequence[str]) -> list
 
 def _fill(
     conversion: Conversion,
-    work: Sequence[Move],
+    work: Task,
     arrays: Mapping[int, Arrays],
     tick: Tick,
     mail: Mail | None,
@@ -131,7 +128,7 @@ def _fill(
     request = conversion.request
     with Sources(conversion.shards.paths, conversion.indexes) as sources:
         return carry(
-            work, arrays, sources, request.memory // 2, tick, mail=mail, reading=request.reading
+            work.moves, arrays, sources, request.memory // 2, tick, mail=mail, call=work.choice.call
         )
 
 

@@ -12,7 +12,8 @@ from rankxform.planning.moves import Portion
 from rankxform.transport import Serial
 
 from .checks import compare_ranks
-from .outputs import Layouts, moves
+from .choice import task
+from .outputs import Layouts
 from .prepare import prepare
 from .request import Request
 
@@ -29,18 +30,19 @@ def convert_one(request: Request, target: Path) -> None:
         raise UsageError(f"{target}: is a source file, which is never written to")
     (rank,) = conversion.ranks
     output = Output(own_name(target), Layouts(conversion).of(rank))
-    work, _ = moves(conversion, 0, [[Portion(rank, 0, len(conversion.planner.names(rank)))]])
+    portion = Portion(rank, 0, len(conversion.planner.names(rank)))
+    work = task(conversion, [[portion]], Serial())
     make_folder(target.parent)
     create(output.part)
     try:
         with Sources(conversion.shards.paths, conversion.indexes) as sources:
             write_parts(
-                work,
+                work.moves,
                 {rank: output},
                 sources,
                 request.memory,
                 lambda done: None,
-                reading=request.reading,
+                call=work.choice.call,
             )
         if request.fsync:
             sync(output.part)

@@ -12,46 +12,14 @@ from rankxform.execution.output import (
     Output,
     lay_out_ckpt,
     lay_out_safetensors,
-    safetensors_order,
 )
-from rankxform.execution.recipes import EXCHANGE
 from rankxform.formats.dtype import INT4
-from rankxform.planning.costs import Costs
-from rankxform.planning.moves import Move, Portion
+from rankxform.planning.moves import Portion
 from rankxform.planning.plan import needed_stages
-from rankxform.planning.source import Parameter
-from rankxform.planning.trades import work_of
 from rankxform.transport import Team
 
 from .placement import Placement
 from .prepare import Conversion
-
-
-def moves(
-    conversion: Conversion,
-    process: int,
-    shares: Sequence[Sequence[Portion]],
-    costs: Costs | None = None,
-    speeds: Sequence[float] = (),
-) -> tuple[list[Move], bool]:
-    """Return what a process has to do, in the order of the destination files, as far as can be.
-
-    `shares` are by process. Also whether any process sends anything to another.
-    """
-    return work_of(
-        process,
-        conversion.planner,
-        shares,
-        conversion.sight,
-        always=conversion.request.reading == EXCHANGE and len(shares) > 1,
-        order=_in_safetensors if conversion.format == SAFETENSORS else None,
-        costs=costs,
-        speeds=speeds,
-    )
-
-
-def _in_safetensors(parameter: Parameter) -> tuple[int, str]:
-    return safetensors_order((parameter.name, parameter.dtype, ()))
 
 
 def alike(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankxform.execution.speed import Speed, measure
-from rankxform.planning.moves import bytes_to_read, bytes_to_write
+from rankxform.planning.costs import Choice, Costs
+from rankxform.planning.simulate import Simulation
 from rankxform.transport import Team
 
 from .prepare import Conversion
-
-_SECONDS_A_SLICE = 8e-6
-"""What a slice costs beside its bytes."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,11 @@ class Prediction:
     speeds: tuple[Speed, ...]
 
 
-def predict(conversion: Conversion, team: Team) -> Prediction:
+def predict(conversion: Conversion, found: Simulation, choice: Choice, team: Team) -> Prediction:
     """Measure storage on every process at once, and predict how long the move will take.
 
-    The slowest process counts. Writes and removes a file of 64 MiB a process.
+    `found` is what they will do, read by `choice`. The slowest process counts. Writes and removes
+    a file of 64 MiB a process.
     """
     request = conversion.request
     assert request.dst is not None
@@ -36,11 +35,9 @@ def predict(conversion: Conversion, team: Team) -> Prediction:
     with team.together():
         pass  # so that all measure at the same time
     speeds = team.gather(lambda: measure(source, target, durable=request.fsync))
-    moves = [conversion.planner.moves(share) for share in conversion.shares(team.size)]
+    costs = choice.costs or Costs()
     seconds = [
-        bytes_to_read(some) / speed.read
-        + bytes_to_write(some) / speed.write
-        + _SECONDS_A_SLICE * sum(len(ranks) for m in some for ranks in m.targets.values())
-        for some, speed in zip(moves, speeds)
+        load.seconds(replace(costs, read=speed.read, write=speed.write))
+        for load, speed in zip(found.loads, speeds)
     ]
     return Prediction(max(seconds), tuple(speeds))

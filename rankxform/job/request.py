@@ -10,9 +10,8 @@ from rankxform.execution.engine import DEFAULT_MEMORY
 from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.execution.headers import FORMATS
 from rankxform.execution.links import LINKS, REFLINK
-from rankxform.execution.recipes import AUTO, READINGS
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.costs import Bandwidth
+from rankxform.planning.costs import AUTO, READINGS, Costs
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
 
@@ -38,7 +37,7 @@ class Request:
         can share blocks (else each is written), "hard" links, or "none".
     overwrite: replace destination files. fsync: wait for the device before a file gets its name.
     replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
-    bandwidth: what bytes cost, for the choice between reading and exchanging; None: measured.
+    costs: what bytes and calls cost, for the choice among ways of reading; None: measured.
     dst_placement: where processes are on several nodes: "auto"; "shared", if `dst` must be one
         folder for all; "node", for a folder of each node; or a hostfile or rank table that says on
         which node which ranks belong.
@@ -74,7 +73,7 @@ class Request:
     overwrite: bool = False
     fsync: bool = True
     link: str = REFLINK
-    bandwidth: Bandwidth | None = None
+    costs: Costs | None = None
     dst_placement: str = "auto"
     memory: int = DEFAULT_MEMORY
     reading: str = AUTO

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rankxform.errors import UsageError
-from rankxform.execution.recipes import EXCHANGE
-from rankxform.planning.costs import Bandwidth
+from rankxform.planning.costs import AUTO, Choice, Costs
 from rankxform.planning.sharing import share_seen
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import Simulation, simulate
+from rankxform.planning.trades import deal
+from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
-from .placement import AUTO, NODE, SHARED, hosts_of, in_order
+from .choice import choose
+from .memory import peak_memory
+from .placement import AUTO as FOUND_OUT
+from .placement import NODE, SHARED, hosts_of, in_order
 from .prepare import Conversion
 
 PLACES = (SHARED, NODE)
@@ -25,7 +30,8 @@ def on_paper(
 
     `src_placement`: "shared" if every node sees every source file, "node" if each has those of
     its share of the source ranks. The request says where destination files go; "auto" is taken
-    for "shared". Raises UsageError for numbers that make no sense.
+    for "shared". The memory is what planning takes here, and the buffers. Raises UsageError for
+    numbers that make no sense.
     """
     request = conversion.request
     if not 0 < nodes <= processes:
@@ -37,18 +43,41 @@ def on_paper(
         home = {rank: at * nodes // len(sources) for at, rank in enumerate(sources)}
         sight = Sight(node, _by_node(home, nodes))
     shares = share_seen(conversion.planner, conversion.ranks, _destination(conversion, node, nodes))
-    return simulate(
-        conversion.planner,
-        shares,
-        sight,
-        request.bandwidth or Bandwidth(),
-        always=request.reading == EXCHANGE,
-    )
+    costs, choice = request.costs or Costs(), Choice.of(request.reading)
+    if request.reading == AUTO:
+        weighed = costs if nodes > 1 and sight.is_full else None
+        choice = replace(choice, call=costs.call_bytes, costs=weighed)
+    planner = conversion.planner
+    trades = deal(planner, shares, sight, choice)
+    planner.moves(shares[0])  # what a process keeps beside
+    memory = peak_memory() + request.memory
+    return replace(simulate(planner, shares, sight, trades, costs, choice.call), memory=memory)
+
+
+def foreseen(conversion: Conversion, processes: int, team: Team) -> tuple[Simulation, Choice]:
+    """Work out what so many processes would do: those of the team, or others on one node.
+
+    Measures what a choice among ways of reading depends on. Collective.
+    """
+    planner, sight = conversion.planner, conversion.sight
+    with team.together():
+        own = conversion.shares(team.size)
+        alone = planner.moves(own[team.rank], None if sight.is_full else sight.of(team.rank))
+    choice = choose(conversion, own, alone, team)
+    with team.together():
+        shares = conversion.shares(processes)
+        if processes != team.size:
+            sight = Sight.full((0,) * processes, conversion.indexes)
+        trades = deal(planner, shares, sight, choice)
+        return simulate(
+            planner, shares, sight, trades, choice.costs or Costs(), choice.call
+        ), choice
+    raise AssertionError("together() raises or returns")
 
 
 def _destination(conversion: Conversion, node: tuple[int, ...], nodes: int) -> Sight:
     placement, ranks = conversion.request.dst_placement, conversion.dst.ranks
-    if placement in (AUTO, SHARED):
+    if placement in (FOUND_OUT, SHARED):
         return Sight.full(node, conversion.ranks)
     hosts = hosts_of(placement, ranks)
     if hosts is None:

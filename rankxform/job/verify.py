@@ -18,15 +18,15 @@ from rankxform.execution.headers import Indexer
 from rankxform.execution.probes import digest
 from rankxform.execution.target import MANIFEST_NAME, manifest
 from rankxform.formats.index import Index
-from rankxform.planning.moves import Move, Portion, bytes_to_write
+from rankxform.planning.moves import Portion, bytes_to_write
 from rankxform.planning.sharing import share_seen
 from rankxform.planning.sight import Sight
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
 from .checks import compare_ranks
+from .choice import Task, task
 from .contents import expected
-from .outputs import moves
 from .prepare import Conversion, prepare
 from .request import Request
 from .sight import asked, look_on_all, sight_of
@@ -75,9 +75,9 @@ def verify(
     with team.together():
         none: list[list[Portion]] = [[] for _ in range(team.size)]
         shares = share_seen(conversion.planner, list(indexes), sight) if indexes else none
-        mine, (work, trades) = shares[team.rank], moves(conversion, team.rank, shares)
-    mail = team.mail() if trades else None
-    total = sum(team.gather(lambda: bytes_to_write(work)))
+    mine, work = shares[team.rank], task(conversion, shares, team)
+    mail = team.mail() if work.trades else None
+    total = sum(team.gather(lambda: bytes_to_write(work.moves)))
     show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
     traffic = team.work(
         lambda tick: _compare(conversion, shards.paths, indexes, mine, work, tick, found, mail),
@@ -234,7 +234,7 @@ def _compare(
     paths: Mapping[int, Path],
     indexes: Mapping[int, Index],
     mine: Sequence[Portion],
-    work: Sequence[Move],
+    work: Task,
     tick: Tick,
     found: list[Difference],
     mail: Mail | None,
@@ -249,7 +249,7 @@ def _compare(
         }
         request = conversion.request
         traffic = carry(
-            work, sinks, sources, request.memory // 2, tick, mail=mail, reading=request.reading
+            work.moves, sinks, sources, request.memory // 2, tick, mail=mail, call=work.choice.call
         )
     found += [one for sink in sinks.values() for one in sink.differences.values()]
     return traffic

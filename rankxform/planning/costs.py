@@ -7,71 +7,114 @@ second the network and two more copies in memory. Files on a node's own disk lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, hulls
 from rankxform.geometry.grid import Cell
+from rankxform.geometry.runs import CALL_BYTES
 from rankxform.layout.layout import Layout
 
-from .moves import copies_of, read_of
+from .moves import EXCHANGE, RANGES, ROWS, copies_of, pieces, read_of
 from .source import Parameter
+
+AUTO = "auto"
+READINGS = (AUTO, RANGES, ROWS, EXCHANGE)
+"""What can be asked for: what costs least, or one way of reading for all that leaves a choice."""
 
 _GAIN = 0.9
 """What an exchange may cost over reading for oneself: of the two its estimate is the rougher."""
 
+_LEAST_CALL = 4 << 10
+"""Bytes below which nothing is read faster."""
+
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes a second. read: from storage, by all processes at once; network: out of a node while it
-    receives as much; copy: in memory, by one process."""
+    """Bytes a second, and seconds.
 
-    read: float
-    network: float
-    copy: float
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """Bytes a second. read, write: of one process, while all are at work; network: out of one node,
-    and into it; copy: in memory, by one process."""
+    read, write: of one process, while all are at work; network: out of one node, and into it; copy:
+    in memory, by one process. call: what a process waits for a read of little; letter: for one
+    that is sent.
+    """
 
     read: float = 1e9
     write: float = 1e9
     network: float = 10e9
     copy: float = 5e9
+    call: float = 100e-6
+    letter: float = 30e-6
 
-    def costs(self, processes: int) -> Costs:
-        """Return what bytes cost to that many processes."""
-        return Costs(self.read * processes, self.network, self.copy)
+    @property
+    def call_bytes(self) -> float:
+        """Bytes that could be read in the time a read of little takes."""
+        return max(_LEAST_CALL, self.call * self.read)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How source files are read; the same on all processes.
+
+    call: what a read of little costs, in bytes. costs: by which an exchange is weighed against
+    reading for oneself; None: only what a node does not see is exchanged. always: each byte is read
+    by one process for all. speeds: of each process, where it is known; else all are equally fast.
+    """
+
+    call: float = CALL_BYTES
+    costs: Costs | None = None
+    always: bool = False
+    speeds: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, reading: str) -> Choice:
+        """Return what was asked for, as one of READINGS."""
+        call = {RANGES: 0.0, ROWS: inf}.get(reading, CALL_BYTES)
+        return cls(call, always=reading == EXCHANGE)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to read or send: bytes, and in how many calls or letters."""
+
+    nbytes: int = 0
+    calls: int = 0
+
+    def __add__(self, other: Side) -> Side:
+        return Side(self.nbytes + other.nbytes, self.calls + other.calls)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What two ways to read one parameter come to, in bytes.
+    """What two ways to read one parameter come to.
 
     each: read where every node reads for itself; once: where each byte is read by one process;
     crossing: sent from node to node then.
     """
 
-    each: int
-    once: int
-    crossing: int
+    each: Side = Side()
+    once: Side = Side()
+    crossing: Side = Side()
 
-    def plus(self, other: Reading) -> Reading:
+    def __add__(self, other: Reading) -> Reading:
         return Reading(
             self.each + other.each, self.once + other.once, self.crossing + other.crossing
         )
 
     def exchanges(self, costs: Costs, processes: int, nodes: int) -> bool:
         """Tell whether it is cheaper to exchange."""
-        if self.each <= self.once:
+        if self.each.nbytes <= self.once.nbytes:
             return False
-        alone = self.each / costs.read
-        copied = 2 * (self.once + self.crossing) / (costs.copy * processes)
-        together = self.once / costs.read + self.crossing / (costs.network * nodes) + copied
-        return together < _GAIN * alone
+
+        def reading(side: Side) -> float:
+            return (side.nbytes / costs.read + side.calls * costs.call) / processes
+
+        sent = self.crossing
+        copied = 2 * (self.once.nbytes + sent.nbytes) / costs.copy
+        letters = sent.calls * costs.letter
+        crossing = sent.nbytes / (costs.network * nodes) + (copied + letters) / processes
+        return reading(self.once) + crossing < _GAIN * reading(self.each)
 
 
 def reading_of(
@@ -79,10 +122,11 @@ def reading_of(
     layout: Layout,
     served: Mapping[Cell, Iterable[int]],
     node: tuple[int, ...],
+    call: float = CALL_BYTES,
 ) -> Reading:
     """Count both ways, for processes that serve the cells of a destination `layout`.
 
-    node: by process its node.
+    node: by process its node. call: what a call costs, in bytes.
     """
     item = item_size(parameter.dtype)
     parts: list[tuple[tuple[Cell, int | None], Box]] = []  # of a source cell, for a node or all
@@ -94,12 +138,15 @@ def reading_of(
             by_node = wanted.setdefault(at, {})
             for one in nodes:
                 by_node[one] = by_node.get(one, 0) + box.size
-    each = once = 0
+    each = once = crossing = Side()
     for (at, where), hull in hulls(parts).items():
-        elements = read_of(hull, parameter.grid.box(at), item)
+        _, *read = read_of(hull, parameter.grid.box(at), item, call)
         if where is None:
-            once += elements
+            once += Side(*read)
         else:
-            each += elements
-    crossing = sum(sum(by.values()) * (len(by) - 1) // len(by) for by in wanted.values())
-    return Reading(each * item, once * item, crossing * item)
+            each += Side(*read)
+    for by in wanted.values():
+        for elements in by.values():
+            nbytes = elements * item * (len(by) - 1) // len(by)
+            crossing += Side(nbytes, pieces(nbytes))
+    return Reading(each, once, crossing)

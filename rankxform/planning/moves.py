@@ -7,15 +7,16 @@ one destination rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, hulls
 from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import worth_picking
+from rankxform.geometry.runs import CALL_BYTES, contiguous_runs, run_axis, worth_picking
 from rankxform.layout.layout import Layout
 
 from .source import Parameter
@@ -116,24 +117,32 @@ def needed_bytes(moves: Iterable[Move]) -> int:
     return total
 
 
-def bytes_to_read(moves: Iterable[Move]) -> int:
+def bytes_to_read(moves: Iterable[Move], call: float = CALL_BYTES) -> int:
     """Return the bytes that one process reads to carry out `moves`.
 
     Each source slice is read where its rows are wanted: whole rows where the cut leaves only
-    short runs of them.
+    short runs of them, for what a `call` costs, in bytes.
     """
-    known: dict[object, int] = {}
-    total = 0
+    return sum(read.nbytes for _, reads in reads_of(moves, call) for read in reads)
+
+
+def reads_of(
+    moves: Iterable[Move], call: float = CALL_BYTES
+) -> Iterator[tuple[Move, Sequence[Read]]]:
+    """Yield with each move what one process reads for it."""
+    known: dict[object, list[Read]] = {}
     for move in moves:
         parameter, item = move.parameter, item_size(move.parameter.dtype)
-        key = parameter.layout, parameter.listed, move.layout, parameter.shape, id(move.targets)
+        key = (
+            parameter.layout, parameter.listed, move.layout, parameter.shape, item,
+            id(move.targets),
+        )  # fmt: skip
         if key not in known:
             wanted = hulls(copy for cell in move.targets for copy in move.copies(cell))
-            known[key] = sum(
-                read_of(hull, parameter.grid.box(cell), item) for cell, hull in wanted.items()
-            )
-        total += known[key] * item
-    return total
+            known[key] = [
+                read_of(hull, parameter.grid.box(cell), item, call) for cell, hull in wanted.items()
+            ]
+        yield move, known[key]
 
 
 def bytes_to_write(moves: Iterable[Move]) -> int:
@@ -149,14 +158,39 @@ def bytes_to_write(moves: Iterable[Move]) -> int:
     return total
 
 
-def read_of(hull: Box, held: Box, item: int) -> int:
-    """Return the elements read to get `hull` out of the slice `held`."""
+WHOLE, RANGES, ROWS, EXCHANGE = WAYS = ("whole", "ranges", "rows", "exchange")
+"""Ways to read of a slice: all in one piece, where no others' bytes lie in between; the runs that
+are wanted; the rows that hold them; or either by one process, for all that want some of it."""
+
+_PIECE = 4 << 20
+
+
+class Read(NamedTuple):
+    """What is read of a slice: how, how many bytes, and in how many calls, at least."""
+
+    way: str
+    nbytes: int
+    calls: int
+
+
+def read_of(hull: Box, held: Box, item: int, call: float = CALL_BYTES) -> Read:
+    """Return how `hull` is got out of the slice `held`, of elements of `item` bytes."""
     if not hull.size:
-        return 0
-    rows = held.shape if not hull.ndim else (hull.shape[0], *held.shape[1:])
-    frame = hull.relative_to(held)
-    frame = Box((0, *frame.start[1:]), (rows[0], *frame.stop[1:])) if rows else frame
-    return hull.size if worth_picking(frame, rows, item) else prod(rows)
+        return Read(WHOLE, 0, 0)
+    frame, nbytes = hull.relative_to(held), hull.size * item
+    if run_axis(frame, held.shape) <= 1:  # whole rows
+        return Read(WHOLE, nbytes, pieces(nbytes))
+    rows = (hull.shape[0], *held.shape[1:])
+    frame = Box((0, *frame.start[1:]), (rows[0], *frame.stop[1:]))
+    if worth_picking(frame, rows, item, call):
+        runs = hull.size // next(contiguous_runs(frame, rows))[1]
+        return Read(RANGES, nbytes, max(runs, pieces(nbytes)))
+    return Read(ROWS, prod(rows) * item, pieces(prod(rows) * item))
+
+
+def pieces(nbytes: int) -> int:
+    """Return in how many pieces so many bytes are read or sent, at least."""
+    return -(-nbytes // _PIECE)
 
 
 def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.grid import Cell
 from rankxform.layout.layout import Layout
 
-from .costs import Costs, Reading, reading_of
+from .costs import Choice, Reading, reading_of
 from .level import Class, Dealer, level
 from .moves import Copies, Move, Portion, bytes_to_write, copies_of
 from .plan import Planner
@@ -89,25 +89,22 @@ def work_of(
     process: int,
     planner: Planner,
     shares: Sequence[Sequence[Portion]],
+    alone: Sequence[Move],
     sight: Sight,
-    *,
-    always: bool,
+    choice: Choice,
     order: Order | None = None,
-    costs: Costs | None = None,
-    speeds: Sequence[float] = (),
 ) -> tuple[list[Move], bool]:
     """Return what `process` has to do for ``shares``, by process; and whether any process trades.
 
-    See `deal`. What it reads for itself alone comes in between its parts in trades, so that it
-    has something to do while letters are on their way.
+    `alone` is what it would do by itself. See `deal`. What it reads for itself alone comes in
+    between its parts in trades, so that it has something to do while letters are on their way.
     """
-    trades = deal(planner, shares, sight, always, order, costs, speeds)
-    seen = None if sight.is_full else sight.of(process)
-    alone = planner.moves(shares[process], seen)
+    trades = deal(planner, shares, sight, choice, order)
+    moves = list(alone)
     if order is not None:
-        alone.sort(key=lambda move: order(move.parameter))
+        moves.sort(key=lambda move: order(move.parameter))
     if not trades:
-        return alone, False
+        return moves, False
     parts: list[Traded] = [part for trade in trades if (part := trade.part(process))]
     traded = {
         (part.parameter.name, part.layout, rank)
@@ -116,7 +113,7 @@ def work_of(
         for rank in ranks
     }
     rest = [
-        move for move in alone if (move.parameter.name, move.layout, _first(move)) not in traded
+        move for move in moves if (move.parameter.name, move.layout, _first(move)) not in traded
     ]
     placed = [(place, 0, move) for place, move in paced([(bytes_to_write([m]), m) for m in rest])]
     placed += [(part.trade.place, 1, part) for part in parts]
@@ -131,27 +128,24 @@ def deal(
     planner: Planner,
     shares: Sequence[Sequence[Portion]],
     sight: Sight,
-    always: bool,
+    choice: Choice,
     order: Order | None = None,
-    costs: Costs | None = None,
-    speeds: Sequence[float] = (),
 ) -> list[Trade]:
     """Return the trades of a conversion in which process p serves ``shares[p]``.
 
-    Without `always`, a process takes part as a receiver where it needs a file that it does not
-    see; and, if `costs` are known, where an exchange is cheaper than that all nodes read a file
-    that all of them see. With it, each distinct byte is read by one process for all. Where
-    several processes could read the same, none has much longer to read than another, by their
-    `speeds` (without: equal ones); see `rankxform.planning.level`. Raises CheckpointError where
-    nobody has what is needed.
+    A process takes part as a receiver where it needs a file that it does not see; and, if the
+    `choice` knows costs, where an exchange is cheaper than that all nodes read a file that all of
+    them see. If it says always, each distinct byte is read by one process for all. Where several
+    processes could read the same, none has much longer to read than another, by their speeds; see
+    `rankxform.planning.level`. Raises CheckpointError where nobody has what is needed.
     """
-    if sight.is_full and not always and costs is None:
+    if len(shares) == 1 or (sight.is_full and not choice.always and choice.costs is None):
         return []
-    drafts = list(_drafts(planner, shares, sight, always, costs))
+    drafts = list(_drafts(planner, shares, sight, choice))
     if order is not None:
         drafts.sort(key=lambda draft: order(draft.parameter))
     amounts = _amounts(drafts)
-    dealer = Dealer(level(amounts, speeds or [1.0] * len(shares)))
+    dealer = Dealer(level(amounts, choice.speeds or [1.0] * len(shares)))
     known: dict[object, tuple[Servers, Senders]] = {}
     trades = []
     for draft in drafts:
@@ -176,10 +170,10 @@ def _amounts(drafts: Iterable[_Draft]) -> dict[Class, float]:
 
 
 def freedom(
-    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, costs: Costs | None
+    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, choice: Choice
 ) -> float:
     """Return the bytes to be sent that processes of more than one node could read."""
-    amounts = _amounts(_drafts(planner, shares, sight, False, costs))
+    amounts = _amounts(_drafts(planner, shares, sight, choice))
     return sum(nbytes for able, nbytes in amounts.items() if len({sight.node[p] for p in able}) > 1)
 
 
@@ -269,8 +263,7 @@ def _drafts(
     planner: Planner,
     shares: Sequence[Sequence[Portion]],
     sight: Sight,
-    always: bool,
-    costs: Costs | None,
+    choice: Choice,
 ) -> Iterator[_Draft]:
     known: dict[object, _Kind | None] = {}
     for (name, layout), every in planner.wanted(shares).items():
@@ -287,10 +280,10 @@ def _drafts(
                 for cell in needs:
                     if not held.get(cell):
                         planner.nobody(parameter, cell)
-                together = always
-                if costs and not always:
-                    reading = reading_of(parameter, layout, served, sight.node)
-                    together = reading.exchanges(costs, len(sight.node), len(sight.seen))
+                together = choice.always
+                if choice.costs and not together:
+                    reading = reading_of(parameter, layout, served, sight.node, choice.call)
+                    together = reading.exchanges(choice.costs, len(sight.node), len(sight.seen))
                 known[key] = _kind(served, needs, held, turn, sight, together)
             kind = known[key]
             if kind is not None:
@@ -300,14 +293,14 @@ def _drafts(
 def both_ways(planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight) -> Reading:
     """Return what it comes to if every node reads for itself, and if each byte is read once."""
     known: dict[object, Reading] = {}
-    total = Reading(0, 0, 0)
+    total = Reading()
     for (name, layout), pairs in planner.wanted(shares).items():
         parameter = planner.parameter(name)
         key = parameter.layout, parameter.shape, parameter.dtype, parameter.listed, layout, pairs
         if key not in known:
             served = _served(planner, layout, pairs)
             known[key] = reading_of(parameter, layout, served, sight.node)
-        total = total.plus(known[key])
+        total += known[key]
     return total
 
 

@@ -228,8 +228,8 @@ def test_a_dry_run_prints_the_plan_and_the_time_and_leaves_nothing(processes, pl
     )
     assert code == 0, output
     assert sorted(place.dst.parent.iterdir()) == before
-    told = re.search(r"the move would take about (\d+\.\d\d) s: .* measured with 67.1 MB", output)
-    assert told and 0 <= float(told[1]) < 60
+    told = re.search(r"take about ([\d.]+) (us|ms|s): .* measured with 67.1 MB", output)
+    assert told and 0 < float(told[1]) < 1000
     rows = [line.split() for line in output.splitlines() if line[:4].strip().isdigit()]
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert all(

@@ -8,6 +8,7 @@ import pytest
 
 import rankxform
 from rankxform.execution import files, recipes
+from rankxform.planning.costs import Costs
 from tests import reference
 
 ROWS, COLUMNS = 4096, 512  # 8 MiB of Float32
@@ -111,8 +112,19 @@ def test_long_runs_of_few_columns_are_read_alone(tmp_path, counter):
     folder = reference.write_checkpoint(tmp_path / "s", None, params)
     b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
     counter.reads.clear()
-    report = rankxform.transform(folder, tmp_path / "d", None, b, ranks=(7,))
+    options = {"ranks": (7,), "costs": Costs(read=1e9, call=20e-6)}
+    report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
     assert sum(counter.reads) == report.read == 16 * (1 << 17) * 4 // 8
+
+
+def test_rows_are_read_where_a_call_costs_more_than_what_lies_between(tmp_path, counter):
+    """The same 16 runs of 64 KiB, if a call takes as long as 1 MiB: 15 would cost 15 MiB."""
+    params = {"w": ((16, 1 << 17), "Float32")}
+    folder = reference.write_checkpoint(tmp_path / "s", None, params)
+    b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
+    options = {"ranks": (7,), "costs": Costs(read=1e9, call=1e-3)}
+    report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
+    assert report.read == 16 * (1 << 17) * 4
 
 
 def test_parameters_that_are_cut_alike_share_a_recipe(tmp_path, counter, monkeypatch):

@@ -26,10 +26,15 @@ from tests.mpi_launch import environment
 LOCAL = Path("/rxlocal")
 """Where every host has its own disk."""
 
+NETWORK = Path("/tmp/rx-network")
+"""Where hosts see the folder of a storage host, if there is one."""
+
+SFTP = "/usr/lib/openssh/sftp-server"
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 _NET = "10.79.0"
 _READY_SECONDS = 10
 _PERIOD = 0.02
+_STORAGE, _PORT = 250, 7000
 
 
 def why_not():
@@ -260,13 +265,59 @@ class Hosts:
     def slow(self, rate):
         """Let hosts send no faster than `rate`, such as "800mbit"."""
         for name in self.names:
-            _sh(*self.on(name, *["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate"], rate,
-                         *["burst", "1mbit", "latency", "50ms"]))  # fmt: skip
+            self._shape(name, rate)
         try:
             yield
         finally:
             for name in self.names:
                 _sh(*self.on(name, *["tc", "qdisc", "del", "dev", "eth0", "root"]))
+
+    @contextmanager
+    def storage(self, rate=None):
+        """Let all hosts see a folder of one more host, over the network; yield how to empty caches.
+
+        The folder is `NETWORK`; the machine sees it as the storage host's disk. It sends no faster
+        than `rate`. Every host has a page cache of its own for it.
+        """
+        self._make_one(_STORAGE, "storage")
+        code = _SERVER.format(port=_PORT, program=SFTP)
+        server = subprocess.Popen(self.on("storage", sys.executable, "-c", code))
+
+        def mount():
+            for name in self.names:
+                self._sshfs(name)
+
+        def unmount():
+            for name in self.names:
+                _sh(*self.on(name, "umount", "-l", NETWORK), check=False)
+
+        def empty():
+            unmount()
+            mount()
+
+        try:
+            if rate:
+                self._shape("storage", rate)
+            mount()
+            yield empty
+        finally:
+            unmount()
+            server.kill()
+            server.wait()
+
+    def _sshfs(self, name):
+        _sh(*self.on(name, "mkdir", "-p", NETWORK))
+        where = f"{_NET}.{_STORAGE}:{LOCAL}"
+        command = ["sshfs", where, NETWORK, "-o", f"directport={_PORT},auto_cache"]
+        deadline = time.monotonic() + _READY_SECONDS
+        while _sh(*self.on(name, *command), check=False).returncode:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{name} cannot mount {where}")
+            time.sleep(0.05)
+
+    def _shape(self, name, rate):
+        _sh(*self.on(name, *["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate"], rate,
+                     *["burst", "1mbit", "latency", "50ms"]))  # fmt: skip
 
     @contextmanager
     def throttled(self, name, share):
@@ -312,6 +363,17 @@ class Hosts:
         finally:
             _sh(*self.on(name, "umount", "-l", folder))
 
+
+# What a storage host runs: one sftp server for each connection, without ssh around it.
+_SERVER = """
+import signal, socket, subprocess
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+with socket.create_server(("0.0.0.0", {port})) as server:
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            subprocess.Popen(["{program}"], stdin=connection, stdout=connection)
+"""
 
 # It stands where ssh stands: rsh [options] HOST COMMAND..., in a clean environment.
 _AGENT = """#!/bin/bash

@@ -255,7 +255,7 @@ def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, c
     source = clean.shared / "made" / "src"
     command = [sys.executable, "-m", "rankxform", "transform", source, LOCAL / "dst", *options]
     before = clean.sent()
-    code, output = clean.mpirun(1, *command, *(["--bandwidth", given] if given else []))
+    code, output = clean.mpirun(1, *command, *(["--costs", given] if given else []))
     crossed = clean.sent() - before
     assert code == 0, output
     assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []

@@ -13,9 +13,10 @@ from mpi4py import MPI
 
 import rankxform
 from rankxform import transport
-from rankxform.planning.costs import Bandwidth
+from rankxform.planning.costs import Choice, Costs
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
+from rankxform.planning.trades import deal
 from tests import reference
 from tests.cases import Case, random_case
 from tests.mpi.conftest import prepare
@@ -74,7 +75,8 @@ def test_storage_is_asked_for_each_byte_once(family, tmp):
     conversion = report.conversion
     sight = Sight.full((0,) * WORLD.size, conversion.indexes)
     shares = conversion.shares(WORLD.size)
-    paper = simulate(conversion.planner, shares, sight, Bandwidth(), always=True).loads
+    trades = deal(conversion.planner, shares, sight, Choice(always=True))
+    paper = simulate(conversion.planner, shares, sight, trades, Costs()).loads
     assert sum(load.read for load in paper) == report.read
     assert sum(load.passed + load.sent for load in paper) == report.sent
 

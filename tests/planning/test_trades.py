@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from rankxform.planning.costs import Bandwidth, Costs, reading_of
+from rankxform.planning.costs import Choice, Costs, Side, reading_of
 from rankxform.planning.level import Dealer, level
 from rankxform.planning.moves import Portion
 from rankxform.planning.posts import posts
@@ -33,11 +33,16 @@ def spread(nodes, ranks, each=1):
     return Sight(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
 
 
+def _work_of(process, plan, shares, sight):
+    alone = plan.moves(shares[process], sight.of(process))
+    return work_of(process, plan, shares, alone, sight, Choice())
+
+
 def test_trades_worked_out_by_hand(tmp_path):
     """4 columns on 2 nodes become 2 rows: each node sends half of each of its columns."""
     plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
     shares = [[Portion(0, 0, 1)], [Portion(1, 0, 1)]]
-    (trade,) = deal(plan, shares, sight, always=False)
+    (trade,) = deal(plan, shares, sight, Choice())
     assert {cell: dict(by) for cell, by in trade.servers.items()} == {
         (0, 0): {0: (0,)},
         (1, 0): {1: (1,)},
@@ -57,8 +62,8 @@ def test_trades_worked_out_by_hand(tmp_path):
 def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
     """Each node holds a replica of everything, so nothing is traded."""
     plan, sight = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
-    assert deal(plan, share(plan, range(4), 4), sight, always=False) == []
-    work, trades = work_of(3, plan, share(plan, range(4), 4), sight, always=False)
+    assert deal(plan, share(plan, range(4), 4), sight, Choice()) == []
+    work, trades = _work_of(3, plan, share(plan, range(4), 4), sight)
     assert not trades
     assert {rank for move in work for rank in move.readers.values()} <= {2, 3}
 
@@ -66,7 +71,7 @@ def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
 def test_one_process_of_a_node_passes_on_what_others_want(tmp_path):
     plan, sight = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
     shares = [[Portion(rank, 0, 1)] for rank in range(4)]
-    (trade,) = deal(plan, shares, sight, always=False)
+    (trade,) = deal(plan, shares, sight, Choice())
     every = posts(trade)
     crossing = [
         (sender, receiver, piece)
@@ -86,7 +91,7 @@ def test_own_work_comes_in_between_what_is_read_for_others(tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([1], WHOLE), names)
     shares = [[Portion(0, 0, 4)], [Portion(0, 4, 8)]]
     sight = Sight((0, 1), (frozenset({0}), frozenset()))
-    work, trades = work_of(0, plan, shares, sight, always=False)
+    work, trades = _work_of(0, plan, shares, sight)
     assert trades
     assert [bool(move.targets) for move in work] == [True, False] * 4
 
@@ -110,7 +115,7 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
     )
     sight, always = Sight(node, seen), rng.random() < 0.3
     shares = share(plan, range(ranks[1]), len(node))
-    for trade in deal(plan, shares, sight, always):
+    for trade in deal(plan, shares, sight, Choice(always=always)):
         had = {}
         for process, own in posts(trade).items():
             for piece in own.own:
@@ -172,7 +177,8 @@ def test_reading_is_counted_by_node(tmp_path):
     sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
     found = both_ways(plan, [[Portion(rank, 0, 1)] for rank in range(4)], sight)
     whole = 24 * 24 * 4
-    assert (found.each, found.once, found.crossing) == (2 * whole, whole, whole // 2)
+    assert (found.each, found.once) == (Side(2 * whole, 2), Side(whole, 1))
+    assert found.crossing == Side(whole // 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -182,22 +188,23 @@ def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
     sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
     shares = [[Portion(rank, 0, 1)] for rank in range(4)]
-    costs = Costs(storage, network, 5e9)
-    assert bool(deal(plan, shares, sight, False, None, costs)) == exchanged
+    costs = Costs(read=storage / 4, network=network)
+    assert bool(deal(plan, shares, sight, Choice(costs=costs))) == exchanged
 
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], ROW))
     served = {(rank, 0): [rank] for rank in range(4)}
     found = reading_of(plan.parameter("w"), plan.names(0)["w"], served, (0, 0, 1, 1))
-    assert found.each == found.once
-    assert not found.exchanges(Costs(1.0, 1e9, 1e9), 4, 2)
+    assert found.each.nbytes == found.once.nbytes
+    assert not found.exchanges(Costs(read=1.0), 4, 2)
 
 
 def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
     plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
     shares = share_seen(plan, range(2), Sight((0, 1), (frozenset({0}), frozenset({1}))))
-    found = simulate(plan, shares, sight, Bandwidth(1e3, 1e3, 1e2, 1e9), always=False)
+    costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
+    found = simulate(plan, shares, sight, deal(plan, shares, sight, Choice()), costs)
     half = 24 * 24 * 4 // 2
     for load in found.loads:
         assert (load.read, load.sent, load.received, load.written) == (

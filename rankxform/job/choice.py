@@ -1,0 +1,163 @@
+"""What each process has to do, and how: what reading, sending and copying cost here is measured in
+a moment, where something depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+from time import perf_counter
+
+from rankxform.execution.files import Tick
+from rankxform.execution.headers import SAFETENSORS
+from rankxform.execution.output import safetensors_order
+from rankxform.execution.speed import Speed, copying, reading_for, sample
+from rankxform.planning.costs import AUTO, Choice, Costs
+from rankxform.planning.moves import Move, Portion, bytes_to_read
+from rankxform.planning.source import Parameter
+from rankxform.planning.trades import both_ways, freedom, work_of
+from rankxform.transport import Team
+
+from .prepare import Conversion
+
+_WORTH_A_LOOK = 1.05
+"""How much more one way must read than the other for a choice to be worth measuring."""
+
+_WORTH_MEASURING = 128 << 20
+"""Bytes of a process for which the moment it takes is little."""
+
+_SLOW_CALL = 1e6
+_READING_SECONDS = 0.12
+_NOISE = 1.5
+_LETTER = 4 << 20
+_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process has to do, in order. trades: whether any process sends to another."""
+
+    moves: list[Move]
+    trades: bool
+    choice: Choice
+
+
+def task(conversion: Conversion, shares: Sequence[Sequence[Portion]], team: Team) -> Task:
+    """Return what this process has to do for ``shares``, by process. Collective.
+
+    In the order of the destination files, as far as can be.
+    """
+    planner, sight = conversion.planner, conversion.sight
+    order = _in_safetensors if conversion.format == SAFETENSORS else None
+    with team.together():
+        alone = planner.moves(shares[team.rank], None if sight.is_full else sight.of(team.rank))
+    choice = choose(conversion, shares, alone, team)
+    with team.together():
+        return Task(*work_of(team.rank, planner, shares, alone, sight, choice, order), choice)
+    raise AssertionError("together() raises or returns")
+
+
+def _in_safetensors(parameter: Parameter) -> tuple[int, str]:
+    return safetensors_order((parameter.name, parameter.dtype, ()))
+
+
+def choose(
+    conversion: Conversion,
+    shares: Sequence[Sequence[Portion]],
+    alone: Sequence[Move],
+    team: Team,
+) -> Choice:
+    """Return how files are read: as was asked for, or by what things cost, given or measured.
+
+    alone: what this process would do if it read all for itself. Collective; the same on every
+    process.
+    """
+    request, sight = conversion.request, conversion.sight
+    choice = Choice.of(request.reading)
+    if request.reading == AUTO and request.shapes is None:
+        exchanges = team.nodes.count > 1 and sight.is_full and _repeats(conversion, shares)
+        picks = any(
+            team.gather(
+                lambda: bytes_to_read(alone, _SLOW_CALL) > _WORTH_A_LOOK * bytes_to_read(alone, 0.0)
+            )
+        )
+        if exchanges or picks:
+            costs = request.costs or measured(conversion, team, network=exchanges)
+            choice = replace(choice, call=costs.call_bytes, costs=costs if exchanges else None)
+    return replace(choice, speeds=_speeds(conversion, shares, choice, team))
+
+
+def _repeats(conversion: Conversion, shares: Sequence[Sequence[Portion]]) -> bool:
+    """Tell whether nodes that read for themselves would read the same bytes."""
+    found = both_ways(conversion.planner, shares, conversion.sight)
+    return found.each.nbytes > _WORTH_A_LOOK * found.once.nbytes
+
+
+def _speeds(
+    conversion: Conversion, shares: Sequence[Sequence[Portion]], choice: Choice, team: Team
+) -> list[float]:
+    """Return how fast each process reads, if there is a choice among nodes; else nothing.
+
+    Differences that are no more than the measurement's own count as none.
+    """
+    sight = conversion.sight
+    if team.nodes.count == 1 or (sight.is_full and choice.costs is None):
+        return []
+    if freedom(conversion.planner, shares, sight, choice) < _WORTH_MEASURING * team.size:
+        return []
+    paths = conversion.shards.paths
+    own = min(sight.of(team.rank), default=None)
+    speeds = team.gather(
+        lambda: reading_for(paths[own], _READING_SECONDS) if own is not None else 0.0
+    )
+    known = sorted(speed for speed in speeds if speed)
+    usual = known[len(known) // 2]
+    return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
+
+
+def measured(conversion: Conversion, team: Team, *, network: bool = True) -> Costs:
+    """Read a little on every process, and, with `network`, send and copy a little. Collective."""
+    own = sorted(conversion.sight.of(team.rank))
+    place = team.rank * len(own) / team.size  # so that no two read the same
+    with team.together():
+        pass  # so that all read at the same time
+
+    def look() -> Speed | None:
+        return sample(conversion.shards.paths[own[int(place)]], place % 1) if own else None
+
+    known = [one for one in team.gather(look) if one is not None]
+    read = sum(one.read for one in known) / len(known)
+    call = median(one.call for one in known)
+    if not network:
+        return Costs(read, call=call)
+    copy = min(team.gather(copying))
+    speed, letter = _network(team)
+    return Costs(read, network=speed, copy=copy, call=call, letter=letter)
+
+
+def _network(team: Team) -> tuple[float, float]:
+    """Return the bytes a second that every node sends to the next while it receives, and the
+    seconds that a letter takes which is nearly empty."""
+    nodes = team.nodes
+    speaks, node = nodes.speaks(team.rank), nodes.of[team.rank]
+    mail = team.mail()
+    after = nodes.processes[(node + 1) % nodes.count][0]
+    before = nodes.processes[node - 1][0]
+
+    def exchange(nbytes: int, tick: Tick) -> float:
+        out, room = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+        best = inf
+        for _ in range(_ROUNDS):
+            began = perf_counter()
+            requests = [mail.receive(before, room), mail.send(after, out)]
+            mail.settle(requests, tick)
+            best = min(best, perf_counter() - began)
+        return best
+
+    def both(tick: Tick) -> tuple[float, float] | None:
+        return (exchange(_LETTER, tick), exchange(1, tick)) if speaks else None
+
+    found = [one for one in team.gather_work(both) if one]
+    full, empty = (max(some) for some in zip(*found))
+    return _LETTER / full, empty
