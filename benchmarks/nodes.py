@@ -130,7 +130,8 @@ def choice(hosts, options):
     print("| layout | source | slow links | auto | forced, in s | auto over best | spread |")
     print("|---|---|---|---:|---|---:|---:|")
     wrong = []
-    for place, links in PLACES:
+    places = [one for one in PLACES if options.only in ", ".join(one)]
+    for place, links in places:
         with _links(hosts, place, links, options.rate) as empty:
             for layout, (src, dst, shape) in LAYOUTS.items():
                 where, strategies = make(hosts, src, dst, place, shape)
@@ -149,7 +150,7 @@ def choice(hosts, options):
                 print("|", " | ".join(row), "|", flush=True)
                 if over > 1.1 + spread:
                     wrong.append(row[:3])
-    cases = len(PLACES) * len(LAYOUTS)
+    cases = len(places) * len(LAYOUTS)
     print(f"{len(wrong)} of {cases} slower than the best by more than 10 % and the spread", *wrong)
 
 
@@ -172,6 +173,9 @@ def main():
     parser.add_argument("what", choices=("link", "slow", "choice"))
     parser.add_argument("--rate", default="800mbit")
     parser.add_argument("--percent", type=int, default=20)
+    parser.add_argument(
+        "--only", default="", help="choice: only places and links with this in their names"
+    )
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     with Hosts(3) as hosts:

@@ -106,7 +106,7 @@ def write_parts(
     writes while the work goes on, for files that are synced in the end. `tick` is told the bytes
     written since the last call, and may raise to stop. What is complete is noted in the `journal`,
     if there is one, also when the work ends early. A `witness` compares what is written with what
-    was read. `call` is what a read of little costs, in bytes.
+    was read, and letters with what was sent. `call` is what a read of little costs, in bytes.
     """
     parts = part_descriptors()
     streams = _streams(outputs, parts, memory // 4, behind)
@@ -156,7 +156,7 @@ def carry(
     share; so the process that waits for the oldest of all never waits in vain.
     """
     depth = max(2, min(_BANDS_ON_THE_WAY, memory // _ARENA)) if mail else 1
-    kitchen = Kitchen(memory, depth, call)
+    kitchen = Kitchen(memory, depth, call, sealed=witness is not None)
     crew = _Crew(sinks, sources, tick, between, witness, mail)
     number = 0
     for move in moves:
@@ -228,7 +228,10 @@ class _Crew:
         assert self._mail is not None
         for into, out in packs:
             into[...] = out
-        self.sent += sum(len(letter) for _, letter in letters)
+        for _, letter in letters:
+            self.sent += len(letter)
+            if self._witness:
+                self._witness.seal(letter)
         return [self._mail.send(to, letter, kind) for to, letter in letters]
 
     def land(self) -> None:
@@ -237,9 +240,9 @@ class _Crew:
         letters, mail = flight.band.letters, self._mail
         if letters and mail:
             began = perf_counter()
-            mail.settle(flight.receipts, self._tick)
+            self._receive(flight, flight.receipts, letters.receipts)
             passing = self._send(letters.repacks, letters.passing, PASSED_ON)
-            mail.settle(flight.passed, self._tick)
+            self._receive(flight, flight.passed, letters.passed)
             self.seconds["exchange"] += perf_counter() - began
             self._store(flight)
             began = perf_counter()
@@ -249,6 +252,16 @@ class _Crew:
             self._store(flight)
         for move in flight.ended:
             self._end(move)
+
+    def _receive(
+        self, flight: _Flight, requests: Sequence[Any], letters: Sequence[tuple[int, Buffer]]
+    ) -> None:
+        """Wait until letters have come."""
+        assert self._mail is not None
+        self._mail.settle(requests, self._tick)
+        if self._witness:
+            for sender, letter in letters:
+                self._witness.unseal(letter, sender, flight.move.parameter.name)
 
     def _store(self, flight: _Flight) -> None:
         move, band, turn, witness = flight.move, flight.band, flight.turn, self._witness

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     _Keys = npt.NDArray[np.uint64]
 
 MODULUS = 1 << 64
+SEAL_BYTES = 8
+"""What a letter between processes has at its end where its bytes are compared."""
+
 _WORD = 4
 _UNIT = 1 << 16
 _SMALL = 16 << 10
@@ -90,6 +93,12 @@ class Fingerprint:
             )
             return _total(table, columns, rows)
         return self._long_rows(table, rows, part.start[-1] * item // word, word)
+
+    def of_bytes(self, data: Bytes) -> int:
+        """Return the fingerprint of bytes as a row of their own."""
+        word = gcd(_WORD, len(data))
+        row = data.view(f"u{word}").reshape(1, -1)
+        return self._long_rows(row, np.ones(1, np.uint64), 0, word)
 
     def weighed(
         self, shape: Shape, item: int, held: Box, data: Bytes, part: Box
@@ -218,10 +227,12 @@ class Witness:
     For every parameter the fingerprints of all regions that were read for some destination slice
     are summed before they are put together, and those of the slices afterwards, from the
     buffers that are written. Both sums must agree. The slices' are kept, by destination rank.
+    What is sent to another process is sealed with a fingerprint of its own, under a seed that all
+    processes know.
     """
 
     def __init__(self, seed: int) -> None:
-        self._prints = Fingerprint(seed)
+        self._prints, self._seals = Fingerprint(seed), Fingerprint(0)
         self._before = 0
         self._after: dict[Any, int] = {}
         self._ready: dict[tuple[int, int], Any] = {}
@@ -240,6 +251,22 @@ class Witness:
         region, cell = band.regions[number], band.stores[number][0]
         found = self._of(move, band, turn, region, region.box, region.box)
         self._after[cell] = self._after.get(cell, 0) + found
+
+    def seal(self, letter: Buffer) -> None:
+        """Put a seal at the end of a letter."""
+        letter[-SEAL_BYTES:] = self._seal_of(letter)
+
+    def unseal(self, letter: Buffer, sender: int, name: str) -> None:
+        """Compare a letter of `sender`, with content of `name`. Raises DifferenceError."""
+        if letter[-SEAL_BYTES:] != self._seal_of(letter):
+            raise DifferenceError(
+                f"{name!r}: what process {sender} sent is not what arrived; the network or memory "
+                "is at fault. Nothing was given a final name; run again"
+            )
+
+    def _seal_of(self, letter: Buffer) -> bytes:
+        content = np.frombuffer(letter, np.uint8)[:-SEAL_BYTES]
+        return self._seals.of_bytes(content).to_bytes(SEAL_BYTES, "little")
 
     def _of(
         self, move: Move, band: Band, turn: int, where: Source | Region, held: Box, part: Box

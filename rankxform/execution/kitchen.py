@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -41,9 +41,12 @@ class Cut:
 class Kitchen:
     """Makes recipes, and keeps those of parameters that are small enough to have many alike."""
 
-    def __init__(self, memory: int, arenas: int = 1, call: float = CALL_BYTES) -> None:
-        """`memory` is shared by the arenas. `call` is what a read of little costs, in bytes."""
-        self._call = call
+    def __init__(
+        self, memory: int, arenas: int = 1, call: float = CALL_BYTES, sealed: bool = False
+    ) -> None:
+        """`memory` is shared by the arenas. `call` is what a read of little costs, in bytes.
+        `sealed` are letters that have room for a seal."""
+        self._call, self._sealed = call, sealed
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
         self._kept: dict[object, Sequence[tuple[Cut, int]]] = {}
@@ -59,8 +62,11 @@ class Kitchen:
             key = key, id(move.trade.servers), id(move.trade.senders)
         if key in self._kept:
             return self._kept[key]
-        kind: Callable[..., Recipe] = TradeRecipe if isinstance(move, Traded) else Recipe
-        made = self._cuts(kind(move, self._call))
+        made = self._cuts(
+            TradeRecipe(move, self._call, self._sealed)
+            if isinstance(move, Traded)
+            else Recipe(move, self._call)
+        )
         first = []
         for cut in made:
             first.append(cut)

@@ -21,6 +21,7 @@ from rankxform.planning.posts import Piece, Posts, posts
 from rankxform.planning.trades import Trade, Traded, paced
 
 from .files import Buffer
+from .fingerprint import SEAL_BYTES
 from .recipes import ALIGN, Band, Held, Letters, Recipe, views
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 
 class TradeRecipe(Recipe):
-    """Works out the bands of one process's part in a kind of trade."""
+    """Works out the bands of one process's part in a kind of trade.
 
-    def __init__(self, move: Traded, call: float = CALL_BYTES) -> None:
+    With `sealed`, every letter ends with room for a seal, and is a copy of what was read.
+    """
+
+    def __init__(self, move: Traded, call: float = CALL_BYTES, sealed: bool = False) -> None:
         super().__init__(move, call)
+        self._seal = SEAL_BYTES if sealed else 0
         self._trade = trade = move.trade
         grid = move.layout.grid(move.parameter.shape)
         self._every = {cell: grid.box(cell) for cell in trade.servers}
@@ -71,7 +76,7 @@ class TradeRecipe(Recipe):
             yield from super().bands(arena)
             return
         region = reduce(Box.hull, self._every.values())
-        room = arena - ALIGN * max(map(len, self._groups))
+        room = arena - (ALIGN + self._seal) * max(map(len, self._groups))
         limit = max(1, room // self._item)
         yield from bands(self._shape, region, self._groups, limit)
 
@@ -127,7 +132,7 @@ class TradeRecipe(Recipe):
         for to, rows in post.items():
             parts = list(rows.over(band))
             found = [held.get(piece) or held[piece[0]] for piece, _ in parts]
-            if len(parts) == 1 and found[0].box == parts[0][1]:
+            if len(parts) == 1 and found[0].box == parts[0][1] and not self._seal:
                 letters.append((to, found[0].data.data))
             elif parts:
                 letter, places = self._letter(parts)
@@ -152,7 +157,8 @@ class TradeRecipe(Recipe):
     def _letter(self, parts: Iterable[tuple[Piece, Box]]) -> tuple[Buffer, list[Held]]:
         """Plan a letter, with its pieces one behind the other."""
         boxes = [part for _, part in parts]
-        letter, done, places = self._take(sum(box.size for box in boxes)), 0, []
+        letter = self._take(sum(box.size for box in boxes), self._seal)
+        done, places = 0, []
         for box in boxes:
             nbytes = box.size * self._item
             places.append(Held(box, letter[done : done + nbytes]))

@@ -255,10 +255,11 @@ class Recipe:
         copies = [views(held, loaded[at], part, self._item) for at, part in parts]
         return data, copies, sources
 
-    def _take(self, elements: int) -> Bytes:
-        """Return aligned room for `elements` in the arena, which is used anew for each band."""
+    def _take(self, elements: int, more: int = 0) -> Bytes:
+        """Return aligned room for `elements`, and so many bytes more, in the arena, which is used
+        anew for each band."""
         start = -(-self._used // ALIGN) * ALIGN
-        self._used = start + elements * self._item
+        self._used = start + elements * self._item + more
         assert self._used <= len(self._arena), "a band's cost was planned too low"
         return self._arena[start : self._used]
 

@@ -30,7 +30,7 @@ _CALLS, _APART = 8, 128 << 10
 _BESIDE = 1.3e-6
 """Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
 
-_SAMPLE_BYTES, _SAMPLE_SECONDS = 16 << 20, 0.05
+_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Speed:
     call: float = 0.0
 
 
-def sample(path: Path, part: float = 0.0) -> Speed:
+def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05) -> Speed:
     """Read a byte here and there at the end of a file, and then a little in a row, from `part` of
-    it on.
+    it on: 16 MiB, but from `least` to `most` seconds if that is faster or slower.
 
     The bytes lie close together: what is in the page cache here and there makes the system read
     less ahead. In a row, only the second half counts, when the system has found out.
@@ -55,16 +55,19 @@ def sample(path: Path, part: float = 0.0) -> Speed:
         size = status.st_size
         places = range(size - 1, max(-1, size - _CALLS * _APART), -_APART)
         calls = [_read(fd, path, at, at + 1, block) for at in places]
-        first = int(part * size)
-        last = min(first + _SAMPLE_BYTES, size)
+        first, passed = int(part * size), 0.0
         times: list[tuple[int, float]] = []
-        while first < last and sum(passed for _, passed in times) < _SAMPLE_SECONDS:
-            stop = min(first + SYSCALL_BYTES, last)
+        while first < size and passed < (least if len(times) >= _BLOCKS else most):
+            stop = min(first + SYSCALL_BYTES, size)
             times.append((stop - first, _read(fd, path, first, stop, block)))
+            passed += times[-1][1]
             first = stop
     counted = times[len(times) // 2 :]
-    done, passed = (sum(some) for some in zip(*counted)) if counted else (0, 0.0)
-    return Speed(max(1, done) / max(passed, 1e-9), call=median(calls or [0.0]) + _BESIDE)
+    done = sum(nbytes for nbytes, _ in counted)
+    return Speed(
+        max(1, done) / max(sum(seconds for _, seconds in counted), 1e-9),
+        call=median(calls or [0.0]) + _BESIDE,
+    )
 
 
 def reading(path: Path) -> float:

@@ -30,6 +30,8 @@ _WORTH_MEASURING = 128 << 20
 _SLOW_CALL = 1e6
 _READING_SECONDS = 0.12
 _NOISE = 1.5
+_TOGETHER = 0.05, 0.3
+"""Seconds to read, at least and at most, so that what several nodes share is seen to be shared."""
 _LETTER = 4 << 20
 _ROUNDS = 2
 
@@ -124,7 +126,8 @@ def measured(conversion: Conversion, team: Team, *, network: bool = True) -> Cos
         pass  # so that all read at the same time
 
     def look() -> Speed | None:
-        return sample(conversion.shards.paths[own[int(place)]], place % 1) if own else None
+        path = conversion.shards.paths[own[int(place)]] if own else None
+        return sample(path, place % 1, *(_TOGETHER if network else ())) if path else None
 
     known = [one for one in team.gather(look) if one is not None]
     read = sum(one.read for one in known) / len(known)

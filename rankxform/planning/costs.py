@@ -104,8 +104,6 @@ class Reading:
 
     def exchanges(self, costs: Costs, processes: int, nodes: int) -> bool:
         """Tell whether it is cheaper to exchange."""
-        if self.each.nbytes <= self.once.nbytes:
-            return False
 
         def reading(side: Side) -> float:
             return (side.nbytes / costs.read + side.calls * costs.call) / processes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-Class = tuple[int, ...]
-"""Processes, ascending, each of which could do some piece of work."""
+from .sight import Processes
 
 _SWEEPS = 100
 _STILL = 1e-3
@@ -14,16 +13,16 @@ _RUN = 16 << 20
 
 
 def level(
-    amounts: Mapping[Class, float], speeds: Sequence[float], loads: Sequence[float] = ()
-) -> dict[Class, list[float]]:
+    amounts: Mapping[Processes, float], speeds: Sequence[float], loads: Sequence[float] = ()
+) -> dict[Processes, list[float]]:
     """Return how much of the work of each class each of its processes does.
 
-    amounts: by class, in bytes; speeds: by process, in bytes a second; loads: what each process
-    has to do anyway, in bytes. Every class in turn fills up those of its processes that would be
-    done first, until nothing changes. That is descent by coordinates on the sum of load squared
-    over speed, a convex function over a product of simplices, so it ends at its minimum, where
-    the longest time is as short as it can be. (With work in pieces, a process gets at most half a
-    piece of each class more than here.)
+    amounts: in bytes, by the class of processes that could do the work; speeds: by process, in
+    bytes a second; loads: what each process has to do anyway, in bytes. Every class in turn fills
+    up those of its processes that would be done first, until nothing changes. That is descent by
+    coordinates on the sum of load squared over speed, a convex function over a product of
+    simplices, so it ends at its minimum, where the longest time is as short as it can be. (With
+    work in pieces, a process gets at most half a piece of each class more than here.)
 
     >>> level({(0,): 6.0, (0, 1): 10.0}, (1.0, 1.0))
     {(0,): [6.0], (0, 1): [2.0, 8.0]}
@@ -67,7 +66,7 @@ class Dealer:
     """Deals pieces of work out in order, so that at any time all processes have done a like part
     of theirs, and small pieces come in runs: what a reader skips is read ahead for nothing."""
 
-    def __init__(self, dealt: Mapping[Class, Sequence[float]]) -> None:
+    def __init__(self, dealt: Mapping[Processes, Sequence[float]]) -> None:
         """`dealt` is what `level` found: how much each process does of each class."""
         self._left = {members: list(shares) for members, shares in dealt.items()}
         self._all: dict[int, float] = {}
@@ -75,9 +74,9 @@ class Dealer:
             for process, share in zip(members, shares):
                 self._all[process] = self._all.get(process, 0.0) + share
         self._done = dict.fromkeys(self._all, 0.0)
-        self._run: dict[Class, tuple[int, float]] = {}
+        self._run: dict[Processes, tuple[int, float]] = {}
 
-    def next(self, members: Class, nbytes: float) -> int:
+    def next(self, members: Processes, nbytes: float) -> int:
         """Return the process that does the next piece of a class."""
         left = self._left[members]
         at, run = self._run.get(members, (0, float(_RUN)))

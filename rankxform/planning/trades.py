@@ -17,10 +17,10 @@ from rankxform.geometry.grid import Cell
 from rankxform.layout.layout import Layout
 
 from .costs import Choice, Reading, reading_of
-from .level import Class, Dealer, level
+from .level import Dealer, level
 from .moves import Copies, Move, Portion, bytes_to_write, copies_of
 from .plan import Planner
-from .sight import Sight
+from .sight import Processes, Sight
 from .source import Parameter
 
 T = TypeVar("T")
@@ -160,9 +160,9 @@ def deal(
     return _in_turn(trades)
 
 
-def _amounts(drafts: Iterable[_Draft]) -> dict[Class, float]:
+def _amounts(drafts: Iterable[_Draft]) -> dict[Processes, float]:
     """Return the bytes that are asked for, by who could read them."""
-    amounts: dict[Class, float] = {}
+    amounts: dict[Processes, float] = {}
     for draft in drafts:
         for cell, asked in draft.kind.asked.items():
             amounts[asked.able] = amounts.get(asked.able, 0.0) + draft.nbytes(cell)
@@ -226,7 +226,7 @@ class _Asked:
 
     by: tuple[int, ...]
     ranks: tuple[int, ...]
-    able: Class
+    able: Processes
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ command -v unshare > /dev/null && command -v nsenter > /dev/null || missing="$mi
 command -v slurmctld > /dev/null && command -v munged > /dev/null || missing="$missing slurm-wlm munge"
 [ -e /usr/lib/x86_64-linux-gnu/pmix2/lib/libpmix.so ] || missing="$missing libpmix-dev"
 command -v sshd > /dev/null && command -v ssh > /dev/null || missing="$missing openssh-server openssh-client"
+command -v sshfs > /dev/null || missing="$missing sshfs"
 [ -z "$missing" ] && exit 0
 apt-get update -qq
 # shellcheck disable=SC2086  # several words are several packages

@@ -37,13 +37,13 @@ _PERIOD = 0.02
 _STORAGE, _PORT = 250, 7000
 
 
-def why_not():
-    """Return why there can be no pretend hosts here, or None."""
+def why_not(more=()):
+    """Return why there can be no pretend hosts with `more` programs here, or None."""
     if os.geteuid() != 0:
         return "pretend hosts need root"
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in (*TOOLS, *more) if shutil.which(tool) is None]
     if missing:
-        return f"pretend hosts need {', '.join(missing)} (Debian: iproute2, util-linux)"
+        return f"pretend hosts need {', '.join(missing)} (tests/hosts/install.sh)"
     probe = subprocess.run(
         ["ip", "netns", "add", f"rx{os.getpid()}-probe"], capture_output=True, text=True
     )
@@ -51,9 +51,10 @@ def why_not():
     return f"this kernel has no network namespaces: {probe.stderr}" if probe.returncode else None
 
 
-def require():
-    """Skip where there can be no hosts, but fail where the environment says there must be."""
-    reason = why_not()
+def require(*more):
+    """Skip where there can be no hosts with `more` programs, but fail where the environment says
+    there must be."""
+    reason = why_not(more)
     if reason and os.environ.get("RANKXFORM_HOSTS") == "required":
         pytest.fail(reason)
     if reason:
@@ -117,8 +118,9 @@ class Hosts:
         disk = self.disk(name)
         disk.mkdir(parents=True)
         _sh("ip", "netns", "add", space)
-        _sh(*["ip", "link", "add", "eth0", "netns"], space, *["type", "veth", "peer", "name"],
-            f"p{name}", "netns", self._space("switch"))  # fmt: skip
+        address = f"02:00:00:00:00:{number:02x}"  # that of a host in its place before
+        _sh(*["ip", "link", "add", "eth0", "address", address, "netns", space, "type", "veth"],
+            *["peer", "name", f"p{name}", "netns", self._space("switch")])  # fmt: skip
         _sh("ip", "-n", self._space("switch"), "link", "set", f"p{name}", "master", "br0", "up")
         _sh("ip", "-n", space, "addr", "add", f"{_NET}.{number}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
@@ -181,6 +183,16 @@ class Hosts:
             keeper.wait()
         self._pids, self._keepers = {}, []
 
+    def _remove_one(self, name):
+        """Remove a host, with its disk."""
+        for pid in _sh("ip", "netns", "pids", self._space(name), check=False).stdout.split():
+            self._signal(int(pid), signal.SIGKILL)
+        self._keepers.pop().wait()
+        _sh("ip", "netns", "del", self._space(name))
+        del self._pids[name]
+        (self.shared / f"{name}.pid").unlink()
+        shutil.rmtree(self.disk(name))
+
     # -- what can be done with them ----------------------------------------------------------
 
     def disk(self, name):
@@ -237,10 +249,10 @@ class Hosts:
         agent = str(self.shared / "rsh")
         return ["-f", str(hostfile), "-launcher", "ssh", "-launcher-exec", agent], {}
 
-    def sent(self):
-        """Return the bytes that all hosts have sent over their network."""
+    def sent(self, names=None):
+        """Return the bytes that hosts (None: all) have sent over their network."""
         counter = "/sys/class/net/eth0/statistics/tx_bytes"
-        return sum(int(_sh(*self.on(name, "cat", counter)).stdout) for name in self.names)
+        return sum(int(_sh(*self.on(name, "cat", counter)).stdout) for name in names or self.names)
 
     def workers(self, name):
         """Return the process ids of the conversion's processes on a host."""
@@ -304,6 +316,7 @@ class Hosts:
             unmount()
             server.kill()
             server.wait()
+            self._remove_one("storage")
 
     def _sshfs(self, name):
         _sh(*self.on(name, "mkdir", "-p", NETWORK))

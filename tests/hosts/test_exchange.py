@@ -14,7 +14,7 @@ import pytest
 
 from tests import reference
 from tests.cases import Case, random_case
-from tests.hosts.machines import LOCAL, Hosts, require
+from tests.hosts.machines import LOCAL, NETWORK, SFTP, Hosts, require
 
 ROOT = Path(__file__).parents[2]
 P_ON_3_HOSTS = {3: 1, 4: [1, 1, 2], 7: [3, 2, 2]}
@@ -246,7 +246,7 @@ def test_a_shared_destination_is_found(clean):
 
 @pytest.mark.parametrize(
     ("given", "exchanged"),
-    [("read=1M,network=10G", True), ("read=10G,network=1M", False), (None, None)],
+    [("read=1M,network=10G,call=10ms", True), ("read=10G,network=1M", False), (None, None)],
 )
 def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, clean):
     """One file that all nodes see becomes columns, of which each node keeps two on its own disk."""
@@ -263,6 +263,33 @@ def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, c
         assert ("sent" in output) == exchanged
         remote = 2 * TOTAL // 3 if exchanged else 0
         assert remote <= crossed <= 1.05 * remote + 1.5e6
+
+
+@pytest.mark.parametrize("reading", ["auto", "exchange"])
+def test_a_network_file_system_is_asked_for_each_byte_once(reading, clean):
+    """Rows become columns, read from and written to one more host that serves its disk to all."""
+    require("sshfs", SFTP)
+    case = big(([6], ROW), ([6], COLUMN))
+    options = [*spread(clean, case), "--reading", reading]
+    with clean.storage("400mbit"):
+        disk = clean.disk("storage")
+        shutil.copytree(clean.shared / "made" / "src", disk / "src")
+        before = clean.sent(["storage"])
+        code, output = clean.mpirun(
+            1, sys.executable, "-m", "rankxform", "transform", NETWORK / "src", NETWORK / "dst",
+            *options,
+        )  # fmt: skip
+        served = clean.sent(["storage"]) - before
+        assert code == 0, output
+        assert reference.wrong_slices(disk / "dst", case.dst, case.params) == []
+        assert [path.name for path in (disk / "dst").glob("*.json")] == ["rankxform.json"]
+        measuring = 6e6 if reading == "auto" else 0
+        assert served <= 1.05 * TOTAL + 1.5e6 + measuring, output
+        code, output = clean.mpirun(
+            1, sys.executable, "-m", "rankxform", "verify", NETWORK / "src", NETWORK / "dst",
+            *options[:4],
+        )  # fmt: skip
+        assert code == 0, output
 
 
 def test_a_hostfile_says_which_ranks_go_where(clean):

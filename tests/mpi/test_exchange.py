@@ -6,6 +6,7 @@ import os
 import random
 import time
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.cases import Case, random_case
 from tests.mpi.conftest import prepare
 
 job_prepare = import_module("rankxform.job.prepare")
+transport_mail = import_module("rankxform.transport.mail")
 transport_mpi = import_module("rankxform.transport.mpi")
 
 WORLD = MPI.COMM_WORLD
@@ -192,3 +194,53 @@ def test_a_process_that_is_busy_for_long_is_not_taken_for_lost():
     together.work(work, lambda done, end: None)
     assert WORLD.rank == 0 or bytes(room) == b"a letter"
     together.free()
+
+
+@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+def test_a_bit_that_changes_between_two_processes_is_found(place, tmp, monkeypatch):
+    """A letter of process 0's has another bit, at its start, in its middle, or in its seal."""
+    case = cut(([4], COLUMN), ([8], ROW))
+    src, a, b = prepare(case, tmp)
+    real, sent = transport_mail.Mail.send, []
+
+    def send(self, peer, data, kind=0):
+        sent.append(peer)
+        if WORLD.rank == 0 and len(sent) == 2:
+            data[int(place * len(data))] ^= 16
+        return real(self, peer, data, kind)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transport_mail.Mail, "send", send)
+        with pytest.raises(rankxform.DifferenceError, match="process 0 sent is not what arrived"):
+            rankxform.transform(
+                src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", verify=True
+            )
+    assert not list((tmp / "dst").rglob("*.ckpt"))
+    rankxform.transform(
+        src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", verify=True
+    )
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+def _resident(what):
+    """Return this process's resident bytes now ("VmRSS"), or at most since it was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
+
+
+@pytest.mark.mpi(min_size=2, sizes=(3,))
+@pytest.mark.parametrize(("dst", "verify"), [(([8], ROW), False), (([2], WHOLE), True)])
+def test_no_process_takes_more_memory_than_it_may(dst, verify, tmp):
+    """100 MB, or twice as much, cross between processes with 8 MiB for buffers each."""
+    case = cut(([4], COLUMN), dst, shape=(4096, 2048))
+    src, a, b = prepare(case, tmp)
+    options = {"comm": WORLD, "fsync": False, "reading": "exchange", "link": "none"}
+    rankxform.transform(src, tmp / "first", a, b, memory=1 << 20, ranks=(0,), **options)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _resident("VmRSS")
+    rankxform.transform(src, tmp / "dst", a, b, memory=8 << 20, verify=verify, **options)
+    grown = max(WORLD.allgather(_resident("VmHWM") - before))
+    assert grown < 8 << 20
+    if WORLD.rank == 0:
+        assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
