@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from statistics import median
 from time import perf_counter
 
@@ -32,8 +31,7 @@ _READING_SECONDS = 0.12
 _NOISE = 1.5
 _TOGETHER = 0.05, 0.3
 """Seconds to read, at least and at most, so that what several nodes share is seen to be shared."""
-_LETTER = 4 << 20
-_ROUNDS = 2
+_LETTER, _ROUNDS = 2 << 20, 4
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,12 @@ def choose(
             )
         )
         if exchanges or picks:
-            costs = request.costs or measured(conversion, team, network=exchanges)
-            choice = replace(choice, call=costs.call_bytes, costs=costs if exchanges else None)
+            speeds: list[float] = []
+            costs = request.costs
+            if costs is None:
+                costs, speeds = measured(conversion, team, network=exchanges)
+            weighed = costs if exchanges else None
+            choice = replace(choice, call=costs.call_bytes, costs=weighed, speeds=speeds)
     return replace(choice, speeds=_speeds(conversion, shares, choice, team))
 
 
@@ -101,7 +103,8 @@ def _speeds(
 ) -> list[float]:
     """Return how fast each process reads, if there is a choice among nodes; else nothing.
 
-    Differences that are no more than the measurement's own count as none.
+    What is known of it is taken; else it is measured. Differences that are no more than the
+    measurement's own count as none.
     """
     sight = conversion.sight
     if team.nodes.count == 1 or (sight.is_full and choice.costs is None):
@@ -110,7 +113,7 @@ def _speeds(
         return []
     paths = conversion.shards.paths
     own = min(sight.of(team.rank), default=None)
-    speeds = team.gather(
+    speeds = choice.speeds or team.gather(
         lambda: reading_for(paths[own], _READING_SECONDS) if own is not None else 0.0
     )
     known = sorted(speed for speed in speeds if speed)
@@ -118,8 +121,13 @@ def _speeds(
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
-def measured(conversion: Conversion, team: Team, *, network: bool = True) -> Costs:
-    """Read a little on every process, and, with `network`, send and copy a little. Collective."""
+def measured(
+    conversion: Conversion, team: Team, *, network: bool = True
+) -> tuple[Costs, list[float]]:
+    """Read a little on every process, and, with `network`, send and copy a little. Collective.
+
+    Also how fast each process reads, in bytes a second; 0 if it sees no file.
+    """
     own = sorted(conversion.sight.of(team.rank))
     place = team.rank * len(own) / team.size  # so that no two read the same
     with team.together():
@@ -129,14 +137,15 @@ def measured(conversion: Conversion, team: Team, *, network: bool = True) -> Cos
         path = conversion.shards.paths[own[int(place)]] if own else None
         return sample(path, place % 1, *(_TOGETHER if network else ())) if path else None
 
-    known = [one for one in team.gather(look) if one is not None]
-    read = sum(one.read for one in known) / len(known)
-    call = median(one.call for one in known)
+    found = team.gather(look)
+    known = [one for one in found if one is not None]
+    speeds = [one.read if one else 0.0 for one in found]
+    read, call = sum(speeds) / len(known), median(one.call for one in known)
     if not network:
-        return Costs(read, call=call)
+        return Costs(read, call=call), speeds
     copy = min(team.gather(copying))
     speed, letter = _network(team)
-    return Costs(read, network=speed, copy=copy, call=call, letter=letter)
+    return Costs(read, network=speed, copy=copy, call=call, letter=letter), speeds
 
 
 def _network(team: Team) -> tuple[float, float]:
@@ -149,14 +158,14 @@ def _network(team: Team) -> tuple[float, float]:
     before = nodes.processes[node - 1][0]
 
     def exchange(nbytes: int, tick: Tick) -> float:
+        """Return the mean seconds of some rounds; the first one, which connects, is not timed."""
         out, room = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
-        best = inf
-        for _ in range(_ROUNDS):
-            began = perf_counter()
+        began = 0.0
+        for number in range(1 + _ROUNDS):
+            began = perf_counter() if number == 1 else began
             requests = [mail.receive(before, room), mail.send(after, out)]
             mail.settle(requests, tick)
-            best = min(best, perf_counter() - began)
-        return best
+        return (perf_counter() - began) / _ROUNDS
 
     def both(tick: Tick) -> tuple[float, float] | None:
         return (exchange(_LETTER, tick), exchange(1, tick)) if speaks else None
