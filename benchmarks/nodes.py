@@ -1,7 +1,8 @@
 """Several nodes, played by namespaces of this machine (tests/hosts): needs root.
 
-``python -m benchmarks.nodes link [--rate 800mbit]``: shards on the own disks of 3 nodes, and slow
-links between them; how long the move takes over what the bytes need that each node must send.
+``python -m benchmarks.nodes link [--rate 800mbit] [--parameters 8]``: shards on the own disks of 3
+nodes, and slow links between them; how long the move takes over what the bytes need that each node
+must send.
 
 ``python -m benchmarks.nodes slow [--percent 20]``: 2 nodes hold replicas that a third one wants,
 and one of the two runs only a part of the time; the move over the ideal division of reading.
@@ -26,22 +27,22 @@ from tests import reference
 from tests.hosts.machines import LOCAL, NETWORK, Hosts
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
-SHAPE, NAMES = (1536, 9216), tuple(f"w{n}" for n in range(8))
-TOTAL = len(NAMES) * SHAPE[0] * SHAPE[1] * 4
+SHAPE, PARAMETERS = (1536, 9216), 8
+NBYTES = SHAPE[0] * SHAPE[1] * 4
 WAYS = ("auto", "ranges", "rows", "exchange")
 OWN, ONE, SERVER = "own disks", "one disk that all see", "storage host"
 FAST, STORAGE, SLOW = "none", "storage", "all"
 
 
-def make(hosts, src, dst, place, shape=SHAPE):
+def make(hosts, src, dst, place, shape=SHAPE, parameters=PARAMETERS):
     """Write a checkpoint cut by `src`, to a `place`: the nodes' own disks in runs of ranks, one
     that all see, or a storage host; return its folder and the strategies' options.
 
     Cuts are (device matrix, map).
     """
     made = hosts.shared / "made"
-    params = dict.fromkeys(NAMES, (shape, "Float32"))
-    layouts = [[dict.fromkeys(NAMES, (*side, 0, 0))] for side in (src, dst)]
+    params = {f"w{n}": (shape, "Float32") for n in range(parameters)}
+    layouts = [[dict.fromkeys(params, (*side, 0, 0))] for side in (src, dst)]
     for old in (made, *(hosts.disk(name) / "src" for name in (*hosts.names, "storage"))):
         shutil.rmtree(old, ignore_errors=True)
     reference.write_checkpoint(made / "src", layouts[0], params)
@@ -81,9 +82,10 @@ def repeated(times, *arguments, **options):
 
 
 def link(hosts, options):
-    src, strategies = make(hosts, ([6], COLUMN), ([6], ROW), OWN)
+    count = options.parameters
+    src, strategies = make(hosts, ([6], COLUMN), ([6], ROW), OWN, parameters=count)
     rate = float(re.match(r"\d+", options.rate)[0]) * 1e6 / 8
-    wanted = 2 * TOTAL / 9  # each of 3 nodes sends two thirds of its third
+    wanted = 2 * count * NBYTES / 9  # each of 3 nodes sends two thirds of its third
     with hosts.slow(options.rate):
         for per_host in (1, 2):
             seconds, nbytes, _ = repeated(options.repeat, hosts, per_host, src, strategies)
@@ -130,10 +132,13 @@ def choice(hosts, options):
     print("| layout | source | slow links | auto | forced, in s | auto over best | spread |")
     print("|---|---|---|---:|---|---:|---:|")
     wrong = []
-    places = [one for one in PLACES if options.only in ", ".join(one)]
-    for place, links in places:
+    cases = 0
+    for place, links in PLACES:
+        some = [name for name in LAYOUTS if options.only in f"{name}, {place}, {links}"]
+        cases += len(some)
         with _links(hosts, place, links, options.rate) as empty:
-            for layout, (src, dst, shape) in LAYOUTS.items():
+            for layout in some:
+                src, dst, shape = LAYOUTS[layout]
                 where, strategies = make(hosts, src, dst, place, shape)
                 found = {way: [] for way in WAYS}
                 for _ in range(options.repeat):
@@ -150,7 +155,6 @@ def choice(hosts, options):
                 print("|", " | ".join(row), "|", flush=True)
                 if over > 1.1 + spread:
                     wrong.append(row[:3])
-    cases = len(places) * len(LAYOUTS)
     print(f"{len(wrong)} of {cases} slower than the best by more than 10 % and the spread", *wrong)
 
 
@@ -172,9 +176,10 @@ def main():
     )
     parser.add_argument("what", choices=("link", "slow", "choice"))
     parser.add_argument("--rate", default="800mbit")
+    parser.add_argument("--parameters", type=int, default=PARAMETERS, help="link: of 57 MB each")
     parser.add_argument("--percent", type=int, default=20)
     parser.add_argument(
-        "--only", default="", help="choice: only places and links with this in their names"
+        "--only", default="", help="choice: only cases with this in 'layout, source, slow links'"
     )
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform import inspection, job
-from rankxform.cli.report import plan_summary
+from rankxform.cli.planned import plan_summary
 from rankxform.errors import RankxformError, StorageError, UsageError, storage_errors
 from rankxform.execution import strategies
 from rankxform.layout.strategy import Strategy

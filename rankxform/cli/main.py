@@ -24,7 +24,7 @@ from rankxform.execution.files import read_bytes
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank
 
-from . import arguments, report
+from . import arguments, planned, report
 from .launch import Program, launch
 from .progress import Progress
 from .simulation import simulated
@@ -160,12 +160,12 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     count = getattr(options, "processes", None) or processes.size
     dry_run = options.verb == "transform" and request.dst is not None
     found, choice = job.foreseen(conversion, count, processes)
-    told = report.prediction(job.predict(conversion, found, choice, processes)) if dry_run else ""
+    told = planned.prediction(job.predict(conversion, found, choice, processes)) if dry_run else ""
 
     def show() -> None:
-        summary = report.plan_summary(conversion, found, choice.call)
+        summary = planned.plan_summary(conversion, found, choice.call)
         as_json = getattr(options, "json", False)
-        _print(report.as_json(summary) if as_json else report.plan_table(conversion, summary))
+        _print(report.as_json(summary) if as_json else planned.plan_table(conversion, summary))
         if told:
             _print(told)
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform.execution.speed import PROBE_BYTES
-from rankxform.job import Agreement, Conversion, Prediction, Report, Verdict
+from rankxform.job import Agreement, Conversion, Report, Verdict
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.moves import RANGES, ROWS, needed_bytes, read_by_rank
-from rankxform.planning.names import in_few_words, patterns
+from rankxform.planning.names import patterns
 from rankxform.planning.selection import NOT_CHOSEN, LeftOut
-from rankxform.planning.simulate import Simulation
 
-from .units import seconds, size, table
-
-_MANY = 40
-_FEW_PATTERNS = 4
+from .units import few, seconds, shortened, size, table
 
 
 def opening(conversion: Conversion, processes: int) -> str:
@@ -80,9 +73,9 @@ def closing(done: Report) -> str:
         names = patterns(p.name for p in done.conversion.source.unlisted.values())
         few = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
         lines.append(f"compared between ranks, in no strategy: {few} ({size(done.compared)})")
-    lines += [_left_out(left) for left in selection.left_out]
+    lines += [left_out(left) for left in selection.left_out]
     if selection.absent:
-        lines.append(_names("in the strategies, not in the checkpoint", selection.absent))
+        lines.append(some_names("in the strategies, not in the checkpoint", selection.absent))
     lines += [f"note: {notice}" for notice in done.notices]
     return "\n".join(lines)
 
@@ -118,7 +111,7 @@ def verdict(found: Verdict) -> str:
         + ([_count(len(files), "file")] if files else [])
     )
     last = f"DIFFERENT: {where}; compared {what}"
-    return "\n".join([_cut(table(head, rows), "slices"), *notes, last])
+    return "\n".join([shortened(table(head, rows), "slices"), *notes, last])
 
 
 def agreement(found: Agreement) -> str:
@@ -127,10 +120,10 @@ def agreement(found: Agreement) -> str:
     if not found.unequal:
         return f"the same: all bytes that several ranks hold, {what}"
     rows = [
-        (one.name, one.box, " | ".join(_few(list(ranks)) for ranks in one.groups))
+        (one.name, one.box, " | ".join(few(list(ranks)) for ranks in one.groups))
         for one in found.unequal
     ]
-    lines = _cut(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
+    lines = shortened(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
     return f"{lines}\nDIFFERENT: {_count(len(rows), 'place')}; compared {what}"
 
 
@@ -174,148 +167,16 @@ def profile(done: Report) -> str:
     return f"\n{table(('process', *names, 'all'), rows)}\n{moved}"
 
 
-def _left_out(left: LeftOut) -> str:
+def left_out(left: LeftOut) -> str:
     most = 0 if left.reason == NOT_CHOSEN else 8
-    return _names(f"left out, {size(left.nbytes)}: {left.reason}", left.names, most)
+    return some_names(f"left out, {size(left.nbytes)}: {left.reason}", left.names, most)
 
 
-def _names(title: str, names: tuple[str, ...], most: int = 8) -> str:
+def some_names(title: str, names: tuple[str, ...], most: int = 8) -> str:
     shown = patterns(names) if most else []
     more = [f"  and {len(shown) - most} patterns more"] if len(shown) > most else []
     lines = [f"{title} ({_count(len(names), 'parameter')})", *(f"  {p}" for p in shown[:most])]
     return "\n".join(lines + more)
-
-
-def plan_summary(conversion: Conversion, found: Simulation, call: float) -> dict[str, Any]:
-    """Return the whole plan in numbers: for each destination rank, and in all.
-
-    `call` is what a read of little costs, in bytes.
-    """
-    processes = len(found.loads)
-    planner, shares = conversion.planner, conversion.shares(processes)
-    plans = [planner.plan(rank) for rank in conversion.ranks]
-    moves = [planner.moves(portions) for portions in shares]
-    writers: dict[int, list[int]] = {}
-    for process, portions in enumerate(shares):
-        for portion in portions:
-            writers.setdefault(portion.rank, []).append(process)
-    from_rank = read_by_rank(move for some in moves for move in some)
-    selection = conversion.selection
-    return {
-        "src": conversion.request.src,
-        "src_ranks": conversion.source.strategy.ranks,
-        "dst_ranks": conversion.dst.ranks,
-        "processes": processes,
-        "step": "_".join(map(str, conversion.shards.step)) if conversion.shards.step else None,
-        "parameters": len(selection.cut) + len(selection.everywhere),
-        "bytes_needed": needed_bytes(planner.moves(conversion.everything)),
-        "bytes_read": sum(load.read for load in found.loads),
-        "bytes_exchanged": sum(load.sent + load.passed for load in found.loads),
-        "ways": ways(found),
-        "read_call_bytes": None if call == inf else round(call),
-        "bytes_written": sum(plan.nbytes for plan in plans),
-        "buffer_bytes_a_process": conversion.request.memory,
-        "bytes_from_source_rank": {str(r): from_rank[r] for r in sorted(from_rank)},
-        "ranks": [
-            {
-                "rank": plan.rank,
-                "processes": writers[plan.rank],
-                "parameters": len(plan.slices),
-                "copies": sum(len(s.copies) for s in plan.slices),
-                "bytes_read": plan.nbytes,
-                "bytes_written": plan.nbytes,
-                "src_ranks": list(plan.src_ranks),
-            }
-            for plan in plans
-        ],
-        "left_out": [
-            {"reason": left.reason, "bytes": left.nbytes, "names": list(left.names)}
-            for left in selection.left_out
-        ],
-        "not_in_checkpoint": list(selection.absent),
-        "notices": conversion.notices,
-    }
-
-
-def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
-    """Write the plan for people."""
-    head = ("rank", "process", "parameters", "copies", "reads", "writes", "from source ranks")
-    rows = [
-        (
-            r["rank"], _few(r["processes"]), r["parameters"], r["copies"],
-            size(r["bytes_read"]), size(r["bytes_written"]), _few(r["src_ranks"]),
-        )
-        for r in summary["ranks"]
-    ]  # fmt: skip
-    processes = summary["processes"]
-    lines = [opening(conversion, processes), "", _cut(table(head, rows))]
-    lines += ["", ways_table(summary["ways"])]
-    if {way["way"] for way in summary["ways"]} & {RANGES, ROWS} and summary["read_call_bytes"]:
-        call = size(summary["read_call_bytes"])
-        lines.append(f"ranges or rows by what a read of little costs here: as much as {call} more")
-    lines += [
-        "",
-        f"in all: {size(summary['bytes_needed'])} of the source are needed, "
-        f"{size(summary['bytes_read'])} read, {size(summary['bytes_written'])} written; "
-        f"buffers of at most {size(summary['buffer_bytes_a_process'])} on each of "
-        f"{processes} process{'es' if processes > 1 else ''}",
-    ]
-    lines += [_left_out(left) for left in conversion.selection.left_out]
-    if conversion.selection.absent:
-        lines.append(
-            _names("in the strategies, not in the checkpoint", conversion.selection.absent)
-        )
-    lines += [f"note: {notice}" for notice in conversion.notices]
-    return "\n".join(lines)
-
-
-_WAYS = {
-    "whole": "in one piece",
-    "ranges": "wanted ranges",
-    "rows": "rows that hold them",
-    "exchange": "once, and exchanged",
-}
-
-
-def ways(found: Simulation) -> list[dict[str, Any]]:
-    """Return how source files are read: the way, which parameters, and the bytes."""
-    return [
-        {"way": name, "bytes_read": way.nbytes, "names": list(way.names)}
-        for name, way in found.ways.items()
-    ]
-
-
-def ways_table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Write for people what `ways` returns."""
-    rows = [
-        (_WAYS[one["way"]], f"{len(one['names']):,}", size(one["bytes_read"]),
-         in_few_words(one["names"], _FEW_PATTERNS))
-        for one in found
-    ]  # fmt: skip
-    return table(("how files are read", "parameters", "reads", "which"), rows)
-
-
-def prediction(found: Prediction) -> str:
-    """Say how long the move is expected to take, and from what that follows."""
-    reads, writes = (min(getattr(s, n) for s in found.speeds) for n in ("read", "write"))
-    return (
-        f"the move would take about {seconds(found.seconds)}: the slowest process reads "
-        f"{size(reads)}/s and writes {size(writes)}/s, measured with {size(PROBE_BYTES)}"
-    )
-
-
-def _few(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:12]))
-    return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
-
-
-def _cut(text: str, what: str = "ranks") -> str:
-    lines = text.splitlines()
-    if len(lines) <= _MANY + 1:
-        return text
-    return "\n".join(
-        [*lines[: _MANY + 1], f"and {len(lines) - 1 - _MANY} {what} more (--json prints all)"]
-    )
 
 
 def ranks_table(found: Mapping[int, tuple[int, ...]]) -> str:

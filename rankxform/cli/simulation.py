@@ -9,7 +9,8 @@ from rankxform import job
 from rankxform.planning.costs import Costs
 from rankxform.planning.simulate import Simulation, spread_of
 
-from .report import as_json, opening, ways, ways_table
+from .planned import ways, ways_table
+from .report import as_json, opening
 from .units import seconds, size, table
 
 _NUMBERS = ("reads", "letters", "slices")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_MANY_ROWS = 40
 _MOST_RANKS = 1 << 20
 _MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -96,3 +97,22 @@ def number_ranges(text: str) -> tuple[int, ...]:
             raise ValueError(text)
         found += range(first, last + 1)
     return tuple(found)
+
+
+def few(ranks: Sequence[int]) -> str:
+    """Write the first of some ranks, and how many there are."""
+    shown = ", ".join(map(str, ranks[:12]))
+    return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
+
+
+def shortened(text: str, what: str = "ranks") -> str:
+    """Leave out rows of a long table, and say how many."""
+    lines = text.splitlines()
+    if len(lines) <= _MANY_ROWS + 1:
+        return text
+    return "\n".join(
+        [
+            *lines[: _MANY_ROWS + 1],
+            f"and {len(lines) - 1 - _MANY_ROWS} {what} more (--json prints all)",
+        ]
+    )

@@ -12,8 +12,8 @@ from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Index
 from rankxform.geometry.box import Box
 
-from .engine import Sources
 from .files import Buffer
+from .sources import Sources
 
 _BLOCK = 1 << 20
 

@@ -11,26 +11,25 @@ worked out, is made once and used for all of them.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankxform.errors import CheckpointError, RankxformError, StorageError
-from rankxform.formats.index import Index, locate
+from rankxform.errors import RankxformError, StorageError
+from rankxform.formats.index import locate
 from rankxform.geometry.runs import CALL_BYTES
 from rankxform.planning.moves import Move
 
-from .files import Buffer, Descriptors, Tick, read_into, status_of
+from .files import Buffer, Descriptors, Tick
 from .fingerprint import Witness
 from .journal import Journal
 from .kitchen import Kitchen
 from .output import Output, Writer, part_descriptors
 from .recipes import Band
+from .sources import Sources
 
 if TYPE_CHECKING:
     from .recipes import Copies
@@ -354,44 +353,3 @@ class _Stream:
 
     def finish(self) -> None:
         self._writer.flush()
-
-
-# -- source files ---------------------------------------------------------------------------
-
-
-class Sources:
-    """The source files, read by rank, parameter and content byte."""
-
-    def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
-        self._paths, self._indexes = paths, indexes
-        self._descriptors = Descriptors(os.O_RDONLY)
-        self._checked: set[int] = set()
-        self.nbytes = 0
-
-    def read(self, rank: int, name: str, start: int, room: Buffer) -> None:
-        """Fill `room` with the content of rank's `name` from content byte `start` on."""
-        path, index = self._paths[rank], self._indexes[rank]
-        fd = self._descriptors.get(path)
-        if rank not in self._checked:
-            check_unchanged(path, status_of(fd, path), index)
-            self._checked.add(rank)
-        done = 0
-        for span in locate(index.spans(name), start, len(room)):
-            read_into(fd, path, span.offset, room[done : done + span.nbytes])
-            done += span.nbytes
-        self.nbytes += done
-
-    def __enter__(self) -> Sources:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._descriptors.close()
-
-
-def check_unchanged(path: Path, status: os.stat_result, index: Index) -> None:
-    """Raise CheckpointError where a source file is no longer the one that was indexed."""
-    if (status.st_size, status.st_mtime_ns) != (index.size, index.modified):
-        raise CheckpointError(
-            f"{path}: was changed after it was first read ({index.size} bytes then, "
-            f"{status.st_size} now); wait until the checkpoint is complete and run again"
-        )

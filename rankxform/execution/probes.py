@@ -20,6 +20,7 @@ _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster",
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
+_STALE_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Probe:
         self._folder, self._token = existing(folder), token
         self._own = self._path(node)
         create(self._own)
+        self._remove_stale()
 
     def _path(self, node: int) -> Path:
         return self._folder / f".rankxform-{self._token}-{node}.part"
@@ -114,6 +116,14 @@ class Probe:
 
     def remove(self) -> None:
         remove(self._own)
+
+    def _remove_stale(self) -> None:
+        """Remove what runs left that were killed while they looked, by this file system's clock."""
+        with suppress(OSError):
+            now = self._own.stat().st_mtime
+            for path in self._folder.glob(".rankxform-*.part"):
+                if now - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
 
 
 def own_addresses(hosts: Iterable[str], name: str) -> frozenset[str]:

@@ -13,10 +13,10 @@ from rankxform.formats import ckpt
 from rankxform.formats.index import Index, Span, locate
 from rankxform.formats.safetensors import CRC_KEY
 
-from .engine import check_unchanged
 from .files import Tick, blocks, opened, range_reader
 from .headers import SAFETENSORS, container
 from .output import file_crc, tensors_crc
+from .sources import check_unchanged
 
 _SAMPLE = 4096
 

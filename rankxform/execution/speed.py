@@ -26,7 +26,7 @@ from .files import (
 PROBE_BYTES = 64 << 20
 """Most bytes that are read and written to predict how long something takes."""
 
-_CALLS, _APART = 8, 128 << 10
+_RUN, _RUNS, _STRIDE = 64 << 10, 8, 4
 _BESIDE = 1.3e-6
 """Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
 
@@ -35,8 +35,8 @@ _BLOCKS = 16
 
 @dataclass(frozen=True)
 class Speed:
-    """Bytes a second of one process, while its peers measure too; and the seconds that a read of
-    one byte takes."""
+    """Bytes a second of one process, while its peers measure too; and the seconds that a read takes
+    beside its bytes."""
 
     read: float
     write: float = inf
@@ -44,17 +44,19 @@ class Speed:
 
 
 def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05) -> Speed:
-    """Read a byte here and there at the end of a file, and then a little in a row, from `part` of
-    it on: 16 MiB, but from `least` to `most` seconds if that is faster or slower.
+    """Read a few runs at the end of a file, and then a little in a row, from `part` of it on:
+    16 MiB, but from `least` to `most` seconds if that is faster or slower.
 
-    The bytes lie close together: what is in the page cache here and there makes the system read
-    less ahead. In a row, only the second half counts, when the system has found out.
+    What a run takes beside its bytes is waiting, and what the system reads ahead for nothing. The
+    runs lie close together, for what is in the page cache here and there makes the system read
+    less ahead.
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     with opened(path) as (fd, status):
         size = status.st_size
-        places = range(size - 1, max(-1, size - _CALLS * _APART), -_APART)
-        calls = [_read(fd, path, at, at + 1, block) for at in places]
+        run = min(_RUN, size // (_RUNS * _STRIDE))
+        places = range(size - run * _RUNS * _STRIDE, size, run * _STRIDE) if run else ()
+        runs = [_read(fd, path, at, at + run, block) for at in places]
         first, passed = int(part * size), 0.0
         times: list[tuple[int, float]] = []
         while first < size and passed < (least if len(times) >= _BLOCKS else most):
@@ -62,12 +64,8 @@ def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05
             times.append((stop - first, _read(fd, path, first, stop, block)))
             passed += times[-1][1]
             first = stop
-    counted = times[len(times) // 2 :]
-    done = sum(nbytes for nbytes, _ in counted)
-    return Speed(
-        max(1, done) / max(sum(seconds for _, seconds in counted), 1e-9),
-        call=median(calls or [0.0]) + _BESIDE,
-    )
+    read = max(1, sum(nbytes for nbytes, _ in times)) / max(passed, 1e-9)
+    return Speed(read, call=max(0.0, median(runs or [0.0]) - run / read) + _BESIDE)
 
 
 def reading(path: Path) -> float:

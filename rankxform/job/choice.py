@@ -4,7 +4,7 @@ a moment, where something depends on it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -15,7 +15,7 @@ from rankxform.execution.speed import Speed, copying, reading_for, sample
 from rankxform.planning.costs import AUTO, Choice, Costs
 from rankxform.planning.moves import Move, Portion, bytes_to_read
 from rankxform.planning.source import Parameter
-from rankxform.planning.trades import both_ways, freedom, work_of
+from rankxform.planning.trades import both_ways, deal, demand, freedom, work_of
 from rankxform.transport import Team
 
 from .prepare import Conversion
@@ -52,9 +52,16 @@ def task(conversion: Conversion, shares: Sequence[Sequence[Portion]], team: Team
     order = _in_safetensors if conversion.format == SAFETENSORS else None
     with team.together():
         alone = planner.moves(shares[team.rank], None if sight.is_full else sight.of(team.rank))
-    choice = choose(conversion, shares, alone, team)
+    choice, speeds = choose(conversion, shares, alone, team)
     with team.together():
-        return Task(*work_of(team.rank, planner, shares, alone, sight, choice, order), choice)
+        drafts = demand(planner, shares, sight, choice)
+    if freedom(drafts, sight) < _WORTH_MEASURING * team.size:
+        speeds = []
+    elif not speeds:
+        speeds = _measured_speeds(conversion, team)
+    with team.together():
+        trades = deal(drafts, sight, _told_apart(speeds), order)
+        return Task(work_of(team.rank, alone, trades, order), bool(trades), choice)
     raise AssertionError("together() raises or returns")
 
 
@@ -67,57 +74,51 @@ def choose(
     shares: Sequence[Sequence[Portion]],
     alone: Sequence[Move],
     team: Team,
-) -> Choice:
+) -> tuple[Choice, list[float]]:
     """Return how files are read: as was asked for, or by what things cost, given or measured.
 
-    alone: what this process would do if it read all for itself. Collective; the same on every
-    process.
+    alone: what this process would do if it read all for itself. Also how fast each process reads,
+    in bytes a second, if that was measured. Collective; the same on every process.
     """
     request, sight = conversion.request, conversion.sight
     choice = Choice.of(request.reading)
-    if request.reading == AUTO and request.shapes is None:
-        exchanges = team.nodes.count > 1 and sight.is_full and _repeats(conversion, shares)
-        picks = any(
-            team.gather(
-                lambda: bytes_to_read(alone, _SLOW_CALL) > _WORTH_A_LOOK * bytes_to_read(alone, 0.0)
-            )
-        )
-        if exchanges or picks:
-            speeds: list[float] = []
-            costs = request.costs
-            if costs is None:
-                costs, speeds = measured(conversion, team, network=exchanges)
-            weighed = costs if exchanges else None
-            choice = replace(choice, call=costs.call_bytes, costs=weighed, speeds=speeds)
-    return replace(choice, speeds=_speeds(conversion, shares, choice, team))
+    if request.reading != AUTO or request.shapes is not None:
+        return choice, []
+    exchanges = team.nodes.count > 1 and sight.is_full and _repeats(conversion, shares)
+    picks = any(team.gather(lambda: _depends_on_calls(alone)))
+    if not exchanges and not picks:
+        return choice, []
+    speeds: list[float] = []
+    costs = request.costs
+    if costs is None:
+        costs, speeds = measured(conversion, team, network=exchanges)
+    return Choice(costs.call_bytes, costs if exchanges else None), speeds
+
+
+def _depends_on_calls(alone: Sequence[Move]) -> bool:
+    """Tell whether what a read of little costs makes a difference to how much is read."""
+    return bytes_to_read(alone, _SLOW_CALL) > _WORTH_A_LOOK * bytes_to_read(alone, 0.0)
 
 
 def _repeats(conversion: Conversion, shares: Sequence[Sequence[Portion]]) -> bool:
-    """Tell whether nodes that read for themselves would read the same bytes."""
-    found = both_ways(conversion.planner, shares, conversion.sight)
+    """Tell whether nodes that read for themselves would read the same rows."""
+    found = both_ways(conversion.planner, shares, conversion.sight, _SLOW_CALL)
     return found.each.nbytes > _WORTH_A_LOOK * found.once.nbytes
 
 
-def _speeds(
-    conversion: Conversion, shares: Sequence[Sequence[Portion]], choice: Choice, team: Team
-) -> list[float]:
-    """Return how fast each process reads, if there is a choice among nodes; else nothing.
-
-    What is known of it is taken; else it is measured. Differences that are no more than the
-    measurement's own count as none.
-    """
-    sight = conversion.sight
-    if team.nodes.count == 1 or (sight.is_full and choice.costs is None):
-        return []
-    if freedom(conversion.planner, shares, sight, choice) < _WORTH_MEASURING * team.size:
-        return []
+def _measured_speeds(conversion: Conversion, team: Team) -> list[float]:
+    """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
     paths = conversion.shards.paths
-    own = min(sight.of(team.rank), default=None)
-    speeds = choice.speeds or team.gather(
+    own = min(conversion.sight.of(team.rank), default=None)
+    return team.gather(
         lambda: reading_for(paths[own], _READING_SECONDS) if own is not None else 0.0
     )
+
+
+def _told_apart(speeds: Sequence[float]) -> list[float]:
+    """Let differences that are no more than the measurement's own count as none."""
     known = sorted(speed for speed in speeds if speed)
-    usual = known[len(known) // 2]
+    usual = known[len(known) // 2] if known else 0.0
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 

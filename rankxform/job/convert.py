@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
-from rankxform.execution.engine import Mail, Sources, Traffic, write_parts
+from rankxform.execution.engine import Mail, Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, sync
 from rankxform.execution.fingerprint import MODULUS, Witness
 from rankxform.execution.journal import Journal
 from rankxform.execution.links import link_all
 from rankxform.execution.output import Output, add_crc, part_descriptors, part_of
+from rankxform.execution.sources import Sources
 from rankxform.execution.target import Facts, State, Target, facts_of
 from rankxform.planning.moves import Portion, bytes_to_write, needed_bytes
 from rankxform.planning.sharing import remaining

@@ -7,8 +7,10 @@ from rankxform.execution.headers import container
 from rankxform.layout.layout import Layout
 from rankxform.planning.source import Parameter
 from rankxform.transport import Team
+from rankxform.transport.nodes import Nodes
 
 from .checks import compare_ranks
+from .placement import in_order
 from .prepare import Conversion, prepare
 from .request import Request
 
@@ -16,14 +18,22 @@ from .request import Request
 def already_fits(request: Request, team: Team) -> bool:
     """Tell whether nothing need be converted; looks at the source as a conversion would.
 
-    A folder with other files beside the rank's does not fit: which one is meant was a choice.
+    A folder with other files beside the rank's does not fit: which one is meant was a choice. Nor
+    does a file that is on another node than the processes of its rank.
     """
     conversion = prepare(request, team)
     compare_ranks(conversion, team)
     paths = conversion.shards.paths
     mine = [paths[rank] for rank in conversion.sight.dealt(paths)[team.rank]]
     alone = team.gather(lambda: all(len(files_beside(path)) == 1 for path in mine))
-    return all(alone) and team.share(lambda: fits(conversion))
+    return all(alone) and team.share(lambda: fits(conversion) and _at_home(conversion, team.nodes))
+
+
+def _at_home(conversion: Conversion, nodes: Nodes) -> bool:
+    """Tell whether each rank's file is where the rank will be, as the processes are dealt."""
+    home = in_order(conversion.dst.ranks, nodes)
+    seen = conversion.sight.seen
+    return all(rank in seen[home[rank]] for rank in conversion.shards.paths)
 
 
 def fits(conversion: Conversion) -> bool:

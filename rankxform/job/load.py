@@ -9,8 +9,9 @@ from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.execution.arrays import Arrays
-from rankxform.execution.engine import Mail, Sources, Traffic, carry
+from rankxform.execution.engine import Mail, Traffic, carry
 from rankxform.execution.files import Tick
+from rankxform.execution.sources import Sources
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.moves import Portion
 from rankxform.planning.sharing import runs_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankxform.errors import UsageError
-from rankxform.execution.engine import Sources, write_parts
+from rankxform.execution.engine import write_parts
 from rankxform.execution.files import create, make_folder, own_name, publish, remove, sync
 from rankxform.execution.output import Output
+from rankxform.execution.sources import Sources
 from rankxform.planning.moves import Portion
 from rankxform.transport import Serial
 

@@ -10,7 +10,7 @@ from rankxform.planning.costs import AUTO, Choice, Costs
 from rankxform.planning.sharing import share_seen
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import Simulation, simulate
-from rankxform.planning.trades import deal
+from rankxform.planning.trades import deal, demand
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
@@ -48,7 +48,7 @@ def on_paper(
         weighed = costs if nodes > 1 and sight.is_full else None
         choice = replace(choice, call=costs.call_bytes, costs=weighed)
     planner = conversion.planner
-    trades = deal(planner, shares, sight, choice)
+    trades = deal(demand(planner, shares, sight, choice), sight)
     planner.moves(shares[0])  # what a process keeps beside
     memory = peak_memory() + request.memory
     return replace(simulate(planner, shares, sight, trades, costs, choice.call), memory=memory)
@@ -63,12 +63,12 @@ def foreseen(conversion: Conversion, processes: int, team: Team) -> tuple[Simula
     with team.together():
         own = conversion.shares(team.size)
         alone = planner.moves(own[team.rank], None if sight.is_full else sight.of(team.rank))
-    choice = choose(conversion, own, alone, team)
+    choice, _ = choose(conversion, own, alone, team)
     with team.together():
         shares = conversion.shares(processes)
         if processes != team.size:
             sight = Sight.full((0,) * processes, conversion.indexes)
-        trades = deal(planner, shares, sight, choice)
+        trades = deal(demand(planner, shares, sight, choice), sight)
         return simulate(
             planner, shares, sight, trades, choice.costs or Costs(), choice.call
         ), choice

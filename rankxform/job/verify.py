@@ -10,12 +10,13 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.execution.compare import Comparison, Difference, Expected, mismatches
-from rankxform.execution.engine import Mail, Sources, Traffic, carry
+from rankxform.execution.engine import Mail, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.execution.fingerprint import Fingerprint, sum_of_file
 from rankxform.execution.folder import Listing, Shards, choose
 from rankxform.execution.headers import Indexer
 from rankxform.execution.probes import digest
+from rankxform.execution.sources import Sources
 from rankxform.execution.target import MANIFEST_NAME, manifest
 from rankxform.formats.index import Index
 from rankxform.planning.moves import Portion, bytes_to_write

@@ -7,7 +7,7 @@ second the network and two more copies in memory. Files on a node's own disk lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -59,13 +59,12 @@ class Choice:
 
     call: what a read of little costs, in bytes. costs: by which an exchange is weighed against
     reading for oneself; None: only what a node does not see is exchanged. always: each byte is read
-    by one process for all. speeds: of each process, where it is known; else all are equally fast.
+    by one process for all.
     """
 
     call: float = CALL_BYTES
     costs: Costs | None = None
     always: bool = False
-    speeds: Sequence[float] = ()
 
     @classmethod
     def of(cls, reading: str) -> Choice:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.grid import Cell
+from rankxform.geometry.runs import CALL_BYTES
 from rankxform.layout.layout import Layout
 
 from .costs import Choice, Reading, reading_of
@@ -86,25 +87,18 @@ Order = Callable[[Parameter], Any]
 
 
 def work_of(
-    process: int,
-    planner: Planner,
-    shares: Sequence[Sequence[Portion]],
-    alone: Sequence[Move],
-    sight: Sight,
-    choice: Choice,
-    order: Order | None = None,
-) -> tuple[list[Move], bool]:
-    """Return what `process` has to do for ``shares``, by process; and whether any process trades.
+    process: int, alone: Sequence[Move], trades: Sequence[Trade], order: Order | None = None
+) -> list[Move]:
+    """Return what `process` has to do, if all `trades` are made.
 
-    `alone` is what it would do by itself. See `deal`. What it reads for itself alone comes in
-    between its parts in trades, so that it has something to do while letters are on their way.
+    `alone` is what it would do by itself. What is left of that comes in between its parts in
+    trades, so that it has something to do while letters are on their way.
     """
-    trades = deal(planner, shares, sight, choice, order)
     moves = list(alone)
     if order is not None:
         moves.sort(key=lambda move: order(move.parameter))
     if not trades:
-        return moves, False
+        return moves
     parts: list[Traded] = [part for trade in trades if (part := trade.part(process))]
     traded = {
         (part.parameter.name, part.layout, rank)
@@ -117,35 +111,43 @@ def work_of(
     ]
     placed = [(place, 0, move) for place, move in paced([(bytes_to_write([m]), m) for m in rest])]
     placed += [(part.trade.place, 1, part) for part in parts]
-    return [move for *_, move in sorted(placed, key=lambda one: one[:2])], True
+    return [move for *_, move in sorted(placed, key=lambda one: one[:2])]
 
 
 def _first(move: Move) -> int:
     return next(iter(move.targets.values()))[0]
 
 
-def deal(
-    planner: Planner,
-    shares: Sequence[Sequence[Portion]],
-    sight: Sight,
-    choice: Choice,
-    order: Order | None = None,
-) -> list[Trade]:
-    """Return the trades of a conversion in which process p serves ``shares[p]``.
+def demand(
+    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, choice: Choice
+) -> list[Draft]:
+    """Return what is to be traded in a conversion in which process p serves ``shares[p]``.
 
     A process takes part as a receiver where it needs a file that it does not see; and, if the
     `choice` knows costs, where an exchange is cheaper than that all nodes read a file that all of
-    them see. If it says always, each distinct byte is read by one process for all. Where several
-    processes could read the same, none has much longer to read than another, by their speeds; see
-    `rankxform.planning.level`. Raises CheckpointError where nobody has what is needed.
+    them see. If it says always, each distinct byte is read by one process for all. Raises
+    CheckpointError where nobody has what is needed.
     """
     if len(shares) == 1 or (sight.is_full and not choice.always and choice.costs is None):
         return []
-    drafts = list(_drafts(planner, shares, sight, choice))
+    return list(_drafts(planner, shares, sight, choice))
+
+
+def deal(
+    drafts: Sequence[Draft],
+    sight: Sight,
+    speeds: Sequence[float] = (),
+    order: Order | None = None,
+) -> list[Trade]:
+    """Say who reads what is to be traded, and when.
+
+    Where several processes could read the same, none has much longer to read than another, by
+    their `speeds` (without: equal ones); see `rankxform.planning.level`.
+    """
     if order is not None:
-        drafts.sort(key=lambda draft: order(draft.parameter))
+        drafts = sorted(drafts, key=lambda draft: order(draft.parameter))
     amounts = _amounts(drafts)
-    dealer = Dealer(level(amounts, choice.speeds or [1.0] * len(shares)))
+    dealer = Dealer(level(amounts, speeds or [1.0] * len(sight.node)))
     known: dict[object, tuple[Servers, Senders]] = {}
     trades = []
     for draft in drafts:
@@ -160,7 +162,13 @@ def deal(
     return _in_turn(trades)
 
 
-def _amounts(drafts: Iterable[_Draft]) -> dict[Processes, float]:
+def freedom(drafts: Iterable[Draft], sight: Sight) -> float:
+    """Return the bytes to be sent that processes of more than one node could read."""
+    amounts = _amounts(drafts)
+    return sum(nbytes for able, nbytes in amounts.items() if len({sight.node[p] for p in able}) > 1)
+
+
+def _amounts(drafts: Iterable[Draft]) -> dict[Processes, float]:
     """Return the bytes that are asked for, by who could read them."""
     amounts: dict[Processes, float] = {}
     for draft in drafts:
@@ -169,16 +177,8 @@ def _amounts(drafts: Iterable[_Draft]) -> dict[Processes, float]:
     return amounts
 
 
-def freedom(
-    planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight, choice: Choice
-) -> float:
-    """Return the bytes to be sent that processes of more than one node could read."""
-    amounts = _amounts(_drafts(planner, shares, sight, choice))
-    return sum(nbytes for able, nbytes in amounts.items() if len({sight.node[p] for p in able}) > 1)
-
-
 def _with_readers(
-    draft: _Draft, chosen: Mapping[Cell, int], sight: Sight
+    draft: Draft, chosen: Mapping[Cell, int], sight: Sight
 ) -> tuple[Servers, Senders]:
     """Return who serves what, and who sends what to whom, or reads it for itself.
 
@@ -208,7 +208,7 @@ def _with_readers(
 
 
 def _senders(
-    draft: _Draft, chosen: Mapping[Cell, int], sight: Sight
+    draft: Draft, chosen: Mapping[Cell, int], sight: Sight
 ) -> dict[Cell, dict[int, tuple[int, int]]]:
     """Return who sends what to whom, or reads it for itself."""
     senders = {cell: dict(own) for cell, own in draft.kind.own.items()}
@@ -246,8 +246,8 @@ class _Kind:
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A trade before readers are chosen."""
+class Draft:
+    """A trade before readers are chosen. turn: which of equal copies is read."""
 
     parameter: Parameter
     layout: Layout
@@ -264,7 +264,7 @@ def _drafts(
     shares: Sequence[Sequence[Portion]],
     sight: Sight,
     choice: Choice,
-) -> Iterator[_Draft]:
+) -> Iterator[Draft]:
     known: dict[object, _Kind | None] = {}
     for (name, layout), every in planner.wanted(shares).items():
         parameter = planner.parameter(name)
@@ -287,11 +287,19 @@ def _drafts(
                 known[key] = _kind(served, needs, held, turn, sight, together)
             kind = known[key]
             if kind is not None:
-                yield _Draft(parameter, layout, turn, kind)
+                yield Draft(parameter, layout, turn, kind)
 
 
-def both_ways(planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sight) -> Reading:
-    """Return what it comes to if every node reads for itself, and if each byte is read once."""
+def both_ways(
+    planner: Planner,
+    shares: Sequence[Sequence[Portion]],
+    sight: Sight,
+    call: float = CALL_BYTES,
+) -> Reading:
+    """Return what it comes to if every node reads for itself, and if each byte is read once.
+
+    `call` is what a read of little costs, in bytes.
+    """
     known: dict[object, Reading] = {}
     total = Reading()
     for (name, layout), pairs in planner.wanted(shares).items():
@@ -299,7 +307,7 @@ def both_ways(planner: Planner, shares: Sequence[Sequence[Portion]], sight: Sigh
         key = parameter.layout, parameter.shape, parameter.dtype, parameter.listed, layout, pairs
         if key not in known:
             served = _served(planner, layout, pairs)
-            known[key] = reading_of(parameter, layout, served, sight.node)
+            known[key] = reading_of(parameter, layout, served, sight.node, call)
         total += known[key]
     return total
 

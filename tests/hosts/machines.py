@@ -209,15 +209,16 @@ class Hosts:
         """Return a command that runs on a host."""
         return ["nsenter", "-t", str(self._pids[name]), "-m", "-u", "-n", "-i", *map(str, command)]
 
-    def mpirun(self, per_host, *command, options=(), deadline=120, **more):
+    def mpirun(self, per_host, *command, options=(), deadline=120, in_turns=False, **more):
         """Run a command with `per_host` processes on each host; return (code, output).
 
-        `per_host` is a number, or one for each host. At the deadline, when the code is "deadline",
+        `per_host` is a number, or one for each host; neighbours are on one host or, `in_turns`, on
+        different ones. At the deadline, when the code is "deadline",
         everything is ended on all hosts.
         """
         counts = [per_host] * len(self.names) if isinstance(per_host, int) else per_host
         beside = Path(sys.executable).parent / "mpirun"
-        start, env = self._launcher(beside, counts)
+        start, env = self._launcher(beside, counts, in_turns)
         first = self.on(self.names[0], beside, *start, "-n", sum(counts), *options, *command)
         with (self.shared / "output").open("w+b") as output:
             process = subprocess.Popen(
@@ -233,15 +234,17 @@ class Hosts:
             output.seek(0)
             return code, output.read().decode(errors="replace")
 
-    def _launcher(self, mpirun, counts):
+    def _launcher(self, mpirun, counts, in_turns):
         """Return what mpirun of either kind is told, and its environment."""
         open_mpi = "Open" in _sh(mpirun, "--version").stdout.split("\n")[0]
-        places = [(name, n) for name, n in zip(self.names, counts) if n]
-        hostfile = self.shared / f"hosts-{'-'.join(map(str, counts))}"
+        one = in_turns and not open_mpi  # hydra begins anew at the end of its list
+        places = [(name, 1 if one else n) for name, n in zip(self.names, counts) if n]
+        hostfile = self.shared / f"hosts-{'-'.join(map(str, counts))}{'-in-turns' * in_turns}"
         form = "{} slots={}\n" if open_mpi else "{}:{}\n"
         hostfile.write_text("".join(form.format(*place) for place in places))
         if open_mpi:
-            return ["--hostfile", str(hostfile), "--bind-to", "none"], {
+            by = ["--map-by", "node"] if in_turns else []
+            return ["--hostfile", str(hostfile), "--bind-to", "none", *by], {
                 "PRTE_MCA_plm_ssh_agent": str(self.shared / "rsh"),
                 "OMPI_MCA_pml": "ob1",
                 "OMPI_MCA_btl": "self,sm,tcp",

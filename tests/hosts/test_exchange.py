@@ -204,6 +204,44 @@ def test_what_fits_on_several_nodes_is_launched_as_it_is(clean):
     assert not (clean.disk("h1") / "out" / "transformed_checkpoint").exists()
 
 
+def test_what_fits_but_is_on_other_nodes_is_brought_to_where_it_is_wanted(clean):
+    case, _ = PLACEMENTS["the same cut"]
+    options = spread(clean, case)[:-1]
+    one, other = clean.disk("h1") / "src", clean.disk("h3") / "src"
+    one.rename(one.with_name("kept"))
+    other.rename(one)
+    one.with_name("kept").rename(other)
+    words = ["--load", LOCAL / "src", *options, "--output", LOCAL / "out", "--", "cat"]
+    words += ["{checkpoint}/rank_{rank}/checkpoint_{rank}.ckpt"]
+    code, output = clean.mpirun(2, sys.executable, "-m", "rankxform", "launch", *words)
+    assert code == 0, output[-2000:]
+    found = gathered(clean, "out/transformed_checkpoint")
+    assert reference.wrong_slices(found, case.dst, case.params) == []
+    for number, name in enumerate(clean.names):
+        folders = (clean.disk(name) / "out" / "transformed_checkpoint").glob("rank_*")
+        assert {path.name for path in folders} == {f"rank_{2 * number}", f"rank_{2 * number + 1}"}
+
+
+def test_processes_may_be_dealt_to_nodes_in_turns(clean):
+    """Processes 0 and 3 are on h1, 1 and 4 on h2, 2 and 5 on h3; so are destination ranks."""
+    case, remote = PLACEMENTS["columns to rows"]
+    options = spread(clean, case)
+    before = clean.sent()
+    command = [sys.executable, "-m", "rankxform"]
+    code, output = clean.mpirun(
+        2, *command, "transform", LOCAL / "src", LOCAL / "dst", *options, in_turns=True
+    )
+    crossed = clean.sent() - before
+    assert code == 0, output
+    assert "ranks 0, 3 on h1; 1, 4 on h2; 2, 5 on h3" in output
+    assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
+    assert crossed <= 1.05 * remote + 1.5e6
+    code, output = clean.mpirun(
+        2, *command, "verify", LOCAL / "src", LOCAL / "dst", *options[:4], in_turns=True
+    )
+    assert code == 0, output
+
+
 def test_a_missing_shard_is_one_error_that_names_the_nodes(clean):
     case, _ = PLACEMENTS["columns to rows"]
     options = spread(clean, case)

@@ -17,7 +17,7 @@ from rankxform import transport
 from rankxform.planning.costs import Choice, Costs
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
-from rankxform.planning.trades import deal
+from rankxform.planning.trades import deal, demand
 from tests import reference
 from tests.cases import Case, random_case
 from tests.mpi.conftest import prepare
@@ -77,8 +77,8 @@ def test_storage_is_asked_for_each_byte_once(family, tmp):
     conversion = report.conversion
     sight = Sight.full((0,) * WORLD.size, conversion.indexes)
     shares = conversion.shares(WORLD.size)
-    trades = deal(conversion.planner, shares, sight, Choice(always=True))
-    paper = simulate(conversion.planner, shares, sight, trades, Costs()).loads
+    drafts = demand(conversion.planner, shares, sight, Choice(always=True))
+    paper = simulate(conversion.planner, shares, sight, deal(drafts, sight), Costs()).loads
     assert sum(load.read for load in paper) == report.read
     assert sum(load.passed + load.sent for load in paper) == report.sent
 
@@ -216,7 +216,9 @@ def test_a_bit_that_changes_between_two_processes_is_found(place, tmp, monkeypat
             rankxform.transform(
                 src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", verify=True
             )
+    WORLD.Barrier()  # the first process has cleared up
     assert not list((tmp / "dst").rglob("*.ckpt"))
+    WORLD.Barrier()
     rankxform.transform(
         src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", verify=True
     )

@@ -14,7 +14,7 @@ from rankxform.planning.posts import posts
 from rankxform.planning.sharing import share, share_seen
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
-from rankxform.planning.trades import both_ways, deal, work_of
+from rankxform.planning.trades import both_ways, deal, demand, work_of
 from tests.planning.test_plan import planner
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
@@ -35,14 +35,15 @@ def spread(nodes, ranks, each=1):
 
 def _work_of(process, plan, shares, sight):
     alone = plan.moves(shares[process], sight.of(process))
-    return work_of(process, plan, shares, alone, sight, Choice())
+    trades = deal(demand(plan, shares, sight, Choice()), sight)
+    return work_of(process, alone, trades), bool(trades)
 
 
 def test_trades_worked_out_by_hand(tmp_path):
     """4 columns on 2 nodes become 2 rows: each node sends half of each of its columns."""
     plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
     shares = [[Portion(0, 0, 1)], [Portion(1, 0, 1)]]
-    (trade,) = deal(plan, shares, sight, Choice())
+    (trade,) = deal(demand(plan, shares, sight, Choice()), sight)
     assert {cell: dict(by) for cell, by in trade.servers.items()} == {
         (0, 0): {0: (0,)},
         (1, 0): {1: (1,)},
@@ -62,7 +63,7 @@ def test_trades_worked_out_by_hand(tmp_path):
 def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
     """Each node holds a replica of everything, so nothing is traded."""
     plan, sight = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
-    assert deal(plan, share(plan, range(4), 4), sight, Choice()) == []
+    assert deal(demand(plan, share(plan, range(4), 4), sight, Choice()), sight) == []
     work, trades = _work_of(3, plan, share(plan, range(4), 4), sight)
     assert not trades
     assert {rank for move in work for rank in move.readers.values()} <= {2, 3}
@@ -71,7 +72,7 @@ def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
 def test_one_process_of_a_node_passes_on_what_others_want(tmp_path):
     plan, sight = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
     shares = [[Portion(rank, 0, 1)] for rank in range(4)]
-    (trade,) = deal(plan, shares, sight, Choice())
+    (trade,) = deal(demand(plan, shares, sight, Choice()), sight)
     every = posts(trade)
     crossing = [
         (sender, receiver, piece)
@@ -115,7 +116,7 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
     )
     sight, always = Sight(node, seen), rng.random() < 0.3
     shares = share(plan, range(ranks[1]), len(node))
-    for trade in deal(plan, shares, sight, Choice(always=always)):
+    for trade in deal(demand(plan, shares, sight, Choice(always=always)), sight):
         had = {}
         for process, own in posts(trade).items():
             for piece in own.own:
@@ -189,7 +190,7 @@ def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
     sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
     shares = [[Portion(rank, 0, 1)] for rank in range(4)]
     costs = Costs(read=storage / 4, network=network)
-    assert bool(deal(plan, shares, sight, Choice(costs=costs))) == exchanged
+    assert bool(deal(demand(plan, shares, sight, Choice(costs=costs)), sight)) == exchanged
 
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
@@ -204,7 +205,7 @@ def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
     plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
     shares = share_seen(plan, range(2), Sight((0, 1), (frozenset({0}), frozenset({1}))))
     costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
-    found = simulate(plan, shares, sight, deal(plan, shares, sight, Choice()), costs)
+    found = simulate(plan, shares, sight, deal(demand(plan, shares, sight, Choice()), sight), costs)
     half = 24 * 24 * 4 // 2
     for load in found.loads:
         assert (load.read, load.sent, load.received, load.written) == (
