@@ -136,6 +136,8 @@ def choice(hosts, options):
     for place, links in PLACES:
         some = [name for name in LAYOUTS if options.only in f"{name}, {place}, {links}"]
         cases += len(some)
+        if not some:
+            continue
         with _links(hosts, place, links, options.rate) as empty:
             for layout in some:
                 src, dst, shape = LAYOUTS[layout]

@@ -188,6 +188,7 @@ class Hosts:
         for pid in _sh("ip", "netns", "pids", self._space(name), check=False).stdout.split():
             self._signal(int(pid), signal.SIGKILL)
         self._keepers.pop().wait()
+        _sh("ip", "-n", self._space("switch"), "link", "del", f"p{name}")  # now, not in a while
         _sh("ip", "netns", "del", self._space(name))
         del self._pids[name]
         (self.shared / f"{name}.pid").unlink()
