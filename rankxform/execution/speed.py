@@ -26,11 +26,11 @@ from .files import (
 PROBE_BYTES = 64 << 20
 """Most bytes that are read and written to predict how long something takes."""
 
-_RUN, _RUNS, _STRIDE = 64 << 10, 8, 4
+_RUN, _RUNS, _STRIDE = 64 << 10, 16, 4
 _BESIDE = 1.3e-6
 """Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
 
-_BLOCKS = 16
+_SAMPLE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,26 @@ def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05
     """Read a few runs at the end of a file, and then a little in a row, from `part` of it on:
     16 MiB, but from `least` to `most` seconds if that is faster or slower.
 
-    What a run takes beside its bytes is waiting, and what the system reads ahead for nothing. The
-    runs lie close together, for what is in the page cache here and there makes the system read
-    less ahead.
+    What a run takes beside its bytes is waiting, and what the system reads ahead for nothing; that
+    shows in the later half of the runs, when it stands in their way. The runs lie close together,
+    for what is in the page cache here and there makes the system read less ahead.
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     with opened(path) as (fd, status):
         size = status.st_size
         run = min(_RUN, size // (_RUNS * _STRIDE))
-        places = range(size - run * _RUNS * _STRIDE, size, run * _STRIDE) if run else ()
-        runs = [_read(fd, path, at, at + run, block) for at in places]
-        first, passed = int(part * size), 0.0
-        times: list[tuple[int, float]] = []
-        while first < size and passed < (least if len(times) >= _BLOCKS else most):
-            stop = min(first + SYSCALL_BYTES, size)
-            times.append((stop - first, _read(fd, path, first, stop, block)))
-            passed += times[-1][1]
-            first = stop
-    read = max(1, sum(nbytes for nbytes, _ in times)) / max(passed, 1e-9)
-    return Speed(read, call=max(0.0, median(runs or [0.0]) - run / read) + _BESIDE)
+        places = iter(range(size - run * _RUNS * _STRIDE, size, run * _STRIDE) if run else ())
+        runs: list[float] = []
+        while sum(runs) < most and (at := next(places, None)) is not None:
+            runs.append(_read(fd, path, at, at + run, block))
+        first, done, passed = int(part * size), 0, 0.0
+        while first + done < size and passed < (least if done >= _SAMPLE else most):
+            stop = min(first + done + SYSCALL_BYTES, size)
+            passed += _read(fd, path, first + done, stop, block)
+            done = stop - first
+    read = max(1, done) / max(passed, 1e-9)
+    later = runs[len(runs) // 2 :] or [0.0]
+    return Speed(read, call=max(0.0, median(later) - run / read) + _BESIDE)
 
 
 def reading(path: Path) -> float:

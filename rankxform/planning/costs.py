@@ -102,16 +102,19 @@ class Reading:
         )
 
     def exchanges(self, costs: Costs, processes: int, nodes: int) -> bool:
-        """Tell whether it is cheaper to exchange."""
+        """Tell whether it is cheaper to exchange.
+
+        Reading and sending go on at the same time; but what is read may come in over the links by
+        which letters come too.
+        """
 
         def reading(side: Side) -> float:
             return (side.nbytes / costs.read + side.calls * costs.call) / processes
 
-        sent = self.crossing
-        copied = 2 * (self.once.nbytes + sent.nbytes) / costs.copy
-        letters = sent.calls * costs.letter
-        crossing = sent.nbytes / (costs.network * nodes) + (copied + letters) / processes
-        return reading(self.once) + crossing < _GAIN * reading(self.each)
+        moved = self.once.nbytes + self.crossing.nbytes
+        work = 2 * moved / costs.copy + self.crossing.calls * costs.letter
+        together = max(reading(self.once), moved / (costs.network * nodes)) + work / processes
+        return together < _GAIN * reading(self.each)
 
 
 def reading_of(
