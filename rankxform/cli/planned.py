@@ -15,7 +15,7 @@ from rankxform.planning.simulate import Simulation
 from .report import left_out, opening, some_names
 from .units import few, seconds, shortened, size, table
 
-_FEW_PATTERNS = 4
+_FEW_PATTERNS = 2
 
 
 def plan_summary(conversion: Conversion, found: Simulation, call: float) -> dict[str, Any]:

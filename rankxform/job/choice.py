@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 
 from rankxform.execution.files import Tick
@@ -141,7 +140,7 @@ def measured(
     found = team.gather(look)
     known = [one for one in found if one is not None]
     speeds = [one.read if one else 0.0 for one in found]
-    read, call = sum(speeds) / len(known), median(one.call for one in known)
+    read, call = sum(speeds) / len(known), sum(one.call for one in known) / len(known)
     if not network:
         return Costs(read, call=call), speeds
     copy = min(team.gather(copying))
