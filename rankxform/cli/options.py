@@ -17,6 +17,9 @@ from rankxform.transport import Team
 from .stopping import parse_time
 from .units import number_ranges, parse_moment, parse_size
 
+MOMENTS = ("call", "letter")
+"""What of `Costs` is in seconds."""
+
 
 def add_json(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print JSON")
@@ -166,8 +169,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         type=_costs,
         metavar="WHAT=VALUE,..",
         help="bytes a second that a process reads and writes, a node sends, and a process copies "
-        "in memory, and seconds for a read of little and a letter, such as read=2G,write=1G,"
-        "network=10G,copy=5G,call=100us,letter=30us (default: measured)",
+        "in memory, and seconds for a read of little and a letter, such as read=1G,write=1G,"
+        "network=10G,copy=5G,call=100us,letter=30us (default: measured; if some are given, about "
+        "these for the others)",
     )
     out.add_argument(
         "--reading",
@@ -226,7 +230,7 @@ def _costs(text: str) -> Costs:
         name, equals, value = one.partition("=")
         if name not in known or name in given or not equals:
             raise argparse.ArgumentTypeError(f"{one!r}: one =VALUE each of {', '.join(known)}")
-        given[name] = _moment(value) if name in ("call", "letter") else float(_size(value))
+        given[name] = _moment(value) if name in MOMENTS else float(_size(value))
         if not given[name]:
             raise argparse.ArgumentTypeError(f"{one!r}: more than nothing is wanted")
     return Costs(**given)

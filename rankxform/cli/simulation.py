@@ -9,6 +9,7 @@ from rankxform import job
 from rankxform.planning.costs import Costs
 from rankxform.planning.simulate import Simulation, spread_of
 
+from .options import MOMENTS
 from .planned import ways, ways_table
 from .report import as_json, opening
 from .units import seconds, size, table
@@ -71,7 +72,7 @@ def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
     slowest = max(facts["seconds_of_processes"])
     network = max(facts["seconds_of_networks"])
     given = ", ".join(
-        f"{name} {seconds(value) if value < 1 else size(value) + '/s'}"
+        f"{name} {seconds(value) if name in MOMENTS else size(value) + '/s'}"
         for name, value in facts["costs"].items()
     )
     lines = [

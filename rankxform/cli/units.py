@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MANY_ROWS = 40
+_NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?( |$)")
 _MOST_RANKS = 1 << 20
 _MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -71,7 +72,7 @@ def seconds(value: float) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out columns: texts to the left, numbers to the right."""
     cells = [[str(c) for c in row] for row in rows]
-    right = [all(re.match(r"[\d.]+( |$)", row[i]) for row in cells) for i in range(len(head))]
+    right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
     widths = [max(map(len, column)) for column in zip(head, *cells)]
 
     def line(row: Sequence[str]) -> str:

@@ -217,12 +217,12 @@ class _Crew:
         read = perf_counter()
         self.seconds["read"] += read - began
         if letters and mail:
-            flight.sends = self._send(letters.packs, letters.sends, FROM_READER)
+            flight.sends = self._send(name, letters.packs, letters.sends, FROM_READER)
             self.seconds["exchange"] += perf_counter() - read
         self.flights.append(flight)
 
     def _send(
-        self, packs: Sequence[Copies], letters: Sequence[tuple[int, Buffer]], kind: int
+        self, name: str, packs: Sequence[Copies], letters: Sequence[tuple[int, Buffer]], kind: int
     ) -> list[Any]:
         assert self._mail is not None
         for into, out in packs:
@@ -230,7 +230,7 @@ class _Crew:
         for _, letter in letters:
             self.sent += len(letter)
             if self._witness:
-                self._witness.seal(letter)
+                self._witness.seal(letter, name)
         return [self._mail.send(to, letter, kind) for to, letter in letters]
 
     def land(self) -> None:
@@ -240,7 +240,9 @@ class _Crew:
         if letters and mail:
             began = perf_counter()
             self._receive(flight, flight.receipts, letters.receipts)
-            passing = self._send(letters.repacks, letters.passing, PASSED_ON)
+            passing = self._send(
+                flight.move.parameter.name, letters.repacks, letters.passing, PASSED_ON
+            )
             self._receive(flight, flight.passed, letters.passed)
             self.seconds["exchange"] += perf_counter() - began
             self._store(flight)

@@ -215,7 +215,7 @@ def _mixed(numbers: _Keys, seed: int, level: int) -> _Keys:
 
 
 class SourceFile(Protocol):
-    """Files that are read by rank, parameter and content byte (`rankxform.execution.engine`)."""
+    """Files that are read by rank, parameter and content byte (`rankxform.execution.sources`)."""
 
     def read(self, rank: int, name: str, start: int, room: Buffer) -> None:
         """Fill `room` with the content of rank's `name` from content byte `start` on."""
@@ -252,21 +252,22 @@ class Witness:
         found = self._of(move, band, turn, region, region.box, region.box)
         self._after[cell] = self._after.get(cell, 0) + found
 
-    def seal(self, letter: Buffer) -> None:
-        """Put a seal at the end of a letter."""
-        letter[-SEAL_BYTES:] = self._seal_of(letter)
+    def seal(self, letter: Buffer, name: str) -> None:
+        """Put a seal at the end of a letter with content of `name`."""
+        letter[-SEAL_BYTES:] = self._seal_of(letter, name)
 
     def unseal(self, letter: Buffer, sender: int, name: str) -> None:
         """Compare a letter of `sender`, with content of `name`. Raises DifferenceError."""
-        if letter[-SEAL_BYTES:] != self._seal_of(letter):
+        if letter[-SEAL_BYTES:] != self._seal_of(letter, name):
             raise DifferenceError(
                 f"{name!r}: what process {sender} sent is not what arrived; the network or memory "
                 "is at fault. Nothing was given a final name; run again"
             )
 
-    def _seal_of(self, letter: Buffer) -> bytes:
+    def _seal_of(self, letter: Buffer, name: str) -> bytes:
         content = np.frombuffer(letter, np.uint8)[:-SEAL_BYTES]
-        return self._seals.of_bytes(content).to_bytes(SEAL_BYTES, "little")
+        found = self._seals.of_bytes(content) + self._seals.name_key(name)
+        return (found % MODULUS).to_bytes(SEAL_BYTES, "little")
 
     def _of(
         self, move: Move, band: Band, turn: int, where: Source | Region, held: Box, part: Box

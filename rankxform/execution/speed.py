@@ -44,8 +44,8 @@ class Speed:
 
 
 def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05) -> Speed:
-    """Read a few runs at the end of a file, and then a little in a row, from `part` of it on:
-    16 MiB, but from `least` to `most` seconds if that is faster or slower.
+    """Read a few runs in a file, and then a little in a row, from `part` of it on: 16 MiB, but
+    from `least` to `most` seconds if that is faster or slower.
 
     What a run takes beside its bytes is waiting, and what the system reads ahead for nothing; that
     shows in the later half of the runs, when it stands in their way. The runs lie close together,
@@ -55,11 +55,13 @@ def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05
     with opened(path) as (fd, status):
         size = status.st_size
         run = min(_RUN, size // (_RUNS * _STRIDE))
-        places = iter(range(size - run * _RUNS * _STRIDE, size, run * _STRIDE) if run else ())
+        span = run * _RUNS * _STRIDE
+        behind = int((1 - part) * (size - span))  # from the other end than what is read in a row
+        places = iter(range(behind, behind + span, run * _STRIDE) if run else ())
         runs: list[float] = []
         while sum(runs) < most and (at := next(places, None)) is not None:
             runs.append(_read(fd, path, at, at + run, block))
-        first, done, passed = int(part * size), 0, 0.0
+        first, done, passed = int(part * max(0, size - _SAMPLE)), 0, 0.0
         while first + done < size and passed < (least if done >= _SAMPLE else most):
             stop = min(first + done + SYSCALL_BYTES, size)
             passed += _read(fd, path, first + done, stop, block)

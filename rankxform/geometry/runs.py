@@ -72,4 +72,6 @@ def worth_picking(box: Box, shape: tuple[int, ...], item: int, call: float = CAL
     """
     _, run = next(contiguous_runs(box, shape))
     runs = box.size // run
+    if runs == 1:
+        return box.size < prod(shape)
     return (runs - 1) * call + box.size * item < prod(shape) * item

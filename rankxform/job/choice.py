@@ -4,7 +4,7 @@ a moment, where something depends on it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from rankxform.execution.files import Tick
@@ -76,22 +76,24 @@ def choose(
 ) -> tuple[Choice, list[float]]:
     """Return how files are read: as was asked for, or by what things cost, given or measured.
 
-    alone: what this process would do if it read all for itself. Also how fast each process reads,
-    in bytes a second, if that was measured. Collective; the same on every process.
+    shares: by process; others than the team's are those of one node. alone: what this process
+    would do, or some of them, if each read all for itself. Also how fast each process reads, in
+    bytes a second, if that was measured. Collective; the same on every process.
     """
     request, sight = conversion.request, conversion.sight
     choice = Choice.of(request.reading)
-    if request.reading != AUTO or request.shapes is not None:
-        return choice, []
-    exchanges = team.nodes.count > 1 and sight.is_full and _repeats(conversion, shares)
+    if request.reading != AUTO or (request.shapes is not None and request.costs is None):
+        return replace(choice, costs=request.costs), []
+    here = team.nodes.count > 1 and sight.is_full and len(shares) == team.size
+    exchanges = here and _repeats(conversion, shares)
     picks = any(team.gather(lambda: _depends_on_calls(alone)))
     if not exchanges and not picks:
-        return choice, []
+        return replace(choice, costs=request.costs), []
     speeds: list[float] = []
     costs = request.costs
     if costs is None:
         costs, speeds = measured(conversion, team, network=exchanges)
-    return Choice(costs.call_bytes, costs if exchanges else None), speeds
+    return Choice(costs.call_bytes, costs, weighed=exchanges), speeds
 
 
 def _depends_on_calls(alone: Sequence[Move]) -> bool:

@@ -26,14 +26,16 @@ def already_fits(request: Request, team: Team) -> bool:
     paths = conversion.shards.paths
     mine = [paths[rank] for rank in conversion.sight.dealt(paths)[team.rank]]
     alone = team.gather(lambda: all(len(files_beside(path)) == 1 for path in mine))
-    return all(alone) and team.share(lambda: fits(conversion) and _at_home(conversion, team.nodes))
+    nodes = team.nodes
+    return all(alone) and team.share(lambda: fits(conversion) and _at_home(conversion, nodes))
 
 
 def _at_home(conversion: Conversion, nodes: Nodes) -> bool:
-    """Tell whether each rank's file is where the rank will be, as the processes are dealt."""
+    """Tell whether each rank's file, which there is, is where the rank will be, as the processes
+    are dealt."""
     home = in_order(conversion.dst.ranks, nodes)
     seen = conversion.sight.seen
-    return all(rank in seen[home[rank]] for rank in conversion.shards.paths)
+    return all(rank in seen[node] for rank, node in home.items())
 
 
 def fits(conversion: Conversion) -> bool:

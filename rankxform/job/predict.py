@@ -40,4 +40,4 @@ def predict(conversion: Conversion, found: Simulation, choice: Choice, team: Tea
         load.seconds(replace(costs, read=speed.read, write=speed.write))
         for load, speed in zip(found.loads, speeds)
     ]
-    return Prediction(max(seconds), tuple(speeds))
+    return Prediction(max(*seconds, *found.network), tuple(speeds))

@@ -45,8 +45,7 @@ def on_paper(
     shares = share_seen(conversion.planner, conversion.ranks, _destination(conversion, node, nodes))
     costs, choice = request.costs or Costs(), Choice.of(request.reading)
     if request.reading == AUTO:
-        weighed = costs if nodes > 1 and sight.is_full else None
-        choice = replace(choice, call=costs.call_bytes, costs=weighed)
+        choice = Choice(costs.call_bytes, costs, weighed=nodes > 1 and sight.is_full)
     planner = conversion.planner
     trades = deal(demand(planner, shares, sight, choice), sight)
     planner.moves(shares[0])  # what a process keeps beside
@@ -61,17 +60,16 @@ def foreseen(conversion: Conversion, processes: int, team: Team) -> tuple[Simula
     """
     planner, sight = conversion.planner, conversion.sight
     with team.together():
-        own = conversion.shares(team.size)
-        alone = planner.moves(own[team.rank], None if sight.is_full else sight.of(team.rank))
-    choice, _ = choose(conversion, own, alone, team)
-    with team.together():
         shares = conversion.shares(processes)
         if processes != team.size:
             sight = Sight.full((0,) * processes, conversion.indexes)
+        mine = [portion for some in shares[team.rank :: team.size] for portion in some]
+        alone = planner.moves(mine, None if sight.is_full else sight.of(team.rank))
+    choice, _ = choose(conversion, shares, alone, team)
+    with team.together():
         trades = deal(demand(planner, shares, sight, choice), sight)
-        return simulate(
-            planner, shares, sight, trades, choice.costs or Costs(), choice.call
-        ), choice
+        costs = choice.costs or Costs()
+        return simulate(planner, shares, sight, trades, costs, choice.call), choice
     raise AssertionError("together() raises or returns")
 
 

@@ -57,13 +57,14 @@ class Costs:
 class Choice:
     """How source files are read; the same on all processes.
 
-    call: what a read of little costs, in bytes. costs: by which an exchange is weighed against
-    reading for oneself; None: only what a node does not see is exchanged. always: each byte is read
-    by one process for all.
+    call: what a read of little costs, in bytes. costs: what is known of what things cost. weighed:
+    an exchange is weighed by them against reading for oneself; else only what a node does not see
+    is exchanged. always: each byte is read by one process for all.
     """
 
     call: float = CALL_BYTES
     costs: Costs | None = None
+    weighed: bool = False
     always: bool = False
 
     @classmethod

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, hulls
 from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import CALL_BYTES, contiguous_runs, run_axis, worth_picking
+from rankxform.geometry.runs import CALL_BYTES, contiguous_runs, worth_picking
 from rankxform.layout.layout import Layout
 
 from .source import Parameter
@@ -178,12 +178,12 @@ def read_of(hull: Box, held: Box, item: int, call: float = CALL_BYTES) -> Read:
     if not hull.size:
         return Read(WHOLE, 0, 0)
     frame, nbytes = hull.relative_to(held), hull.size * item
-    if run_axis(frame, held.shape) <= 1:  # whole rows
+    runs = hull.size // next(contiguous_runs(frame, held.shape))[1]
+    if runs == 1:
         return Read(WHOLE, nbytes, pieces(nbytes))
     rows = (hull.shape[0], *held.shape[1:])
     frame = Box((0, *frame.start[1:]), (rows[0], *frame.stop[1:]))
     if worth_picking(frame, rows, item, call):
-        runs = hull.size // next(contiguous_runs(frame, rows))[1]
         return Read(RANGES, nbytes, max(runs, pieces(nbytes)))
     return Read(ROWS, prod(rows) * item, pieces(prod(rows) * item))
 

@@ -1,6 +1,6 @@
 """What each of any number of processes would have to do, worked out without one of them.
 
-Reads, letters and bytes follow from the plan; times follow from bandwidths that are given.
+Reads, letters and bytes follow from the plan; times follow from costs that are given.
 """
 
 from __future__ import annotations

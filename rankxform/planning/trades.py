@@ -124,11 +124,11 @@ def demand(
     """Return what is to be traded in a conversion in which process p serves ``shares[p]``.
 
     A process takes part as a receiver where it needs a file that it does not see; and, if the
-    `choice` knows costs, where an exchange is cheaper than that all nodes read a file that all of
+    `choice` weighs costs, where an exchange is cheaper than that all nodes read a file that all of
     them see. If it says always, each distinct byte is read by one process for all. Raises
     CheckpointError where nobody has what is needed.
     """
-    if len(shares) == 1 or (sight.is_full and not choice.always and choice.costs is None):
+    if len(shares) == 1 or (sight.is_full and not choice.always and not choice.weighed):
         return []
     return list(_drafts(planner, shares, sight, choice))
 
@@ -281,7 +281,7 @@ def _drafts(
                     if not held.get(cell):
                         planner.nobody(parameter, cell)
                 together = choice.always
-                if choice.costs and not together:
+                if choice.weighed and choice.costs and not together:
                     reading = reading_of(parameter, layout, served, sight.node, choice.call)
                     together = reading.exchanges(choice.costs, len(sight.node), len(sight.seen))
                 known[key] = _kind(served, needs, held, turn, sight, together)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -78,6 +79,14 @@ def test_what_fits_is_not_copied(place):
     assert "is cut as a.ckpt wants it; nothing is converted" in output
     assert {facts["LOAD_CHECKPOINT"] for *_, facts in told} == {str(place / "src")}
     assert not (place / "output").exists()
+
+
+def test_a_rank_beyond_the_strategy_does_not_matter(place):
+    (place / "src/rank_9").mkdir()
+    shutil.copy(place / "src/rank_0/checkpoint_0.ckpt", place / "src/rank_9/checkpoint_9.ckpt")
+    code, output, told = launch(place, None, "plain", dst="a.ckpt", options=["--allow-extra-ranks"])
+    assert code == 0 and len(told) == 1, output
+    assert "nothing is converted" in output
 
 
 def test_another_description_of_the_same_cut_fits(place):

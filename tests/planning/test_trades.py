@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from math import inf
 
 import pytest
 
+from rankxform.geometry.box import Box
 from rankxform.planning.costs import Choice, Costs, Side, reading_of
 from rankxform.planning.level import Dealer, level
-from rankxform.planning.moves import Portion
+from rankxform.planning.moves import Portion, Read, read_of
 from rankxform.planning.posts import posts
 from rankxform.planning.sharing import share, share_seen
 from rankxform.planning.sight import Sight
@@ -190,7 +192,10 @@ def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
     sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
     shares = [[Portion(rank, 0, 1)] for rank in range(4)]
     costs = Costs(read=storage / 4, network=network)
-    assert bool(deal(demand(plan, shares, sight, Choice(costs=costs)), sight)) == exchanged
+    assert (
+        bool(deal(demand(plan, shares, sight, Choice(costs=costs, weighed=True)), sight))
+        == exchanged
+    )
 
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
@@ -217,3 +222,11 @@ def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
         assert (load.passed, load.letters, load.slices) == (0, 1, 1)
     assert found.network == (half / 2 / 1e2,) * 2
     assert found.total == max(*found.network, *found.seconds)
+
+
+def test_one_run_is_read_in_one_piece_whatever_was_asked_for():
+    hull, held = Box((0, 2, 0), (1, 4, 4096)), Box((0, 0, 0), (1, 8, 4096))
+    for call in (0.0, 6e4, inf):
+        assert read_of(hull, held, 4, call) == Read("whole", 4 * hull.size, 1)
+    rows = Box((0, 2, 0), (2, 4, 4096)), Box((0, 0, 0), (2, 8, 4096))
+    assert [read_of(*rows, 4, call).way for call in (0.0, inf)] == ["ranges", "rows"]
