@@ -212,8 +212,8 @@ class _Crew:
             flight.receipts = [mail.receive(of, room) for of, room in letters.receipts]
             flight.passed = [mail.receive(of, room, PASSED_ON) for of, room in letters.passed]
         name, readers = move.parameter.name, move.readers
-        for cell, start, step, room in band.loads:
-            self._sources.read(readers[cell], name, start + turn * step, room)
+        for cell, start, step, room, picked in band.loads:
+            self._sources.read(readers[cell], name, start + turn * step, room, picked)
         read = perf_counter()
         self.seconds["read"] += read - began
         if letters and mail:

@@ -101,10 +101,13 @@ def range_reader(fd: int, path: Path) -> ReadAt:
 
 
 class Descriptors:
-    """Open files by path, the least recently used closed when there are too many."""
+    """Open files by path, the least recently used closed when there are too many.
 
-    def __init__(self, flags: int) -> None:
-        self._flags = flags | os.O_CLOEXEC
+    advice: how they will be read, one of POSIX_FADV_*.
+    """
+
+    def __init__(self, flags: int, advice: int = os.POSIX_FADV_NORMAL) -> None:
+        self._flags, self._advice = flags | os.O_CLOEXEC, advice
         self._open: OrderedDict[Path, int] = OrderedDict()
         self._most = max(16, _descriptor_limit() // 4)
 
@@ -120,6 +123,8 @@ class Descriptors:
             fd = os.open(path, self._flags)
         except OSError as error:
             raise StorageError.of(error, path, "open") from error
+        if self._advice:
+            advise(fd, self._advice)
         self._open[path] = fd
         return fd
 
@@ -198,12 +203,18 @@ def write_from(fd: int, path: Path, offset: int, *sources: Buffer) -> None:
 
 
 def start_writing(fd: int, offset: int, nbytes: int) -> None:
-    """Ask the kernel to begin writing a range to the device; a hint, so errors do not matter.
+    """Ask the kernel to begin writing a range to the device.
 
     "Don't need" starts the writing of what is dirty, and drops nothing of it.
     """
+    advise(fd, os.POSIX_FADV_DONTNEED, max(0, offset), nbytes)
+
+
+def advise(fd: int, advice: int, offset: int = 0, nbytes: int = 0) -> None:
+    """Tell the kernel what will be done with a range, or, of 0 bytes, with all from `offset` on;
+    a hint, so errors do not matter."""
     with suppress(OSError):
-        os.posix_fadvise(fd, max(0, offset), nbytes, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(fd, offset, nbytes, advice)
 
 
 def create(path: Path) -> None:

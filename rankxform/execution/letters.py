@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.geometry.bands import Bands, Rows, bands
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import CALL_BYTES
 from rankxform.planning.posts import Piece, Posts, posts
 from rankxform.planning.trades import Trade, Traded, paced
 
 from .files import Buffer
 from .fingerprint import SEAL_BYTES
-from .recipes import ALIGN, Band, Held, Letters, Recipe, views
+from .recipes import ALIGN, Band, Held, Letters, Load, Recipe, views
 
 if TYPE_CHECKING:
     from .recipes import Copies
@@ -107,7 +106,7 @@ class TradeRecipe(Recipe):
 
     def _work(self, alike: Bands) -> Band:
         band = alike.first
-        loads: list[tuple[Cell, int, int, Buffer]] = []
+        loads: list[Load] = []
         held: dict[Any, Held] = {
             cell: self._load(cell, need, alike, loads) for cell, need in self._sources.over(band)
         }

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -69,12 +69,21 @@ class Letters:
     passed: Sequence[tuple[int, Buffer]]
 
 
+class Load(NamedTuple):
+    """What is read of source `cell` from content byte `start` on, `step` bytes further with every
+    band, into `room` in the arena; `picked` out of rows that are not wanted whole."""
+
+    cell: Cell
+    start: int
+    step: int
+    room: Buffer
+    picked: bool
+
+
 @dataclass(frozen=True)
 class Band:
     """What is done for one band of a parameter, and `count` - 1 times more further on.
 
-    loads: (source cell, first content byte, bytes from there to the next band's, where in the
-    arena to put it).
     stores: (destination cell, first content byte, bytes to the next band's, what of the arena to
     write, and the copies that put it together: view of the arena to write, view to read). All are
     put together in the same place, one after the other, which so stays in the cache.
@@ -85,7 +94,7 @@ class Band:
     """
 
     count: int
-    loads: Sequence[tuple[Cell, int, int, Buffer]]
+    loads: Sequence[Load]
     stores: Sequence[tuple[Cell, int, int, Buffer, Sequence[Copies]]]
     sources: Sequence[Source] = ()
     regions: Sequence[Region] = ()
@@ -175,7 +184,7 @@ class Recipe:
 
     def _work(self, alike: Bands) -> Band:
         band = alike.first
-        loads: list[tuple[Cell, int, int, Buffer]] = []
+        loads: list[Load] = []
         loaded = {
             cell: self._load(cell, need, alike, loads) for cell, need in self._sources.over(band)
         }
@@ -184,7 +193,7 @@ class Recipe:
     def _finished(
         self,
         alike: Bands,
-        loads: Sequence[tuple[Cell, int, int, Buffer]],
+        loads: Sequence[Load],
         loaded: Mapping[Any, Held],
         letters: Letters | None,
     ) -> Band:
@@ -221,9 +230,7 @@ class Recipe:
             self._rows[cell] = Rows(self._copies[cell])
         return self._rows[cell]
 
-    def _load(
-        self, cell: Cell, need: Box, alike: Bands, loads: list[tuple[Cell, int, int, Buffer]]
-    ) -> Held:
+    def _load(self, cell: Cell, need: Box, alike: Bands, loads: list[Load]) -> Held:
         """Plan to read what is wanted of a band from source `cell`; return where it will be."""
         box, band = self._held[cell], alike.first
         step = self._step(alike, box)
@@ -232,13 +239,13 @@ class Recipe:
         frame, start = need.relative_to(mine), offset(mine, box, self._item)
         if need == mine or not worth_picking(frame, mine.shape, self._item, self._call):
             data = self._take(mine.size)
-            loads.append((cell, start, step, data.data))
+            loads.append(Load(cell, start, step, data.data, False))
             return Held(mine, data)
         data, done = self._take(need.size), 0
         for first, count in contiguous_runs(frame, mine.shape):
             nbytes = count * self._item
             room = data[done : done + nbytes].data
-            loads.append((cell, start + first * self._item, step, room))
+            loads.append(Load(cell, start + first * self._item, step, room, True))
             done += nbytes
         return Held(need, data)
 

@@ -20,17 +20,24 @@ class Sources:
 
     def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
         self._paths, self._indexes = paths, indexes
-        self._descriptors = Descriptors(os.O_RDONLY)
-        self._checked: set[int] = set()
+        self._descriptors = {
+            False: Descriptors(os.O_RDONLY),
+            True: Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM),
+        }
+        self._checked: set[tuple[int, bool]] = set()
         self.nbytes = 0
 
-    def read(self, rank: int, name: str, start: int, room: Buffer) -> None:
-        """Fill `room` with the content of rank's `name` from content byte `start` on."""
+    def read(self, rank: int, name: str, start: int, room: Buffer, picked: bool = False) -> None:
+        """Fill `room` with the content of rank's `name` from content byte `start` on.
+
+        What is `picked` out of bytes that nobody wants is read through a descriptor of its own,
+        on which the system reads nothing ahead.
+        """
         path, index = self._paths[rank], self._indexes[rank]
-        fd = self._descriptors.get(path)
-        if rank not in self._checked:
+        fd = self._descriptors[picked].get(path)
+        if (rank, picked) not in self._checked:
             check_unchanged(path, status_of(fd, path), index)
-            self._checked.add(rank)
+            self._checked.add((rank, picked))
         done = 0
         for span in locate(index.spans(name), start, len(room)):
             read_into(fd, path, span.offset, room[done : done + span.nbytes])
@@ -41,7 +48,8 @@ class Sources:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._descriptors.close()
+        for descriptors in self._descriptors.values():
+            descriptors.close()
 
 
 def check_unchanged(path: Path, status: os.stat_result, index: Index) -> None:

@@ -12,6 +12,7 @@ from time import perf_counter
 from .files import (
     SYSCALL_BYTES,
     Buffer,
+    advise,
     create,
     existing,
     fsync,
@@ -26,7 +27,7 @@ from .files import (
 PROBE_BYTES = 64 << 20
 """Most bytes that are read and written to predict how long something takes."""
 
-_RUN, _RUNS, _STRIDE = 64 << 10, 16, 4
+_RUN, _RUNS, _STRIDE = 128 << 10, 16, 4
 _BESIDE = 1.3e-6
 """Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
 
@@ -44,16 +45,14 @@ class Speed:
 
 
 def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05) -> Speed:
-    """Read a few runs in a file, and then a little in a row, from `part` of it on: 16 MiB, but
-    from `least` to `most` seconds if that is faster or slower.
-
-    What a run takes beside its bytes is waiting, and what the system reads ahead for nothing; that
-    shows in the later half of the runs, when it stands in their way. The runs lie close together,
-    for what is in the page cache here and there makes the system read less ahead.
+    """Read a few runs in a file, as they are read where they are wanted, and then a little in a
+    row, from `part` of it on: 16 MiB, but from `least` to `most` seconds if that is faster or
+    slower. What a run takes beside its bytes is waiting.
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     with opened(path) as (fd, status):
         size = status.st_size
+        advise(fd, os.POSIX_FADV_RANDOM)
         run = min(_RUN, size // (_RUNS * _STRIDE))
         span = run * _RUNS * _STRIDE
         behind = int((1 - part) * (size - span))  # from the other end than what is read in a row
@@ -61,14 +60,14 @@ def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05
         runs: list[float] = []
         while sum(runs) < most and (at := next(places, None)) is not None:
             runs.append(_read(fd, path, at, at + run, block))
+        advise(fd, os.POSIX_FADV_NORMAL)
         first, done, passed = int(part * max(0, size - _SAMPLE)), 0, 0.0
         while first + done < size and passed < (least if done >= _SAMPLE else most):
             stop = min(first + done + SYSCALL_BYTES, size)
             passed += _read(fd, path, first + done, stop, block)
             done = stop - first
     read = max(1, done) / max(passed, 1e-9)
-    later = runs[len(runs) // 2 :] or [0.0]
-    return Speed(read, call=max(0.0, median(later) - run / read) + _BESIDE)
+    return Speed(read, call=max(0.0, median(runs or [0.0]) - run / read) + _BESIDE)
 
 
 def reading(path: Path) -> float:

@@ -84,16 +84,18 @@ ROW, COLUMN = [0, -1], [-1, 0]
 NAMES = ("w0", "w1", "w2", "w3")
 
 
-def big(src, dst, src_ranks=6, dst_ranks=6):
+def big(src, dst, shape=(1536, 2304)):
     """Return a case of 4 parameters of 14 MB: `src` and `dst` are (device matrix, tensor map)."""
     return Case(
-        dict.fromkeys(NAMES, ((1536, 2304), "Float32")),
+        dict.fromkeys(NAMES, (shape, "Float32")),
         [dict.fromkeys(NAMES, (*src, 0, 0))],
         [dict.fromkeys(NAMES, (*dst, 0, 0))],
     )
 
 
 TOTAL = 4 * 1536 * 2304 * 4
+LONG = (24, 147456)
+"""A shape of the same size, of whose rows every node of 3 wants 196 KiB."""
 
 # What is crossed by hand: 3 hosts, the source's ranks in runs on them, the destination's too.
 PLACEMENTS = {
@@ -303,11 +305,16 @@ def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, c
         assert remote <= crossed <= 1.05 * remote + 1.5e6
 
 
-@pytest.mark.parametrize("reading", ["auto", "exchange"])
-def test_a_network_file_system_is_asked_for_each_byte_once(reading, clean):
-    """Rows become columns, read from and written to one more host that serves its disk to all."""
+@pytest.mark.parametrize(
+    ("reading", "shape"), [("auto", ()), ("exchange", ()), ("ranges", (LONG,))]
+)
+def test_a_network_file_system_is_asked_for_each_byte_once(reading, shape, clean):
+    """Rows become columns, read from and written to one more host that serves its disk to all.
+
+    Ranges that lie this far apart are the hardest: the system would read as much again ahead.
+    """
     require("sshfs", SFTP)
-    case = big(([6], ROW), ([6], COLUMN))
+    case = big(([6], ROW), ([6], COLUMN), *shape)
     options = [*spread(clean, case), "--reading", reading]
     with clean.storage("400mbit"):
         disk = clean.disk("storage")
