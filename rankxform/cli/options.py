@@ -17,7 +17,7 @@ from rankxform.transport import Team
 from .stopping import parse_time
 from .units import number_ranges, parse_moment, parse_size
 
-MOMENTS = ("call", "letter")
+MOMENTS, SHARE = ("call", "letter"), "overlap"
 """What of `Costs` is in seconds."""
 
 
@@ -169,9 +169,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         type=_costs,
         metavar="WHAT=VALUE,..",
         help="bytes a second that a process reads and writes, a node sends, and a process copies "
-        "in memory, and seconds for a read of little and a letter, such as read=1G,write=1G,"
-        "network=10G,copy=5G,call=100us,letter=30us (default: measured; if some are given, about "
-        "these for the others)",
+        "in memory; seconds for a read of little and a letter; how much of the shorter of reading "
+        "and sending the longer hides; such as read=1G,write=1G,network=10G,copy=5G,call=100us,"
+        "letter=30us,overlap=1 (default: measured; if some are given, these for the others)",
     )
     out.add_argument(
         "--reading",
@@ -230,8 +230,9 @@ def _costs(text: str) -> Costs:
         name, equals, value = one.partition("=")
         if name not in known or name in given or not equals:
             raise argparse.ArgumentTypeError(f"{one!r}: one =VALUE each of {', '.join(known)}")
-        given[name] = _moment(value) if name in MOMENTS else float(_size(value))
-        if not given[name]:
+        parse = _share if name == SHARE else _moment if name in MOMENTS else _size
+        given[name] = parse(value)
+        if not given[name] and name != SHARE:
             raise argparse.ArgumentTypeError(f"{one!r}: more than nothing is wanted")
     return Costs(**given)
 
@@ -241,6 +242,16 @@ def _moment(text: str) -> float:
         return parse_moment(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: a time such as 100us is wanted") from None
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to 1 is wanted")
+    return share
 
 
 def _time(text: str) -> float:

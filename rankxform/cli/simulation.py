@@ -9,7 +9,7 @@ from rankxform import job
 from rankxform.planning.costs import Costs
 from rankxform.planning.simulate import Simulation, spread_of
 
-from .options import MOMENTS
+from .options import MOMENTS, SHARE
 from .planned import ways, ways_table
 from .report import as_json, opening
 from .units import seconds, size, table
@@ -71,10 +71,7 @@ def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
         rows.append((_NAMES[name], show(least), show(mean), show(largest), times, show(total)))
     slowest = max(facts["seconds_of_processes"])
     network = max(facts["seconds_of_networks"])
-    given = ", ".join(
-        f"{name} {seconds(value) if name in MOMENTS else size(value) + '/s'}"
-        for name, value in facts["costs"].items()
-    )
+    given = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
     lines = [
         opening(conversion, facts["processes"]),
         f"on           {facts['nodes']:,} nodes; source {facts['src_placement']}, destination "
@@ -92,3 +89,9 @@ def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
         "without MPI's own",
     ]
     return "\n".join([*lines, *(f"note: {notice}" for notice in conversion.notices)])
+
+
+def _cost(name: str, value: float) -> str:
+    if name == SHARE:
+        return f"{value:.0%}"
+    return seconds(value) if name in MOMENTS else f"{size(value)}/s"

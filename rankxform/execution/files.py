@@ -141,6 +141,11 @@ class Descriptors:
             raise failures[0]
 
 
+def picking() -> Descriptors:
+    """Return files to pick ranges out of, of which the system reads nothing ahead."""
+    return Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
+
+
 def _descriptor_limit() -> int:
     """Raise the soft limit of open files to the hard one, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError
 from rankxform.formats.index import Index, locate
 
-from .files import Buffer, Descriptors, read_into, status_of
+from .files import Buffer, Descriptors, picking, read_into, status_of
 
 
 class Sources:
@@ -20,10 +20,7 @@ class Sources:
 
     def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
         self._paths, self._indexes = paths, indexes
-        self._descriptors = {
-            False: Descriptors(os.O_RDONLY),
-            True: Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM),
-        }
+        self._descriptors = {False: Descriptors(os.O_RDONLY), True: picking()}
         self._checked: set[tuple[int, bool]] = set()
         self.nbytes = 0
 

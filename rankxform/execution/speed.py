@@ -12,15 +12,16 @@ from time import perf_counter
 from .files import (
     SYSCALL_BYTES,
     Buffer,
-    advise,
+    Descriptors,
     create,
     existing,
     fsync,
-    opened,
     opened_to_write,
+    picking,
     read_into,
     remove,
     start_writing,
+    status_of,
     write_from,
 )
 
@@ -44,40 +45,64 @@ class Speed:
     call: float = 0.0
 
 
-def sample(path: Path, part: float = 0.0, least: float = 0.0, most: float = 0.05) -> Speed:
-    """Read a few runs in a file, as they are read where they are wanted, and then a little in a
-    row, from `part` of it on: 16 MiB, but from `least` to `most` seconds if that is faster or
-    slower. What a run takes beside its bytes is waiting.
-    """
-    block = memoryview(bytearray(SYSCALL_BYTES))
-    with opened(path) as (fd, status):
-        size = status.st_size
-        advise(fd, os.POSIX_FADV_RANDOM)
+class Sample:
+    """Reads a little of a file, from `part` of it on, to see how fast that is."""
+
+    def __init__(self, path: Path, part: float = 0.0) -> None:
+        self._path, self._part = path, part
+        self._row, self._picks = Descriptors(os.O_RDONLY), picking()
+        self._block = memoryview(bytearray(SYSCALL_BYTES))
+        self._next = 0
+
+    def speed(self, least: float = 0.0, most: float = 0.05) -> Speed:
+        """Read a few runs, and then a little in a row: 16 MiB, but from `least` to `most` seconds
+        if that is faster or slower. What a run takes beside its bytes is waiting."""
+        fd, size = self._picks.get(self._path), self.size
         run = min(_RUN, size // (_RUNS * _STRIDE))
         span = run * _RUNS * _STRIDE
-        behind = int((1 - part) * (size - span))  # from the other end than what is read in a row
+        behind = int((1 - self._part) * (size - span))  # from the other end than the row
         places = iter(range(behind, behind + span, run * _STRIDE) if run else ())
         runs: list[float] = []
         while sum(runs) < most and (at := next(places, None)) is not None:
-            runs.append(_read(fd, path, at, at + run, block))
-        advise(fd, os.POSIX_FADV_NORMAL)
-        first, done, passed = int(part * max(0, size - _SAMPLE)), 0, 0.0
-        while first + done < size and passed < (least if done >= _SAMPLE else most):
-            stop = min(first + done + SYSCALL_BYTES, size)
-            passed += _read(fd, path, first + done, stop, block)
-            done = stop - first
-    read = max(1, done) / max(passed, 1e-9)
-    return Speed(read, call=max(0.0, median(runs or [0.0]) - run / read) + _BESIDE)
+            runs.append(_read(fd, self._path, at, at + run, self._block))
+        first = self._next = int(self._part * max(0, size - _SAMPLE))
+        passed = 0.0
+        while self._next < size and passed < (least if self._next - first >= _SAMPLE else most):
+            passed += self.more(min(SYSCALL_BYTES, size - self._next))
+        read = max(1, self._next - first) / max(passed, 1e-9)
+        return Speed(read, call=max(0.0, median(runs or [0.0]) - run / read) + _BESIDE)
+
+    def more(self, nbytes: int) -> float:
+        """Read so much more in a row, and from the start again if the file ends; return the
+        seconds that took."""
+        fd, size = self._row.get(self._path), self.size
+        done, passed = 0, 0.0
+        while done < nbytes and size:
+            first = self._next % size
+            last = min(first + SYSCALL_BYTES, first + nbytes - done, size)
+            passed += _read(fd, self._path, first, last, self._block)
+            done += last - first
+            self._next = last
+        return passed
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return status_of(self._row.get(self._path), self._path).st_size
+
+    def __enter__(self) -> Sample:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._row.close()
+        self._picks.close()
 
 
 def reading(path: Path) -> float:
     """Read from the start of a file; return bytes a second."""
-    block = memoryview(bytearray(SYSCALL_BYTES))
-    with opened(path) as (fd, status):
-        size = min(PROBE_BYTES, status.st_size)
-        steps = range(0, size, SYSCALL_BYTES)
-        passed = sum(_read(fd, path, at, min(at + SYSCALL_BYTES, size), block) for at in steps)
-    return max(1, size) / max(passed, 1e-9)
+    with Sample(path) as sample:
+        nbytes = min(PROBE_BYTES, sample.size)
+        return max(1, nbytes) / max(sample.more(nbytes), 1e-9)
 
 
 def reading_for(path: Path, seconds: float) -> float:
@@ -85,14 +110,10 @@ def reading_for(path: Path, seconds: float) -> float:
 
     A process that gets the processor for a part of the time only is told by nothing shorter.
     """
-    block = memoryview(bytearray(SYSCALL_BYTES))
     done, began, passed = 0, perf_counter(), 0.0
-    with opened(path) as (fd, status):
-        while passed < seconds and status.st_size:
-            first = done % status.st_size
-            last = min(first + SYSCALL_BYTES, status.st_size)
-            _read(fd, path, first, last, block)
-            done += last - first
+    with Sample(path) as sample:
+        while passed < seconds and sample.more(SYSCALL_BYTES):
+            done += SYSCALL_BYTES
             passed = perf_counter() - began
     return max(1, done) / max(passed, 1e-9)
 

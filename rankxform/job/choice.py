@@ -4,13 +4,14 @@ a moment, where something depends on it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 from rankxform.execution.files import Tick
 from rankxform.execution.headers import SAFETENSORS
 from rankxform.execution.output import safetensors_order
-from rankxform.execution.speed import Speed, copying, reading_for, sample
+from rankxform.execution.speed import Sample, copying, reading_for
 from rankxform.planning.costs import AUTO, Choice, Costs
 from rankxform.planning.moves import Move, Portion, bytes_to_read
 from rankxform.planning.source import Parameter
@@ -30,7 +31,8 @@ _READING_SECONDS = 0.12
 _NOISE = 1.5
 _TOGETHER = 0.05, 0.3
 """Seconds to read, at least and at most, so that what several nodes share is seen to be shared."""
-_LETTER, _ROUNDS = 2 << 20, 4
+_BOTH_SECONDS = 0.1
+_LETTER, _BAND, _ROUNDS = 2 << 20, 256 << 10, 4
 
 
 @dataclass(frozen=True)
@@ -128,50 +130,59 @@ def measured(
 ) -> tuple[Costs, list[float]]:
     """Read a little on every process, and, with `network`, send and copy a little. Collective.
 
-    Also how fast each process reads, in bytes a second; 0 if it sees no file.
+    With `network`, all processes must see all of the source. Also how fast each process reads, in
+    bytes a second; 0 if it sees no file.
     """
     own = sorted(conversion.sight.of(team.rank))
     place = team.rank * len(own) / team.size  # so that no two read the same
+    path = conversion.shards.paths[own[int(place)]] if own else None
     with team.together():
         pass  # so that all read at the same time
+    with Sample(path, place % 1) if path else nullcontext() as sample:
+        found = team.gather(
+            lambda: sample.speed(*(_TOGETHER if network else ())) if sample else None
+        )
+        known = [one for one in found if one is not None]
+        speeds = [one.read if one else 0.0 for one in found]
+        read, call = sum(speeds) / len(known), sum(one.call for one in known) / len(known)
+        if not network:
+            return Costs(read, call=call), speeds
+        assert sample is not None
+        copy = min(team.gather(copying))
+        costs = _network(Costs(read, copy=copy, call=call), sample, team)
+    return costs, speeds
 
-    def look() -> Speed | None:
-        path = conversion.shards.paths[own[int(place)]] if own else None
-        return sample(path, place % 1, *(_TOGETHER if network else ())) if path else None
 
-    found = team.gather(look)
-    known = [one for one in found if one is not None]
-    speeds = [one.read if one else 0.0 for one in found]
-    read, call = sum(speeds) / len(known), sum(one.call for one in known) / len(known)
-    if not network:
-        return Costs(read, call=call), speeds
-    copy = min(team.gather(copying))
-    speed, letter = _network(team)
-    return Costs(read, network=speed, copy=copy, call=call, letter=letter), speeds
-
-
-def _network(team: Team) -> tuple[float, float]:
-    """Return the bytes a second that every node sends to the next while it receives, and the
-    seconds that a letter takes which is nearly empty."""
+def _network(costs: Costs, sample: Sample, team: Team) -> Costs:
+    """Measure what every node sends to the next while it receives, what a letter takes which is
+    nearly empty, and how much of that reading goes on beside. Collective."""
     nodes = team.nodes
     speaks, node = nodes.speaks(team.rank), nodes.of[team.rank]
     mail = team.mail()
     after = nodes.processes[(node + 1) % nodes.count][0]
     before = nodes.processes[node - 1][0]
 
-    def exchange(nbytes: int, tick: Tick) -> float:
-        """Return the mean seconds of some rounds; the first one, which connects, is not timed."""
+    def exchange(nbytes: int, tick: Tick, beside: int = 0, rounds: int = _ROUNDS) -> float:
+        """Return the mean seconds of some rounds, in each of which `beside` bytes are read too; one
+        more comes first, to connect, unless something is read."""
         out, room = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
         began = 0.0
-        for number in range(1 + _ROUNDS):
-            began = perf_counter() if number == 1 else began
-            requests = [mail.receive(before, room), mail.send(after, out)]
+        for number in range(0 if beside else -1, rounds):
+            began = began if number > 0 else perf_counter()
+            requests = [mail.receive(before, room), mail.send(after, out)] if speaks else []
+            for _ in range(0, beside, _BAND):
+                sample.more(_BAND)
+                mail.poke()
             mail.settle(requests, tick)
-        return (perf_counter() - began) / _ROUNDS
+        return (perf_counter() - began) / rounds
 
-    def both(tick: Tick) -> tuple[float, float] | None:
-        return (exchange(_LETTER, tick), exchange(1, tick)) if speaks else None
+    def letters(tick: Tick) -> tuple[float, float]:
+        return exchange(_LETTER, tick), exchange(1, tick)
 
-    found = [one for one in team.gather_work(both) if one]
-    full, empty = (max(some) for some in zip(*found))
-    return _LETTER / full, empty
+    full, empty = (max(some) for some in zip(*team.gather_work(letters)))
+    costs = replace(costs, network=_LETTER / full, letter=empty)
+    reading = _LETTER / costs.read
+    rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (reading + full))))
+    both = max(team.gather_work(lambda tick: exchange(_LETTER, tick, _LETTER, rounds)))
+    hidden = (reading + full - both) / min(reading, full)
+    return replace(costs, overlap=min(1.0, max(0.0, hidden)))

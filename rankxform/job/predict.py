@@ -40,4 +40,4 @@ def predict(conversion: Conversion, found: Simulation, choice: Choice, team: Tea
         load.seconds(replace(costs, read=speed.read, write=speed.write))
         for load, speed in zip(found.loads, speeds)
     ]
-    return Prediction(max(*seconds, *found.network), tuple(speeds))
+    return Prediction(costs.together(max(seconds), max(found.network)), tuple(speeds))

@@ -37,7 +37,8 @@ class Costs:
 
     read, write: of one process, while all are at work; network: out of one node, and into it; copy:
     in memory, by one process. call: what a process waits for a read of little; letter: for one
-    that is sent.
+    that is sent. overlap: of reading and sending, which part of the shorter the longer hides;
+    little where one link, or too few cores, carry both.
     """
 
     read: float = 1e9
@@ -46,11 +47,16 @@ class Costs:
     copy: float = 5e9
     call: float = 100e-6
     letter: float = 30e-6
+    overlap: float = 1.0
 
     @property
     def call_bytes(self) -> float:
         """Bytes that could be read in the time a read of little takes."""
         return max(_LEAST_CALL, self.call * self.read)
+
+    def together(self, reading: float, sending: float) -> float:
+        """Return the seconds of both, of which each takes so long by itself."""
+        return max(reading, sending) + (1 - self.overlap) * min(reading, sending)
 
 
 @dataclass(frozen=True)
@@ -103,19 +109,15 @@ class Reading:
         )
 
     def exchanges(self, costs: Costs, processes: int, nodes: int) -> bool:
-        """Tell whether it is cheaper to exchange.
-
-        Reading and sending go on at the same time; but what is read may come in over the links by
-        which letters come too.
-        """
+        """Tell whether it is cheaper to exchange."""
 
         def reading(side: Side) -> float:
             return (side.nbytes / costs.read + side.calls * costs.call) / processes
 
-        moved = self.once.nbytes + self.crossing.nbytes
-        work = 2 * moved / costs.copy + self.crossing.calls * costs.letter
-        together = max(reading(self.once), moved / (costs.network * nodes)) + work / processes
-        return together < _GAIN * reading(self.each)
+        sending = self.crossing.nbytes / (costs.network * nodes)
+        copied = 2 * (self.once.nbytes + self.crossing.nbytes)
+        work = (copied / costs.copy + self.crossing.calls * costs.letter) / processes
+        return costs.together(reading(self.once), sending) + work < _GAIN * reading(self.each)
 
 
 def reading_of(

@@ -71,19 +71,20 @@ class Way:
 @dataclass(frozen=True)
 class Simulation:
     """loads: of each process; seconds: each would take by itself; network: each node's, to send or
-    receive all that it must; ways: how files are read, by the name of the way; memory: most bytes
-    that a process takes, where that is known."""
+    receive all that it must; ways: how files are read, by the name of the way; costs: what was
+    reckoned with; memory: most bytes that a process takes, where that is known."""
 
     loads: tuple[Load, ...]
     seconds: tuple[float, ...]
     network: tuple[float, ...]
     ways: Mapping[str, Way]
+    costs: Costs
     memory: int = 0
 
     @property
     def total(self) -> float:
         """The seconds from the finished plan to the last file: letters travel while others work."""
-        return max(*self.seconds, *self.network)
+        return self.costs.together(max(self.seconds), max(self.network))
 
 
 def simulate(
@@ -123,6 +124,7 @@ def simulate(
         tuple(load.seconds(costs) for load in loads),
         tuple(max(a, b) / costs.network for a, b in zip(network, arriving)),
         {name: way for name, way in ways.items() if way.names},
+        costs,
     )
 
 

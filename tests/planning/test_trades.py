@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from rankxform.geometry.box import Box
-from rankxform.planning.costs import Choice, Costs, Side, reading_of
+from rankxform.planning.costs import Choice, Costs, Reading, Side, reading_of
 from rankxform.planning.level import Dealer, level
 from rankxform.planning.moves import Portion, Read, read_of
 from rankxform.planning.posts import posts
@@ -196,6 +196,15 @@ def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
         bool(deal(demand(plan, shares, sight, Choice(costs=costs, weighed=True)), sight))
         == exchanged
     )
+
+
+@pytest.mark.parametrize(("overlap", "exchanged"), [(1.0, True), (0.0, False)])
+def test_sending_counts_where_it_does_not_go_on_beside_reading(overlap, exchanged):
+    """Two nodes read 2 s each for themselves; or 1 s and then send for 1 s."""
+    found = Reading(each=Side(4000, 4), once=Side(2000, 2), crossing=Side(2000, 2))
+    costs = Costs(read=1e3, network=1e3, copy=1e9, call=0.0, letter=0.0, overlap=overlap)
+    assert costs.together(1.0, 0.5) == 1.5 - 0.5 * overlap
+    assert found.exchanges(costs, 2, 2) == exchanged
 
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
