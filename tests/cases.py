@@ -118,6 +118,20 @@ def random_case(
     return case
 
 
+def unevenly_cut(case, seed):
+    """Return `case` with every second parameter cut into rows of any number, none too, by rank."""
+    rng = random.Random(seed)
+    for stage in [*(case.src or ()), *(case.dst or ())]:
+        for name, (device_matrix, *_) in stage.items():
+            rows, *others = case.params[name][0]
+            if rng.random() < 0.5:
+                ranks = int(np.prod(device_matrix))
+                ends = sorted(rng.choices(range(rows + 1), k=ranks - 1))
+                parts = np.diff([0, *ends, rows]).tolist()
+                stage[name] = ([ranks], [0, *(-1 for _ in others)], 0, 0, parts)
+    return case
+
+
 def _strategy(params, names, stages, size, rng, mindspore_agrees, nested):
     order = list(names)
     rng.shuffle(order)

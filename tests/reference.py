@@ -1,8 +1,9 @@
 """A slow second truth: cuts, strategy files and checkpoints, written without the package.
 
 Nothing here imports rankxform. A layout is ``(device_matrix, tensor_map, step, size)``, the
-tensor map with -1 for an uncut axis and a list for one cut by several device axes. A strategy is
-a list of stages, each ``{name: layout}``. A parameter is ``(shape, dtype)``.
+tensor map with -1 for an uncut axis and a list for one cut by several device axes; a fifth item is
+the rows of each part of axis 0, if they are not equal. A strategy is a list of stages, each
+``{name: layout}``. A parameter is ``(shape, dtype)``.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ def axes_of(entry):
 
 def cut(full, layout, rank):
     """Return what stage-local `rank` holds of the array `full`, by splitting axis after axis."""
-    device_matrix, tensor_map, step, size = layout
+    device_matrix, tensor_map, step, size, *rows = layout
     ranks = int(np.prod(device_matrix))
     rank %= ranks
     part = full
+    if rows:
+        at = len(device_matrix) - 1 - axes_of(tensor_map[0])[0]
+        return np.split(part, np.cumsum(rows[0])[:-1])[coordinates(rank, device_matrix)[at]]
     for axis, entry in enumerate(tensor_map):
         for device_axis in axes_of(entry):
             at = len(device_matrix) - 1 - device_axis
@@ -52,7 +56,7 @@ def cut(full, layout, rank):
 
 
 def _place(rank, layout):
-    device_matrix, tensor_map, _, _ = layout
+    device_matrix, tensor_map, *_ = layout
     where = coordinates(rank, device_matrix)
     used = [a for entry in tensor_map for a in axes_of(entry)]
     return [where[len(device_matrix) - 1 - a] for a in used]
@@ -104,14 +108,16 @@ def dims(numbers):
 
 
 def proto_layout(layout):
-    device_matrix, tensor_map, step, size = layout
+    device_matrix, tensor_map, step, size, *rows = layout
     if any(isinstance(entry, list) for entry in tensor_map):
         maps = [entry if isinstance(entry, list) else [entry] for entry in tensor_map]
         maps += [[]] if len(maps) == 1 else []
     else:
         maps = [tensor_map]
     parts = [field(1, dims(device_matrix)), *(field(2, dims(m)) for m in maps)]
-    parts += [field(3, b""), field(4, b""), field(5, 0), field(6, step), field(7, size)]
+    starts = np.cumsum([0, *rows[0][:-1]]) if rows else []
+    parts += [field(3, dims(rows[0] if rows else [])), field(4, dims(starts))]
+    parts += [field(5, 0), field(6, step), field(7, size)]
     return b"".join(parts)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import rankxform
 from tests import reference
-from tests.cases import random_case
+from tests.cases import random_case, unevenly_cut
 
 
 def convert(case, tmp, kind="ckpt", strategy="files", make=reference.full_tensor, **options):
@@ -35,6 +35,13 @@ def test_any_strategy_to_any_other(seed, tmp_path):
     case = random_case(seed, mindspore_agrees=False)
     memory = (1 << 20, 64 << 20)[seed % 2]
     assert convert(case, tmp_path, ("ckpt", "safetensors")[seed % 2], memory=memory)[0] == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_need_not_be_equal(seed, tmp_path):
+    case = unevenly_cut(random_case(seed, mindspore_agrees=False), seed)
+    kind = ("ckpt", "safetensors")[seed % 2]
+    assert convert(case, tmp_path, kind, verify=seed % 3 == 0)[0] == []
 
 
 @pytest.mark.parametrize("ranks", [(8, 6), (3, 5), (7, 1), (1, 7), (64, 56), (12, 18)])

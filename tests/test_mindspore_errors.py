@@ -182,39 +182,19 @@ def test_item_20_an_optimizer_shard_larger_than_its_group(size, tmp_path):
         rankxform.transform(folder, tmp_path / "dst", None, b)
 
 
-def test_item_21_uneven_slices(tmp_path):
+@pytest.mark.parametrize("columns", [6, 300_000])
+@pytest.mark.parametrize("rows", [[3, 1, 4, 2], [0, 5, 0, 5], [5, 5, 0, 0], [0, 0, 0, 10]])
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_item_21_uneven_slices(kind, rows, columns, tmp_path):
     """MindSpore's transform ignores param_split_shape."""
-    rows = [3, 1, 4, 2]
-    layouts = {"w": ([4], [0, -1], 0, 0)}
-    data = reference.proto_strategy(list(layouts.items()))
-    uneven = reference.field(3, reference.dims(rows)) + reference.field(
-        4, reference.dims([0, 3, 4, 8])
-    )
-    even = reference.field(3, b"") + reference.field(4, b"")
-    layout = reference.proto_layout(layouts["w"])
-    changed = layout.replace(even, uneven)
-    item = reference.field(1, b"w") + reference.field(2, changed)
-    assert layout != changed
-    strategy = tmp_path / "a.ckpt"
-    operator = data.split(
-        reference.field(3, reference.field(1, b"w") + reference.field(2, layout))
-    )[0]
-    strategy.write_bytes(operator + reference.field(3, item))
-    full = full_tensor("w", (10, 6), "Float32")
-    for rank, start in enumerate((0, 3, 4, 8)):
-        part = full[start : start + rows[rank]]
-        write_ckpt(tmp_path / f"src/rank_{rank}/c_{rank}.ckpt", {"w": ("Float32", part)})
-    b = write_strategy(tmp_path / "b.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
-    rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, b)
-    params = {"w": ((10, 6), "Float32")}
-    assert reference.wrong_slices(tmp_path / "dst", [{"w": ([2], [0, -1], 0, 0)}], params) == []
-    rankxform.transform(tmp_path / "dst", tmp_path / "back", b, strategy)
-    for rank in range(4):
-        back, source = (
-            reference.read_ckpt(next((tmp_path / side / f"rank_{rank}").iterdir()))
-            for side in ("back", "src")
-        )
-        assert back == source
+    params = {"w": ((10, columns), "Float32")}
+    uneven, even = [{"w": ([4], [0, -1], 0, 0, rows)}], [{"w": ([2], [0, -1], 0, 0)}]
+    a, b = (write_strategy(tmp_path / n, s) for n, s in (("a.ckpt", uneven), ("b.ckpt", even)))
+    write_checkpoint(tmp_path / "src", uneven, params, kind=kind)
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", a, b, verify=True)
+    assert reference.wrong_slices(tmp_path / "dst", even, params, kind) == []
+    rankxform.transform(tmp_path / "dst", tmp_path / "back", b, a, verify=True)
+    assert reference.wrong_slices(tmp_path / "back", uneven, params, kind) == []
 
 
 def test_item_22_an_embedding_with_fields_is_refused(tmp_path):

@@ -246,7 +246,7 @@ class Witness:
 
     def put(self, move: Move, band: Band, turn: int, number: int) -> None:
         """Look at what was put together for the band's store of this number."""
-        if not band.regions:  # a parameter without elements
+        if not band.regions:  # slices without elements
             return
         region, cell = band.regions[number], band.stores[number][0]
         found = self._of(move, band, turn, region, region.box, region.box)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rankxform.geometry.bands import Bands, Rows, bands
@@ -38,7 +37,8 @@ class TradeRecipe(Recipe):
         self._seal = SEAL_BYTES if sealed else 0
         self._trade = trade = move.trade
         grid = move.layout.grid(move.parameter.shape)
-        self._every = {cell: grid.box(cell) for cell in trade.servers}
+        boxes = {cell: grid.box(cell) for cell in trade.servers}
+        self._every = {cell: box for cell, box in boxes.items() if box.size}
         self._boxes = {(at, cell): box for cell in trade.servers for at, box in trade.copies(cell)}
         every = posts(trade)
         self._mine = every.get(move.process, Posts())
@@ -70,9 +70,8 @@ class TradeRecipe(Recipe):
         served = [box for cell, box in self._every.items() if process in trade.servers[cell]]
         return [*read, *pieces, *served]
 
-    def bands(self, arena: int) -> Iterator[Bands]:
-        if not prod(self._shape):
-            yield from super().bands(arena)
+    def _full_bands(self, arena: int) -> Iterator[Bands]:
+        if not self._every:
             return
         region = reduce(Box.hull, self._every.values())
         room = arena - (ALIGN + self._seal) * max(map(len, self._groups))
@@ -101,7 +100,7 @@ class TradeRecipe(Recipe):
             for at, (middle, one) in enumerate(paced(row))
         ]
         for *_, (alike, turn) in sorted(placed, key=lambda one: one[:3]):
-            if not prod(self._shape) or next(self._pieces.over(alike.first), None):
+            if not alike.first.size or next(self._pieces.over(alike.first), None):
                 yield alike, turn
 
     def _work(self, alike: Bands) -> Band:

@@ -131,13 +131,15 @@ class Recipe:
         self._call = call
         self._shape, self._item = parameter.shape, item_size(parameter.dtype)
         grid = move.layout.grid(parameter.shape)
-        self._targets = {cell: grid.box(cell) for cell in move.targets}
+        boxes = {cell: grid.box(cell) for cell in move.targets}
+        self._targets = {cell: box for cell, box in boxes.items() if box.size}
+        self._empty = [cell for cell, box in boxes.items() if not box.size]
         self._copies: dict[Cell, Sequence[tuple[Any, Box]]] = {}  # by what is in the arena
         self._grid = parameter.grid
         self._rows: dict[Cell, Rows[Any]] = {}
         self._held: dict[Cell, Box] = {}
         self._wanted: dict[Cell, Box] = {}  # of a source cell, the hull of what is wanted
-        for target in move.targets:
+        for target in self._targets:
             self._copies[target] = copies = move.copies(target)
             for cell, box in copies:
                 self._want(cell, box)
@@ -149,9 +151,16 @@ class Recipe:
         self._held[cell] = self._grid.box(cell)
 
     def bands(self, arena: int) -> Iterator[Bands]:
-        """Yield the bands of the move, each small enough for an arena of so many bytes."""
-        if not prod(self._shape):
-            yield Bands(Box.whole(self._shape), 0, 1)
+        """Yield the bands of the move, each small enough for an arena of so many bytes.
+
+        Slices without elements are a band of their own, the first.
+        """
+        if self._empty:
+            yield Bands(Box(*[(0,) * len(self._shape)] * 2), 0, 1)
+        yield from self._full_bands(arena)
+
+    def _full_bands(self, arena: int) -> Iterator[Bands]:
+        if not self._targets:
             return
         region = reduce(Box.hull, self._targets.values())
         shards = [*self._held.values(), *self._targets.values()]
@@ -177,9 +186,9 @@ class Recipe:
     def band(self, alike: Bands, arena: Bytes) -> Band:
         """Work out what is done for the first of bands that are alike, in an arena."""
         self._arena, self._used = arena, 0
-        if not prod(self._shape):
-            empty = arena[:0].data
-            return Band(1, (), [(cell, 0, 0, empty, ()) for cell in self._targets])
+        if not alike.first.size:
+            nothing = arena[:0].data
+            return Band(1, (), [(cell, 0, 0, nothing, ()) for cell in self._empty])
         return self._work(alike)
 
     def _work(self, alike: Bands) -> Band:

@@ -56,7 +56,7 @@ class Sample:
 
     def speed(self, least: float = 0.0, most: float = 0.05) -> Speed:
         """Read a few runs, and then a little in a row: 16 MiB, but from `least` to `most` seconds
-        if that is faster or slower. What a run takes beside its bytes is waiting."""
+        if that is faster or slower. What a run takes beside its bytes, usually, is waiting."""
         fd, size = self._picks.get(self._path), self.size
         run = min(_RUN, size // (_RUNS * _STRIDE))
         span = run * _RUNS * _STRIDE
@@ -67,10 +67,15 @@ class Sample:
             runs.append(_read(fd, self._path, at, at + run, self._block))
         first = self._next = int(self._part * max(0, size - _SAMPLE))
         passed = 0.0
+        paces: list[float] = []
         while self._next < size and passed < (least if self._next - first >= _SAMPLE else most):
-            passed += self.more(min(SYSCALL_BYTES, size - self._next))
+            nbytes = min(SYSCALL_BYTES, size - self._next)
+            seconds = self.more(nbytes)
+            passed += seconds
+            paces.append(seconds / nbytes)
         read = max(1, self._next - first) / max(passed, 1e-9)
-        return Speed(read, call=max(0.0, median(runs or [0.0]) - run / read) + _BESIDE)
+        call = median(runs or [0.0]) - run * median(paces or [0.0])
+        return Speed(read, call=max(0.0, call) + _BESIDE)
 
     def more(self, nbytes: int) -> float:
         """Read so much more in a row, and from the start again if the file ends; return the

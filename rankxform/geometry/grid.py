@@ -54,7 +54,11 @@ class Grid:
         """
         return product(
             *(
-                range(bisect_right(edges, a) - 1, bisect_left(edges, b))
+                [
+                    i
+                    for i in range(bisect_right(edges, a) - 1, bisect_left(edges, b))
+                    if edges[i] < edges[i + 1]
+                ]
                 for edges, a, b in zip(self.edges, box.start, box.stop)
             )
         )

@@ -208,7 +208,8 @@ def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:
 def copies_of(parameter: Parameter, layout: Layout, cell: Cell) -> Copies:
     """Return what makes up `cell` of the destination `layout` of a parameter."""
     if not parameter.listed:
-        return ((parameter.cell(0), layout.grid(parameter.shape).box(cell)),)
+        box = layout.grid(parameter.shape).box(cell)
+        return ((parameter.cell(0), box),) if box.size else ()
     return overlaps(parameter.layout, layout, parameter.shape, cell)
 
 
@@ -217,7 +218,7 @@ def overlaps(src: Layout, dst: Layout, shape: tuple[int, ...], dst_cell: Cell) -
     """Return (source cell, common region) for every source cell that `dst_cell` overlaps."""
     box = dst.grid(shape).box(dst_cell)
     if not box.size:
-        return ((src.cell(0), box),)
+        return ()
     grid = src.grid(shape)
     found = []
     for cell in grid.cells_over(box):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -55,14 +56,20 @@ def test_runs_are_maximal_and_cover_the_box(case):
 
 @given(st.data())
 def test_cells_tile_the_array_and_are_found_by_what_they_overlap(data):
+    """Parts of equal length, or of any, some of none."""
     counts = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    shape = tuple(n * data.draw(st.integers(1, 3)) for n in counts)
-    grid = Grid.even(shape, counts)
-    marks = np.zeros(shape, int)
+    if data.draw(st.booleans()):
+        grid = Grid.even(tuple(n * data.draw(st.integers(1, 3)) for n in counts), counts)
+    else:
+        lengths = st.lists(st.integers(0, 3), min_size=0, max_size=3)
+        axes = [[*data.draw(lengths), 1, *data.draw(lengths)] for _ in counts]
+        grid = Grid(tuple(tuple(accumulate(axis, initial=0)) for axis in axes))
+        counts = tuple(map(len, axes))
+    marks = np.zeros(grid.shape, int)
     for cell in np.ndindex(*counts):
         marks[grid.box(cell).slices()] += 1
     assert (marks == 1).all()
-    box = data.draw(boxes(shape))
+    box = data.draw(boxes(grid.shape))
     assert list(grid.cells_over(box)) == [
         cell for cell in np.ndindex(*counts) if grid.box(cell).intersect(box)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -19,7 +20,7 @@ from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
 from rankxform.planning.trades import deal, demand
 from tests import reference
-from tests.cases import Case, random_case
+from tests.cases import Case, random_case, unevenly_cut
 from tests.mpi.conftest import prepare
 
 job_prepare = import_module("rankxform.job.prepare")
@@ -32,12 +33,14 @@ ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
 
 
 def cut(src, dst, shape=(240, 512)):
-    """Return a case of 3 parameters: `src` and `dst` are (device matrix, tensor map)."""
+    """Return a case of 3 parameters: `src` and `dst` are (device matrix, tensor map), and may be
+    followed by the rows of each part."""
+    src, dst = ((*one[:2], 0, 0, *one[2:]) for one in (src, dst))
     names = ("a", "b", "c")
     return Case(
         dict.fromkeys(names, (shape, "Float32")),
-        [dict.fromkeys(names, (*src, 0, 0))],
-        [dict.fromkeys(names, (*dst, 0, 0))],
+        [dict.fromkeys(names, src)],
+        [dict.fromkeys(names, dst)],
     )
 
 
@@ -46,6 +49,7 @@ def cut(src, dst, shape=(240, 512)):
 def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
     kind = ("ckpt", "safetensors")[seed % 2]
     case = random_case(seed, mindspore_agrees=False)
+    case = unevenly_cut(case, seed) if seed % 4 == 1 else case
     src, a, b = prepare(case, tmp, kind)
     options = {"verify": True} if seed % 3 == 0 else {}
     rankxform.transform(
@@ -61,6 +65,9 @@ FAMILIES = {
     "4 replicas to 8 rows": cut(([4, 2], ROW), ([8], COLUMN)),
     "8 columns to 4 replicas": cut(([8], COLUMN), ([4, 2], ROW)),
     "all to all": cut(([4], WHOLE), ([4], WHOLE)),
+    "columns to uneven rows": cut(([8], COLUMN), ([5], ROW, [0, 100, 0, 139, 1])),
+    "uneven rows to rows": cut(([5], ROW, [0, 100, 0, 139, 1]), ([6], ROW)),
+    "rows to empty ones": cut(([6], ROW), ([5], ROW, [0, 0, 240, 0, 0])),
 }
 
 
@@ -153,6 +160,7 @@ def as_nodes(monkeypatch, nodes, seed):
 @pytest.mark.parametrize("seed", range(24))
 def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
     case = random_case(seed, mindspore_agrees=False)
+    case = unevenly_cut(case, seed) if seed % 4 == 1 else case
     src, a, b = prepare(case, tmp)
     as_nodes(monkeypatch, 2 + seed % 2, seed)
     memory = (1 << 20, 64 << 20)[seed % 3 == 0]
@@ -162,14 +170,42 @@ def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
 
 
 @pytest.mark.mpi(min_size=3, sizes=(3, 5))
-def test_a_parameter_without_elements_is_read_for_others(tmp, monkeypatch):
+@pytest.mark.parametrize("dst", [([2], COLUMN, 0, 0), ([2], ROW, 0, 0, [0, 8])])
+def test_what_has_no_elements_goes_with_what_is_read_for_others(dst, tmp, monkeypatch):
+    """A whole parameter, or one rank's slice of another."""
     case = cut(([2], ROW), ([2], COLUMN), shape=(0, 8))
     case.params["full"], case.src[0]["full"], case.dst[0]["full"] = (
-        ((8, 8), "Float32"), ([2], ROW, 0, 0), ([2], COLUMN, 0, 0),
+        ((8, 8), "Float32"), ([2], ROW, 0, 0), dst,
     )  # fmt: skip
     src, a, b = prepare(case, tmp)
     as_nodes(monkeypatch, 3, 0)
     rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, verify=True)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+def test_a_sync_that_fails_in_an_exchange_ends_all_and_is_continued(tmp, monkeypatch):
+    """The last process's device refuses to sync what it wrote."""
+    case = cut(([8], COLUMN), ([6], ROW))
+    src, a, b = prepare(case, tmp)
+    options = {"comm": WORLD, "reading": "exchange"}
+
+    real = os.fsync
+
+    def refuse(fd):
+        if ".part" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        if WORLD.rank == WORLD.size - 1:
+            patch.setattr(os, "fsync", refuse)
+        with pytest.raises(rankxform.StorageError, match=rf"part.*sync.*process {WORLD.size - 1}"):
+            rankxform.transform(src, tmp / "dst", a, b, **options)
+    WORLD.Barrier()
+    assert not list((tmp / "dst").rglob("*.ckpt"))
+    WORLD.Barrier()
+    rankxform.transform(src, tmp / "dst", a, b, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
 
