@@ -59,7 +59,7 @@ class Kitchen:
             parameter.listed, tuple(move.targets),
         )  # fmt: skip
         if isinstance(move, Traded):  # the caller keeps all trades, so that ids stay their own
-            key = key, id(move.trade.servers), id(move.trade.senders)
+            key = key, id(move.trade.servers), id(move.trade.senders), move.trade.turn
         if key in self._kept:
             return self._kept[key]
         made = self._cuts(

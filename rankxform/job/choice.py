@@ -13,9 +13,10 @@ from rankxform.execution.headers import SAFETENSORS
 from rankxform.execution.output import safetensors_order
 from rankxform.execution.speed import Sample, copying, reading_for
 from rankxform.planning.costs import AUTO, Choice, Costs
+from rankxform.planning.demand import both_ways, demand, freedom
 from rankxform.planning.moves import Move, Portion, bytes_to_read
 from rankxform.planning.source import Parameter
-from rankxform.planning.trades import both_ways, deal, demand, freedom, work_of
+from rankxform.planning.trades import deal, work_of
 from rankxform.transport import Team
 
 from .prepare import Conversion

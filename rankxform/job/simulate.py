@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from rankxform.errors import UsageError
 from rankxform.planning.costs import AUTO, Choice, Costs
+from rankxform.planning.demand import demand
 from rankxform.planning.sharing import share_seen
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import Simulation, simulate
-from rankxform.planning.trades import deal, demand
+from rankxform.planning.trades import deal
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 

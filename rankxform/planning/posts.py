@@ -49,7 +49,7 @@ def posts(trade: Trade) -> dict[int, Posts]:
     Where several processes of another node want a piece, one of them gets it and passes it on.
     """
     found: dict[int, Posts] = {}
-    for turn, (cell, served) in enumerate(sorted(trade.servers.items())):
+    for turn, (cell, served) in enumerate(sorted(trade.servers.items()), trade.turn):
         for number, (at, _) in enumerate(trade.copies(cell), turn):
             piece = at, cell
             for sender, receivers in _receivers(trade, at, served):

@@ -154,7 +154,10 @@ def _trade(trades: Iterable[Trade], loads: Sequence[Load], way: Way, call: float
     for trade in trades:
         traded.note(trade)
         parameter = trade.parameter
-        key = id(trade.servers), id(trade.senders), parameter.shape, item_size(parameter.dtype)
+        key = (
+            id(trade.servers), id(trade.senders), trade.turn, parameter.shape,
+            item_size(parameter.dtype),
+        )  # fmt: skip
         if key not in known:
             known[key] = _loads_of(trade, call)
         found, near = known[key]

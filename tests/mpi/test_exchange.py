@@ -16,9 +16,10 @@ from mpi4py import MPI
 import rankxform
 from rankxform import transport
 from rankxform.planning.costs import Choice, Costs
+from rankxform.planning.demand import demand
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
-from rankxform.planning.trades import deal, demand
+from rankxform.planning.trades import deal
 from tests import reference
 from tests.cases import Case, random_case, unevenly_cut
 from tests.mpi.conftest import prepare

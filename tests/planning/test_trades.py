@@ -10,13 +10,14 @@ import pytest
 
 from rankxform.geometry.box import Box
 from rankxform.planning.costs import Choice, Costs, Reading, Side, reading_of
+from rankxform.planning.demand import both_ways, demand
 from rankxform.planning.level import Dealer, level
 from rankxform.planning.moves import Portion, Read, read_of
 from rankxform.planning.posts import posts
 from rankxform.planning.sharing import share, share_seen
 from rankxform.planning.sight import Sight
 from rankxform.planning.simulate import simulate
-from rankxform.planning.trades import both_ways, deal, demand, work_of
+from rankxform.planning.trades import deal, work_of
 from tests.planning.test_plan import planner
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
@@ -182,6 +183,19 @@ def test_reading_is_counted_by_node(tmp_path):
     whole = 24 * 24 * 4
     assert (found.each, found.once) == (Side(2 * whole, 2), Side(whole, 1))
     assert found.crossing == Side(whole // 2, 2)
+
+
+def test_who_passes_on_what_a_node_wants_whole_takes_turns(tmp_path):
+    """Six parameters, all on the first node, are wanted by all four processes of the second."""
+    plan = of(tmp_path, ([1], WHOLE), ([4], WHOLE), tuple("abcdef"))
+    sight = Sight((0, 1, 1, 1, 1), (frozenset({0}), frozenset()))
+    shares = [[], *([Portion(rank, 0, 6)] for rank in range(4))]
+    first = []
+    for trade in deal(demand(plan, shares, sight, Choice()), sight):
+        sent = posts(trade)[0].out
+        assert len(sent) == 1, "what crosses to a node crosses once"
+        first += sent
+    assert sorted(first) == [1, 2, 2, 3, 3, 4]
 
 
 @pytest.mark.parametrize(
