@@ -58,9 +58,17 @@ def launch(
             tell(f"{where}: is cut as {name} wants it; nothing is converted")
         return None, program(options, where, team)
     where = str(output / CHECKPOINT)
-    stale, wanted = team.share(lambda: _strategies(request, output / STRATEGY))
+    folder = output / STRATEGY
+    wanted = team.share(lambda: _strategies(request, folder))
+    speaks = team.nodes.speaks(team.rank)
+    with team.together():
+        if speaks and wanted and not request.overwrite:
+            _check_strategies(folder, wanted, str(request.dst_strategy))
     report = job.transform(replace(request, dst=where), team, begin)
-    team.share(lambda: _keep(stale, wanted))
+    team.share(lambda: _keep(folder, wanted))
+    with team.together():
+        if speaks:  # where the folder is process 0's, all is there now
+            _keep(folder, wanted)
     return report, program(options, where, team)
 
 
@@ -95,30 +103,39 @@ def _check(options: argparse.Namespace, team: Team) -> None:
         )
 
 
-def _strategies(request: job.Request, folder: Path) -> tuple[list[Path], dict[Path, bytes]]:
-    """Return what is to be removed from the folder of strategies, and what to be written there.
+def _strategies(request: job.Request, folder: Path) -> dict[Path, bytes]:
+    """Return what belongs in the folder of strategies, if it is not there already.
 
-    That is the strategy that the result is cut by: the next job's source strategy. Raises
-    StorageError where the folder holds another, unless it is to be overwritten.
+    That is the strategy that the result is cut by: the next job's source strategy.
     """
     if not isinstance(request.dst_strategy, str) or not Path(request.dst_strategy).exists():
-        return [], {}
+        return {}
     paths = strategies.files(Path(request.dst_strategy))
     if paths[0].resolve().parent == folder.resolve():
-        return [], {}
-    wanted = {folder / path.name: read_bytes(path) for path in paths}
-    there = strategies.in_folder(folder) if folder.is_dir() else []
-    stale = [old for old in there if read_bytes(old) != wanted.get(old)]
-    if stale and not request.overwrite:
+        return {}
+    return {folder / path.name: read_bytes(path) for path in paths}
+
+
+def _check_strategies(folder: Path, wanted: Mapping[Path, bytes], strategy: str) -> None:
+    """Raise StorageError where the folder holds another strategy than what is wanted there."""
+    for old in _others(folder, wanted):
         raise StorageError(
-            f"{stale[0]}: is of another strategy than {request.dst_strategy}, which belongs here "
-            "now; remove it, choose another --output, or say --overwrite"
+            f"{old}: is of another strategy than {strategy}, which belongs here now; remove it, "
+            "choose another --output, or say --overwrite"
         )
-    return stale, wanted
 
 
-def _keep(stale: list[Path], wanted: Mapping[Path, bytes]) -> None:
-    for path in stale:
-        remove(path)
+def _others(folder: Path, wanted: Mapping[Path, bytes]) -> list[Path]:
+    there = strategies.in_folder(folder) if folder.is_dir() else []
+    return [old for old in there if read_bytes(old) != wanted.get(old)]
+
+
+def _keep(folder: Path, wanted: Mapping[Path, bytes]) -> None:
+    """Let the folder hold what is wanted, and no other strategy."""
+    if not wanted:
+        return
+    for old in _others(folder, wanted):
+        remove(old)
     for path, data in wanted.items():
-        write_small(path, data)
+        if not path.exists():
+            write_small(path, data, crowd=True)

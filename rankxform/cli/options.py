@@ -18,7 +18,7 @@ from .stopping import parse_time
 from .units import number_ranges, parse_moment, parse_size
 
 MOMENTS, SHARE = ("call", "letter"), "overlap"
-"""What of `Costs` is in seconds."""
+"""What of `Costs` is in seconds, and what has no unit."""
 
 
 def add_json(verb: argparse.ArgumentParser) -> None:

@@ -109,7 +109,7 @@ class Descriptors:
     def __init__(self, flags: int, advice: int = os.POSIX_FADV_NORMAL) -> None:
         self._flags, self._advice = flags | os.O_CLOEXEC, advice
         self._open: OrderedDict[Path, int] = OrderedDict()
-        self._most = max(16, _descriptor_limit() // 4)
+        self._most = max(16, _descriptor_limit() // 6)
 
     def get(self, path: Path) -> int:
         fd = self._open.get(path)

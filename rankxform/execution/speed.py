@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+
+from rankxform.errors import StorageError
 
 from .files import (
     SYSCALL_BYTES,
@@ -99,8 +102,9 @@ class Sample:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._row.close()
-        self._picks.close()
+        for descriptors in (self._row, self._picks):
+            with suppress(StorageError):  # nothing can be lost
+                descriptors.close()
 
 
 def reading(path: Path) -> float:

@@ -150,40 +150,51 @@ def measured(
             return Costs(read, call=call), speeds
         assert sample is not None
         copy = min(team.gather(copying))
-        costs = _network(Costs(read, copy=copy, call=call), sample, team)
+        costs = _network(Costs(read, copy=copy, call=call), sample, speeds[team.rank], team)
     return costs, speeds
 
 
-def _network(costs: Costs, sample: Sample, team: Team) -> Costs:
+def _network(costs: Costs, sample: Sample, speed: float, team: Team) -> Costs:
     """Measure what every node sends to the next while it receives, what a letter takes which is
-    nearly empty, and how much of that reading goes on beside. Collective."""
+    nearly empty, and how much of that goes on beside reading. Collective.
+
+    speed: of this process, in bytes that it reads a second.
+    """
     nodes = team.nodes
     speaks, node = nodes.speaks(team.rank), nodes.of[team.rank]
     mail = team.mail()
     after = nodes.processes[(node + 1) % nodes.count][0]
     before = nodes.processes[node - 1][0]
 
+    out, room = (memoryview(bytearray(b"." * _LETTER)) for _ in range(2))
+
     def exchange(nbytes: int, tick: Tick, beside: int = 0, rounds: int = _ROUNDS) -> float:
         """Return the mean seconds of some rounds, in each of which `beside` bytes are read too; one
-        more comes first, to connect, unless something is read."""
-        out, room = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+        more comes first, to connect and to begin together."""
         began = 0.0
-        for number in range(0 if beside else -1, rounds):
-            began = began if number > 0 else perf_counter()
-            requests = [mail.receive(before, room), mail.send(after, out)] if speaks else []
-            for _ in range(0, beside, _BAND):
+        for number in range(-1, rounds):
+            began = perf_counter() if number == 0 else began
+            letters = [mail.receive(before, room[:nbytes]), mail.send(after, out[:nbytes])]
+            for _ in range(0, beside if number >= 0 else 0, _BAND):
                 sample.more(_BAND)
                 mail.poke()
-            mail.settle(requests, tick)
+            mail.settle(letters, tick)
         return (perf_counter() - began) / rounds
 
-    def letters(tick: Tick) -> tuple[float, float]:
-        return exchange(_LETTER, tick), exchange(1, tick)
+    def sending(tick: Tick) -> tuple[float, float] | None:
+        return (exchange(_LETTER, tick), exchange(1, tick)) if speaks else None
 
-    full, empty = (max(some) for some in zip(*team.gather_work(letters)))
-    costs = replace(costs, network=_LETTER / full, letter=empty)
-    reading = _LETTER / costs.read
-    rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (reading + full))))
-    both = max(team.gather_work(lambda tick: exchange(_LETTER, tick, _LETTER, rounds)))
-    hidden = (reading + full - both) / min(reading, full)
-    return replace(costs, overlap=min(1.0, max(0.0, hidden)))
+    def both(tick: Tick) -> float | None:
+        """Return how much of the shorter of reading and sending the longer hides."""
+        if not speaks:
+            sample.more(rounds * _LETTER)
+            return None
+        reading = _LETTER / speed
+        seconds = exchange(_LETTER, tick, _LETTER, rounds)
+        return min(1.0, max(-1.0, (reading + full - seconds) / min(reading, full)))
+
+    sent = [one for one in team.gather_work(sending) if one is not None]
+    full, empty = max(one[0] for one in sent), max(one[1] for one in sent)
+    rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_LETTER / costs.read + full))))
+    hidden = [one for one in team.gather_work(both) if one is not None]
+    return replace(costs, network=_LETTER / full, letter=empty, overlap=sum(hidden) / len(hidden))

@@ -37,8 +37,8 @@ class Costs:
 
     read, write: of one process, while all are at work; network: out of one node, and into it; copy:
     in memory, by one process. call: what a process waits for a read of little; letter: for one
-    that is sent. overlap: of reading and sending, which part of the shorter the longer hides;
-    little where one link, or too few cores, carry both.
+    that is sent. overlap: of reading and sending, which part of the shorter the longer hides; none
+    where one link carries both, and less where they hinder each other, as on too few cores.
     """
 
     read: float = 1e9

@@ -83,7 +83,8 @@ class Simulation:
 
     @property
     def total(self) -> float:
-        """The seconds from the finished plan to the last file: letters travel while others work."""
+        """The seconds from the finished plan to the last file: letters travel while processes work,
+        as far as one hides the other."""
         return self.costs.together(max(self.seconds), max(self.network))
 
 

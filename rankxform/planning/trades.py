@@ -129,22 +129,29 @@ def deal(
     amounts = amounts_of(drafts)
     dealer = Dealer(level(amounts, speeds or [1.0] * len(sight.node)))
     known: dict[object, tuple[Servers, Senders]] = {}
-    crowd = max(Counter(sight.node).values())
-    alike: Counter[object] = Counter()
+    crowds: dict[int, int] = {}
+    alike: dict[object, dict[str, int]] = {}  # by name, in their order
     trades = []
     for draft in drafts:
-        alike[cut := (draft.parameter.layout, draft.parameter.shape, draft.layout)] += 1
+        parameter, kind = draft.parameter, draft.kind
+        names = alike.setdefault((parameter.layout, parameter.shape, draft.layout), {})
+        turn = names.setdefault(parameter.name, len(names))
+        if id(kind) not in crowds:
+            crowds[id(kind)] = _crowd(kind.servers, sight.node)
         chosen = {
-            cell: dealer.next(asked.able, draft.nbytes(cell))
-            for cell, asked in draft.kind.asked.items()
+            cell: dealer.next(asked.able, draft.nbytes(cell)) for cell, asked in kind.asked.items()
         }
-        key = id(draft.kind), draft.turn, tuple(chosen.values())
+        key = id(kind), draft.turn, tuple(chosen.values())
         if key not in known:
             known[key] = _with_readers(draft, chosen, sight)
-        trades.append(
-            Trade(draft.parameter, draft.layout, *known[key], sight.node, alike[cut] % crowd)
-        )
+        turn %= crowds[id(kind)]
+        trades.append(Trade(parameter, draft.layout, *known[key], sight.node, turn))
     return _in_turn(trades)
+
+
+def _crowd(servers: Servers, node: Sequence[int]) -> int:
+    """Return how many processes of one node want the same, at most."""
+    return max(max(Counter(node[p] for p in by).values()) for by in servers.values())
 
 
 def _with_readers(

@@ -52,6 +52,10 @@ def spread(hosts, case, kind="ckpt"):
     return [*map(str, options), "--no-fsync"]
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def gathered(hosts, name="dst"):
     """Bring the parts of a destination together that are on the hosts' own disks."""
     target = hosts.shared / "gathered"
@@ -222,6 +226,7 @@ def test_what_fits_but_is_on_other_nodes_is_brought_to_where_it_is_wanted(clean)
     for number, name in enumerate(clean.names):
         folders = (clean.disk(name) / "out" / "transformed_checkpoint").glob("rank_*")
         assert {path.name for path in folders} == {f"rank_{2 * number}", f"rank_{2 * number + 1}"}
+        assert contents(clean.disk(name) / "out" / "strategy") == contents(Path(options[3]))
 
 
 def test_processes_may_be_dealt_to_nodes_in_turns(clean):
