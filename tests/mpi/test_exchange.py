@@ -24,6 +24,7 @@ from tests import reference
 from tests.cases import Case, random_case, unevenly_cut
 from tests.mpi.conftest import prepare
 
+job_choice = import_module("rankxform.job.choice")
 job_prepare = import_module("rankxform.job.prepare")
 transport_mail = import_module("rankxform.transport.mail")
 transport_mpi = import_module("rankxform.transport.mpi")
@@ -155,6 +156,28 @@ def as_nodes(monkeypatch, nodes, seed):
         return Sight(node, tuple(seen)), []
 
     monkeypatch.setattr(job_prepare, "sight_of", sight_of)
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 5))
+def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
+    """Two nodes, of several processes each, that see the same files and want all of them."""
+    case = cut(([4], ROW), ([WORLD.size], WHOLE))
+    src, a, b = prepare(case, tmp)
+    monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{WORLD.rank % 2}", ""))
+    real, found = job_choice.measured, []
+
+    def measured(*arguments, **options):
+        found.append(real(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(job_choice, "measured", measured)
+    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, link="none")
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+    ((costs, speeds),) = found
+    assert WORLD.allgather((costs, speeds)) == [(costs, speeds)] * WORLD.size
+    assert -1 <= costs.overlap <= 1
+    assert min(costs.read, costs.network, costs.copy, costs.call, costs.letter, *speeds) > 0
+    assert max(costs.network, costs.copy) < 1e13 > 1 / costs.letter
 
 
 @pytest.mark.mpi(min_size=3, sizes=(3, 5))
