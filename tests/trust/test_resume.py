@@ -51,14 +51,14 @@ def stop_after(monkeypatch, moves, error=None):
     real, left = engine.Sources.read, [moves]
     error = error or rankxform.StoppedError("stopped by a test")
 
-    def read(self, rank, name, start, room):
+    def read(self, rank, name, start, room, picked=False):
         if name not in seen:
             seen.append(name)
             left[0] -= 1
         if left[0] < 0:
             monkeypatch.setattr(engine.Sources, "read", real)
             raise error
-        real(self, rank, name, start, room)
+        real(self, rank, name, start, room, picked)
 
     seen = []
     monkeypatch.setattr(engine.Sources, "read", read)
