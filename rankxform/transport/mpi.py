@@ -43,6 +43,8 @@ T = TypeVar("T")
 _YIELD_SECONDS = 0.02
 _FIRST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
 _ROUND_SECONDS = 0.2
+_SPEAK_SECONDS = 0.3
+"""Until a launcher has passed on what was said: MPICH's may drop that once it is told to abort."""
 _PATIENCE_SECONDS = 4.0
 """Longer than it takes until an abort has ended the others: its own limit is 3 s."""
 
@@ -166,6 +168,7 @@ class MpiTeam(Team):
         host = self._mpi.Get_processor_name()
         text = f"rankxform: error: {message} [process {self.rank} on {host}]\n"
         os.write(2, text.encode())
+        time.sleep(_SPEAK_SECONDS)
         # MPI_Abort can block when a node is gone, and mpi4py holds the interpreter's lock in it:
         # only a signal with its default action still ends the process then.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
