@@ -67,7 +67,7 @@ def launch(
     report = job.transform(replace(request, dst=where), team, begin)
     team.share(lambda: _keep(folder, wanted))
     with team.together():
-        if speaks:  # where the folder is process 0's, all is there now
+        if speaks and team.rank != 0:  # where the folder is process 0's, all is there now
             _keep(folder, wanted)
     return report, program(options, where, team)
 

@@ -156,7 +156,7 @@ class Recipe:
         Slices without elements are a band of their own, the first.
         """
         if self._empty:
-            yield Bands(Box(*[(0,) * len(self._shape)] * 2), 0, 1)
+            yield Bands(Box.whole((0,) * len(self._shape)), 0, 1)
         yield from self._full_bands(arena)
 
     def _full_bands(self, arena: int) -> Iterator[Bands]:
