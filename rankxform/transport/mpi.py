@@ -116,10 +116,20 @@ class MpiTeam(Team):
 
     @contextmanager
     def together(self) -> Iterator[None]:
+        with self._agreed():
+            self.check_stop()
+            yield
+
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Do local work, and raise on every process what one has met.
+
+        Every process must come to the reduction that this ends with, and to none before it that
+        another leaves out.
+        """
         failure: BaseException | None = None
         try:
             with storage_errors():
-                self.check_stop()
                 yield
         except Exception as error:
             failure = error
@@ -128,9 +138,10 @@ class MpiTeam(Team):
     def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
         rounds = _Rounds(self, show)
         value: T | None = None
-        with self.together():
+        with self._agreed():
             failed = True
             try:
+                self.check_stop()  # in here: the others take part in rounds already
                 value = compute(rounds.tick)
                 failed = False
             finally:

@@ -84,6 +84,23 @@ def test_a_failure_in_the_middle_of_the_work_stops_the_others(tmp):
     assert ticks < 10_000, "the healthy processes worked on to the end"
 
 
+@pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))
+@pytest.mark.parametrize("way", ["work", "gather_work", "share", "gather"])
+def test_a_stop_that_one_process_sees_first_ends_all_together(way):
+    """It is seen before the work begins: the others are in its reductions already."""
+    processes = team(WORLD)
+    if processes.rank == processes.size - 1:
+        processes.stop_reason = lambda: "stopped by a test"
+    arguments = {
+        "work": (lambda tick: 1, lambda done, end: None),
+        "gather_work": (lambda tick: 1,),
+        "share": (lambda: 1,),
+        "gather": (lambda: 1,),
+    }
+    with pytest.raises(rankxform.StoppedError, match="stopped by a test"):
+        getattr(processes, way)(*arguments[way])
+
+
 @pytest.mark.mpi(min_size=2, sizes=(2, 3))
 def test_progress_reaches_process_0_and_ends_with_the_total(tmp):
     processes = team(WORLD)
