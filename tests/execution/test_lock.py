@@ -87,16 +87,21 @@ def test_a_run_whose_folder_was_taken_over_stops(path):
 
 
 def test_of_many_that_come_at_once_one_gets_it(path):
-    program = HOLDER.replace("held = ", "time.sleep(float(sys.argv[2]) - time.time()); held = ")
-    at = str(time.time() + 1.5)
+    program = HOLDER.replace("held = ", "print('ready', flush=True); sys.stdin.read(); held = ")
     crowd = [
         subprocess.Popen(
-            [sys.executable, "-c", program, path, at],
+            [sys.executable, "-c", program, path],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         for _ in range(8)
     ]
+    for process in crowd:
+        assert process.stdout.readline() == b"ready\n", process.stderr.read()
+    for process in crowd:
+        process.stdin.close()
+        process.stdin = None
     until = time.monotonic() + 60
     while sum(one.poll() is None for one in crowd) > 1 and time.monotonic() < until:
         time.sleep(0.1)
