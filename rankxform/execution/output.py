@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +16,7 @@ from rankxform.formats import ckpt, safetensors
 from rankxform.formats.dtype import INT4, TEXT, content_bytes, item_size
 from rankxform.formats.index import Shape, Span
 
-from .files import Buffer, Descriptors, Tick, blocks, start_writing, write_from
+from .files import SYSCALL_BYTES, Buffer, Descriptors, Tick, blocks, start_writing, write_from
 
 _PAGE = 4096
 _BEHIND = 16 << 20
@@ -30,12 +30,14 @@ class FileLayout:
     spans: where the content of each parameter goes, in order.
     size: the file's bytes, without a trailing checksum.
     metadata: what safetensors keeps beside tensors; None in a `.ckpt`.
+    scalars: the types of parameters without an axis.
     """
 
     headers: tuple[tuple[int, bytes], ...]
     spans: Mapping[str, tuple[Span, ...]]
     size: int
     metadata: Mapping[str, str] | None = None
+    scalars: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -116,7 +118,8 @@ def lay_out_safetensors(
     spans = {
         name: (Span(offset, nbytes),) for (name, _, _), offset, nbytes in zip(order, offsets, sizes)
     }
-    return FileLayout(((0, head),), spans, len(head) + sum(sizes), described)
+    scalars = {name: dtype for name, dtype, shape in order if not shape}
+    return FileLayout(((0, head),), spans, len(head) + sum(sizes), described, scalars)
 
 
 def safetensors_order(entry: Entry) -> tuple[int, str]:
@@ -181,15 +184,15 @@ class Writer:
 def add_crc(output: Output, descriptors: Descriptors, tick: Tick) -> None:
     """Write the checksum that MindSpore's ``crc_check=True`` expects into a complete part file.
 
-    `.ckpt`: crc32 of all bytes, in a trailer. safetensors: crc32 chained over name and bytes of
-    each tensor in name order, in the metadata.
+    `.ckpt`: crc32 of all bytes, in a trailer. safetensors: what `tensors_crc` returns, in the
+    metadata.
     """
     fd, layout = descriptors.get(output.part), output.layout
     if layout.metadata is None:
         trailer = ckpt.crc_trailer(file_crc(fd, output.part, [Span(0, layout.size)], 0, tick))
         write_from(fd, output.part, layout.size, memoryview(trailer))
         return
-    crc = tensors_crc(fd, output.part, layout.spans, tick)
+    crc = tensors_crc(fd, output.part, layout.spans, layout.scalars, tick)
     told = {**layout.metadata, safetensors.CRC_KEY: str(crc)}
     head = _with_metadata(layout.headers[0][1], told)
     write_from(fd, output.part, 0, memoryview(head))
@@ -215,11 +218,37 @@ def file_crc(fd: int, path: Path, spans: Iterable[Span], crc: int, tick: Tick) -
     return crc
 
 
-def tensors_crc(fd: int, path: Path, spans: Mapping[str, tuple[Span, ...]], tick: Tick) -> int:
-    """Return safetensors' checksum: crc32 over each name and its bytes, in name order."""
+def tensors_crc(
+    fd: int,
+    path: Path,
+    spans: Mapping[str, tuple[Span, ...]],
+    scalars: Mapping[str, str],
+    tick: Tick,
+) -> int:
+    """Return safetensors' checksum: crc32 over each name and its bytes, in name order.
+
+    `scalars` are the types of parameters without an axis, of which MindSpore sums something else
+    if they are integers (`safetensors.zeros_of`).
+    """
     crc = 0
     for name in sorted(spans):
-        crc = file_crc(fd, path, spans[name], zlib.crc32(name.encode(), crc), tick)
+        crc = zlib.crc32(name.encode(), crc)
+        zeros = None
+        if name in scalars:
+            content = b"".join(map(bytes, blocks(fd, path, spans[name])))
+            zeros = safetensors.zeros_of(scalars[name], (), content)
+        if zeros is None:
+            crc = file_crc(fd, path, spans[name], crc, tick)
+        else:
+            crc = _crc_of_zeros(zeros, crc, tick)
+    return crc
+
+
+def _crc_of_zeros(nbytes: int, crc: int, tick: Tick) -> int:
+    block = bytes(min(nbytes, SYSCALL_BYTES))
+    for start in range(0, nbytes, SYSCALL_BYTES):
+        crc = zlib.crc32(block[: nbytes - start], crc)
+        tick(0)
     return crc
 
 

@@ -14,7 +14,6 @@ from rankxform.formats.index import Index, Span, locate
 from rankxform.formats.safetensors import CRC_KEY
 
 from .files import Tick, blocks, opened, range_reader
-from .headers import SAFETENSORS, container
 from .output import file_crc, tensors_crc
 from .sources import check_unchanged
 
@@ -66,26 +65,29 @@ def sample(path: Path, index: Index, names: Iterable[str]) -> dict[str, Sample]:
     return found
 
 
-def check_crc(path: Path, index: Index, tick: Tick) -> bool:
-    """Compare a file with the checksum it carries; return whether it carries one.
+def check_crc(path: Path, index: Index, tick: Tick) -> None:
+    """Compare a file with the checksum it carries, if any. Raises CheckpointError."""
+    wrong = wrong_crc(path, index, tick)
+    if wrong:
+        raise CheckpointError(f"{path}: {wrong}; the file is damaged, copy it again")
 
-    Raises CheckpointError where they differ.
+
+def wrong_crc(path: Path, index: Index, tick: Tick) -> str | None:
+    """Return what is wrong with the checksum that a file carries; None if nothing, or it has none.
+
+    Reads the whole file if it has one.
     """
     with opened(path) as (fd, _):
-        if container(path) == SAFETENSORS:
-            if CRC_KEY not in index.metadata:
-                return False
+        contents = index.contents
+        if CRC_KEY in index.metadata:
             stated = index.metadata[CRC_KEY]
-            spans = {name: index.spans(name) for name in index.contents.names}
-            found = str(tensors_crc(fd, path, spans, tick))
+            spans = {name: index.spans(name) for name in contents.names}
+            every = zip(contents.names, contents.dtypes, contents.shapes)
+            scalars = {name: dtype for name, dtype, shape in every if not shape}
+            found = str(tensors_crc(fd, path, spans, scalars, tick))
         elif index.crc is None:
-            return False
+            return None
         else:
             stated = str(ckpt.stated_crc(os.pread(fd, ckpt.CRC_BYTES, index.crc)))
             found = str(file_crc(fd, path, [Span(0, index.crc)], 0, tick))
-    if stated != found:
-        raise CheckpointError(
-            f"{path}: its checksum is {found}, it states {stated}; the file is damaged, "
-            "copy it again"
-        )
-    return True
+    return None if stated == found else f"its checksum is {found}, it states {stated}"

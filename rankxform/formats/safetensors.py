@@ -20,6 +20,26 @@ _MAX_HEADER = 100_000_000
 METADATA_KEY = "__metadata__"
 CRC_KEY = "crc_num"
 REDUNDANCY_KEY = "remove_redundancy"
+_INTEGERS = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64", "UInt64", INT4)
+
+
+MOST_ZEROS = 1 << 32
+
+
+def zeros_of(dtype: str, shape: Shape, content: bytes) -> int | None:
+    """Return how many zero bytes stand for a parameter in MindSpore's checksum, if they do.
+
+    MindSpore sums ``bytes(array)``, and of a 0-d array of integers that is as many zeros as its
+    value says. None where it is the content itself: of any other parameter; and of a value that is
+    negative or larger than memory, with which MindSpore can neither save nor check.
+
+    >>> zeros_of("Int32", (), bytes([5, 0, 0, 0])), zeros_of("Float32", (), bytes(4))
+    (5, None)
+    """
+    if shape or dtype not in _INTEGERS:
+        return None
+    value = int.from_bytes(content, "little", signed=dtype.startswith("Int"))
+    return value if 0 <= value <= MOST_ZEROS else None
 
 
 def read_index(read_at: ReadAt, size: int) -> Index:

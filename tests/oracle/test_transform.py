@@ -124,6 +124,30 @@ def test_mindspore_loads_what_is_written(tmp_path):
             assert set(loaded) >= {"global_step", "learning_rate"}
 
 
+def test_checksums_of_0d_integers_are_mindspores(tmp_path):
+    """It sums as many zeros as the value says; what it cannot sum, it cannot save either."""
+    values = {
+        f"n{i}": np.array(value, kind)
+        for i, (value, kind) in enumerate(
+            [(5, "i4"), (0, "i8"), (300, "u2"), (7, "i1"), (3, "u8"), (1, "?"), (2.5, "f4")]
+        )
+    }
+    saved = [{"name": n, "data": ms.Tensor(value)} for n, value in values.items()]
+    path = tmp_path / "src/rank_0/net"
+    path.parent.mkdir(parents=True)
+    ms.save_checkpoint(saved, str(path), format="safetensors", crc_check=True)
+    ours = tmp_path / "dst/rank_0/checkpoint_0.safetensors"
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", crc=True, check_crc=True)
+    theirs = rankxform.inspect(f"{path}.safetensors")["metadata"]["crc_num"]
+    assert rankxform.inspect(ours)["metadata"]["crc_num"] == theirs
+    assert set(ms.load_checkpoint(str(ours), format="safetensors", crc_check=True)) == set(values)
+    assert rankxform.verify(tmp_path / "src", tmp_path / "dst").same
+    negative = {"n": ("Int64", np.array(-3, "<i8").view("<u8"))}
+    reference.write_safetensors(tmp_path / "odd/rank_0/c.safetensors", negative)
+    rankxform.transform(tmp_path / "odd", tmp_path / "odd_dst", crc=True)
+    rankxform.transform(tmp_path / "odd_dst", tmp_path / "odd_again", check_crc=True)
+
+
 def real(network, configuration):
     """Return the merged or only strategy file of a configuration, its shapes and its ranks."""
     folder = REAL / network / configuration
