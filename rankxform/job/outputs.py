@@ -15,7 +15,6 @@ from rankxform.execution.output import (
 )
 from rankxform.formats.dtype import INT4
 from rankxform.planning.moves import Portion
-from rankxform.planning.plan import needed_stages
 from rankxform.transport import Team
 
 from .placement import Placement
@@ -76,7 +75,7 @@ class Layouts:
     def _metadata(self, rank: int) -> dict[str, str]:
         """Return what safetensors keep beside tensors: of the lowest source rank of the stage."""
         src, dst = self._conversion.source.strategy, self._conversion.dst
-        stages = needed_stages(src, dst, dst.stage_of(rank))
+        stages = self._conversion.planner.source_stages(dst.stage_of(rank))
         first = next(
             one
             for stage in stages

@@ -12,14 +12,27 @@ OPTIMIZER_STATE = (
 """What MindSpore's and MindFormers' optimizers put before the name of the parameter they follow."""
 
 
+NEVER_SAVED = "accu_grads"
+"""A state that strategies list and that MindSpore does not save."""
+
+
+def state_of(name: str) -> str | None:
+    """Return which optimizer state a name is of, or None for a parameter's own.
+
+    >>> state_of("adam_m.layers.0.w"), state_of("layers.0.w")
+    ('adam_m', None)
+    """
+    prefix, dot, _ = name.partition(".")
+    return prefix if dot and prefix in OPTIMIZER_STATE else None
+
+
 def followed(name: str) -> str:
     """Return the parameter that an optimizer state belongs to, or the name itself.
 
     >>> followed("adam_m.layers.0.w"), followed("layers.0.w")
     ('layers.0.w', 'layers.0.w')
     """
-    prefix, dot, rest = name.partition(".")
-    return rest if dot and prefix in OPTIMIZER_STATE else name
+    return name if state_of(name) is None else name.partition(".")[2]
 
 
 def patterns(names: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ from rankxform.geometry.grid import Cell
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
+from .losses import losses_message
 from .moves import Copy, Move, Portion, RankPlan, Readers, Slice, Targets, overlaps
 from .selection import Selection, destination_layout
 from .source import Parameter, Source
@@ -245,12 +246,9 @@ class Planner:
         return self._held[key]
 
     def nobody(self, parameter: Parameter, cell: Cell) -> NoReturn:
-        should = [parameter.first_rank + r for r in parameter.layout.holders[cell]]
-        raise CheckpointError(
-            f"the file of rank {' or '.join(map(str, should))} is missing or incomplete: no source "
-            f"file holds {parameter.grid.box(cell)} of {parameter.name!r}{self._source.looked} "
-            f"({self._source.strategy.label}); bring the rank's folder, or use another checkpoint"
-        )
+        """Raise CheckpointError for a slice that no file holds, and all others like it."""
+        assert cell not in parameter.ranks_by_cell
+        raise CheckpointError(losses_message(self._source, self._selection.cut.values(), {}))
 
     def _unlisted_rank(self, parameter: Parameter, dst_rank: int) -> int:
         """Return the rank whose copy of an unlisted parameter `dst_rank` gets, as MindSpore does.
@@ -259,17 +257,33 @@ class Planner:
         stage that MindSpore loads for the destination's stage.
         """
         src = self._source.strategy
-        stages = needed_stages(src, self._dst, self._dst.stage_of(dst_rank))
+        stages = self.source_stages(self._dst.stage_of(dst_rank))
         local = dst_rank % self._dst.stage_size % src.stage_size
         for stage in stages:
             if src.ranks_in(stage)[local] in parameter.holders:
                 return src.ranks_in(stage)[local]
         return next(r for s in stages for r in src.ranks_in(s) if r in parameter.holders)
 
+    def source_stages(self, dst_stage: int) -> list[int]:
+        """Return the source stages that a destination stage draws on.
+
+        Those that MindSpore loads, ascending, and then any that alone hold what the destination
+        stage lists and the source strategy does not, if that is taken as whole.
+        """
+        needed = needed_stages(self._source.strategy, self._dst, dst_stage)
+        there = set(self._source.names_in(needed))
+        more = {
+            self._source.strategy.stage_of(parameter.holders[0])
+            for name, parameter in self._selection.cut.items()
+            if not parameter.listed and name not in there
+            and dst_stage in self._dst.stages_of.get(name, ())
+        }  # fmt: skip
+        return [*needed, *sorted(more.difference(needed))]
+
     def _stage_layouts(self, stage: int) -> dict[str, Layout]:
         cut: dict[str, Layout] = {}
         rest: dict[str, Layout] = {}
-        for name in self._source.names_in(needed_stages(self._source.strategy, self._dst, stage)):
+        for name in self._source.names_in(self.source_stages(stage)):
             everywhere = name in self._selection.everywhere
             if everywhere or name in self._selection.cut:
                 layout = self._layout(name, stage)

@@ -15,6 +15,7 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.strategy import Strategy, WholeStrategy
 
+from .losses import losses_message
 from .names import followed, in_few_words
 from .source import Parameter, Source, effective_layout
 
@@ -53,9 +54,11 @@ def select(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     one_sided: str = "error",
+    ranks: Iterable[int] = (),
 ) -> Selection:
     """Decide for every parameter of the source what becomes of it.
 
+    `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
     `include` and `exclude` are regular expressions, searched in the name. `one_sided` says what
     happens to a parameter that only one strategy lists: "error"; "leave-out"; or "whole", which
     takes the side that does not list it to hold it whole on every rank.
@@ -86,9 +89,14 @@ def select(
             f"{source.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
             f"such as {in_few_words([p.name for p in alone], 3)}; one of them is another network's"
         )
-    lost = [name for name in source.unreachable if name in dst and wanted(name)]
+    made = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
+    lost = {
+        name: missing
+        for name, missing in source.unreachable.items()
+        if name in dst and wanted(name) and made.intersection(dst.stages_of.get(name, made))
+    }
     if lost:
-        raise CheckpointError(_unreachable_message(lost, source))
+        raise CheckpointError(losses_message(source, cut.values(), lost))
     if alone and one_sided == "error":
         raise RequestError(_one_sided_message(alone, source, dst))
     if not cut and not everywhere:
@@ -150,16 +158,6 @@ def _one_sided_message(alone: list[Parameter], source: Source, dst: Strategy) ->
     return (
         "; ".join(parts) + ". Say what to do: --one-sided leave-out, or --one-sided whole if "
         "every rank of the side that does not list them holds them whole"
-    )
-
-
-def _unreachable_message(names: list[str], source: Source) -> str:
-    ranks = sorted({rank for name in names for rank in source.unreachable[name]})
-    few = ", ".join(map(str, ranks[:12])) + (", ..." if len(ranks) > 12 else "")
-    return (
-        f"no source file holds {in_few_words(names)}{source.looked}; {source.strategy.label} "
-        f"places {'it' if len(names) == 1 else 'them'} on ranks whose files are not there: {few}. "
-        "Bring the missing rank folders, or leave these parameters out (--exclude)"
     )
 
 

@@ -17,7 +17,7 @@ from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, Shape, whole
 from rankxform.layout.strategy import Strategy
 
-from .names import followed, in_few_words
+from .names import NEVER_SAVED, followed, in_few_words, state_of
 
 _FEW_TIED = 2
 """Parameters that pipeline stages usually share: an embedding, and one more."""
@@ -79,7 +79,7 @@ class Source:
     listed: parameters that strategy and files both know, by name.
     unlisted: parameters of the files that the source strategy does not list, by name.
     unreachable: names that no file holds while files that could hold them are missing, with the
-        missing ranks.
+        missing ranks; without gradients that are accumulated, if no file has any.
     looked: for messages, on which nodes files were looked for, if on several.
     """
 
@@ -139,7 +139,12 @@ def survey(
             unlisted[name] = Parameter(name, dtype, shape, whole(len(shape)), 0, ranks, False)
         else:
             listed[name] = _listed(strategy, name, dtype, listing, here, ranks, paths)
-    absent = [name for name in strategy.stages_of if name not in listed]
+    saved = {state_of(name) for name in found}
+    absent = [
+        name
+        for name in strategy.stages_of
+        if name not in listed and (state_of(name) != NEVER_SAVED or NEVER_SAVED in saved)
+    ]
     lost = _unreachable(strategy, absent, frozenset(wanted) - frozenset(indexes))
     return Source(strategy, paths, shelves, listed, unlisted, lost, looked)
 

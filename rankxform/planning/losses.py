@@ -1,0 +1,83 @@
+"""What the source should hold and does not: in words, what matters first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from rankxform.formats.dtype import item_size
+from rankxform.geometry.box import Box
+
+from .names import followed, in_few_words
+from .source import Parameter, Source
+
+Loss = tuple[Parameter, Box]
+"""A region of a parameter that no file holds."""
+
+
+def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[Loss]]:
+    """Return, by the ranks that should hold them, the slices that no source file holds."""
+    found: dict[tuple[int, ...], list[Loss]] = {}
+    for parameter in parameters:
+        if parameter.listed:
+            held, grid = parameter.ranks_by_cell, parameter.grid
+            for cell, ranks in parameter.layout.holders.items():
+                if cell not in held:
+                    should = tuple(parameter.first_rank + rank for rank in ranks)
+                    found.setdefault(should, []).append((parameter, grid.box(cell)))
+    return found
+
+
+def losses_message(
+    source: Source, parameters: Iterable[Parameter], lost: Mapping[str, Sequence[int]]
+) -> str:
+    """Say which ranks' files are missing, and what only they hold of what is wanted.
+
+    parameters: of the source, that are wanted; lost: names that are wanted and in no file, with
+    the ranks whose files are not there. Parameters come before optimizer states, much before
+    little.
+    """
+    names = in_few_words(sorted(lost, key=lambda name: (followed(name) != name, name)), 2)
+    label, looked = source.strategy.label, source.looked
+    groups = lost_slices(parameters)
+    if not groups:
+        ranks = sorted({rank for some in lost.values() for rank in some})
+        return (
+            f"{_ranks(ranks)} no file{looked}: no source file holds {names}, which {label} places "
+            f"on ranks whose files are not there: {_few(ranks)}. Bring the missing rank folders, "
+            "or leave these parameters out (--exclude)"
+        )
+    should, gone = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
+    parameter, box = max(gone, key=_weight)
+    missing = [rank for rank in should if rank not in source.paths]
+    where = f"{_ranks(missing)} no file" if missing else f"{source.paths[should[0]]}: is incomplete"
+    also = f", and none of {names}" if names else ""
+    more = len(groups) - 1
+    others = f" So are slices of {more} more rank{'s' if more > 1 else ''}." if more else ""
+    return (
+        f"{where}{looked}: no source file holds {len(gone):,} of its slices, "
+        f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.name!r} ({label})"
+        f"{also}.{others} Bring the rank's folder, or use another checkpoint"
+    )
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes:,} bytes"
+
+
+def _weight(loss: Loss) -> tuple[bool, int]:
+    parameter, box = loss
+    return followed(parameter.name) == parameter.name, box.size
+
+
+def _nbytes(loss: Loss) -> int:
+    parameter, box = loss
+    return prod(box.shape) * item_size(parameter.dtype)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {_few(ranks)} have"
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:12])) + (", ..." if len(ranks) > 12 else "")
