@@ -6,7 +6,8 @@ Under mpirun they are collective: every process calls them alike, with the commu
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+import warnings
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from operator import index
@@ -15,7 +16,13 @@ from typing import Any
 
 from rankxform import inspection, job
 from rankxform.cli.planned import plan_summary
-from rankxform.errors import RankxformError, StorageError, UsageError, storage_errors
+from rankxform.errors import (
+    RankxformError,
+    RankxformWarning,
+    StorageError,
+    UsageError,
+    storage_errors,
+)
 from rankxform.execution import strategies
 from rankxform.layout.strategy import Strategy
 from rankxform.transport import Team, team
@@ -23,7 +30,7 @@ from rankxform.transport import Team, team
 _OPTIONS = frozenset(option.name for option in fields(job.Request))
 _LOADING = _OPTIONS & {
     "step", "suffix", "src_pattern", "include", "exclude", "one_sided", "unlisted", "replicas",
-    "allow_equal_slices", "allow_extra_ranks", "check_crc", "memory", "reading", "files",
+    "allow_equal_slices", "allow_extra_ranks", "check_crc", "memory", "reading", "costs", "files",
 }  # fmt: skip
 
 
@@ -38,17 +45,22 @@ def transform(
 ) -> job.Report:
     """Convert the checkpoint in `src` to `dst`; return what was done.
 
-    A strategy is a file, a folder of stage files, or None. `comm` is an mpi4py communicator;
+    A strategy is a file, a folder of stage files, or "none" for whole tensors; the destination's
+    may be left out then, and the source's where `src` is one complete file. `comm` is an mpi4py
+    communicator;
     without one the launcher's world is used, or this process alone. `options` are the other
     fields of `rankxform.job.Request`: prefix, format, ranks, src_pattern, step, suffix, include,
     exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
-    overwrite, fsync, link, dst_placement, memory, reading, verify. Raises RankxformError, of one
-    class on every process.
+    overwrite, fsync, link, dst_placement, memory, reading, costs, verify, check_replicas. Raises
+    RankxformError, of one class on every process; a RankxformWarning is given on process 0 for each
+    of the report's warnings.
     """
     with _together(comm) as together:
         with together.together():
             request = _request(src, dst, src_strategy, dst_strategy, options)
-        return job.transform(request, together)
+        report = job.transform(request, together)
+        _warn(report.warnings, together)
+        return report
 
 
 def load(
@@ -69,13 +81,15 @@ def load(
     A strategy may also be a network's (`rankxform.mindspore.strategy_of`). `options` are those
     of `transform` that do not concern files: step, suffix, src_pattern, include, exclude,
     one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory,
-    reading.
+    reading, costs.
     """
     with _together(comm) as together:
         with together.together():
             request = _request(src, None, src_strategy, dst_strategy, options, _LOADING)
             wanted = _own_rank(rank, request, together)
-        return job.load(request, together, wanted)
+        found = job.load(request, together, wanted)
+        _warn(found.warnings, together)
+        return found
 
 
 def _own_rank(rank: int | None, request: job.Request, together: Team) -> int:
@@ -107,7 +121,9 @@ def verify(
             return job.verify_alone(os.fspath(src), together)
         with together.together():
             request = _request(src, dst, src_strategy, dst_strategy, options)
-        return job.verify(request, together)
+        verdict = job.verify(request, together)
+        _warn(verdict.warnings, together)
+        return verdict
 
 
 def plan(
@@ -127,6 +143,7 @@ def plan(
         with together.together():
             request = _request(src, None, src_strategy, dst_strategy, options)
         conversion = job.prepare(request, together)
+        _warn(conversion.warnings, together)
         found, choice = job.foreseen(conversion, processes or together.size, together)
         with together.together():
             return plan_summary(conversion, found, choice.call)
@@ -162,6 +179,12 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Describe a checkpoint file, a checkpoint folder or a strategy."""
     with storage_errors():
         return inspection.inspect(Path(path))
+
+
+def _warn(texts: Iterable[str], together: Team) -> None:
+    """Warn the program, on process 0, as the command line does in words."""
+    for text in texts if together.rank == 0 else ():
+        warnings.warn(text, RankxformWarning, stacklevel=3)
 
 
 @contextmanager

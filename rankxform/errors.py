@@ -36,6 +36,10 @@ class RankxformError(Exception):
     resumable = False
 
 
+class RankxformWarning(UserWarning):
+    """What was done may not be what was meant, as where an older step was taken than the newest."""
+
+
 class UsageError(RankxformError, ValueError):
     """The call itself cannot be carried out as written."""
 

@@ -134,7 +134,7 @@ def test_a_damaged_json_strategy(seed, place):
 
 def test_a_missing_rank(place):
     place.shard(1).unlink()
-    place.refused(rankxform.CheckpointError, "file of rank 1 is missing .*no source file holds", 3)
+    place.refused(rankxform.CheckpointError, "^rank 1 has no file: no source file holds", 3)
 
 
 def test_a_missing_stage(place, tmp_path):
@@ -276,8 +276,13 @@ def test_what_does_not_exist(place):
 
 def test_a_folder_of_several_ranks_without_a_strategy(place):
     place.refused(
-        rankxform.UsageError, "files of 2 ranks, and --src-strategy none", 2, src_strategy=None
+        rankxform.UsageError, "files of 2 ranks, and no --src-strategy says", 2, src_strategy=None
     )
+
+
+@pytest.mark.parametrize("option", ["prefix", "suffix", "src_pattern", "src_strategy", "src"])
+def test_a_nul_in_a_name(option, place):
+    place.refused(rankxform.UsageError, f"^{option} 'a.*b': holds a NUL", 2, **{option: "a\0b"})
 
 
 def test_an_encrypted_file(place):

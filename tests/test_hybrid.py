@@ -164,6 +164,19 @@ def test_only_states_of_the_parameters_shape_follow(tmp_path):
     )
 
 
+def test_states_of_another_shape_are_whole_on_every_rank(tmp_path):
+    """Whole to sharded by hand, as in the other directions."""
+    row = np.arange(8, dtype=np.float32).view("<u4")
+    factored = {"exp_avg_sq_row.weight": ("Float32", row)}
+    src = write_sliced(tmp_path / "src", 1, extra=factored)
+    report = rankxform.transform(src, tmp_path / "dst", "none", "cut:^weight$=0@2")
+    assert report.conversion.selection.left_out == ()
+    for rank in range(2):
+        found = reference.read_ckpt(tmp_path / f"dst/rank_{rank}/checkpoint_{rank}.ckpt")
+        assert found["exp_avg_sq_row.weight"] == ("Float32", (8,), row.tobytes())
+        assert found["weight"][1] == found["moments.weight"][1] == (4, 8)
+
+
 def test_what_all_ranks_hold_alike_was_not_cut(tmp_path):
     norm = {"norm.weight": ("Float32", np.arange(8, dtype=np.float32))}
     src = write_sliced(tmp_path / "src", 4, extra=norm)

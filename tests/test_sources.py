@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rankxform
+from rankxform import job
+from rankxform.mindspore import calls
+from rankxform.transport import Serial
 from tests import reference
 from tests.reference import cut, full_tensor, write_checkpoint, write_ckpt, write_strategy
 
@@ -37,7 +41,8 @@ def test_a_missing_stage_of_shards_is_not_a_smaller_model(tmp_path):
     a = write_strategy(tmp_path / "s.ckpt", TIED)
     remove(tmp_path / "src", 0, 1)
     with pytest.raises(
-        rankxform.CheckpointError, match=r"no source file holds a, emb.*not there: 0, 1"
+        rankxform.CheckpointError,
+        match=r"ranks 0, 1 have no file: no source file holds a, emb.*not there: 0, 1",
     ):
         rankxform.transform(source, tmp_path / "dst", a, None)
     rankxform.transform(source, tmp_path / "dst", a, None, exclude=("^a$", "^emb$"))
@@ -113,12 +118,14 @@ def test_a_data_parallel_source_that_was_dealt_out(kind, tmp_path):
             write_ckpt(path, entries)
         else:
             reference.write_safetensors(path, entries, {"remove_redundancy": "True"})
-    report = rankxform.transform(tmp_path / "src", tmp_path / "dst")
+    with pytest.raises(rankxform.UsageError, match="files of 2 ranks, and no --src-strategy"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst")
+    report = rankxform.transform(tmp_path / "src", tmp_path / "dst", "none")
     assert reference.wrong_slices(tmp_path / "dst", None, params, kind) == []
-    assert any("dealt out" in notice for notice in report.notices)
+    assert any("as remove_redundancy leaves them" in notice for notice in report.notices)
     if kind == "safetensors":
         with pytest.raises(rankxform.UsageError, match="was saved with remove_redundancy"):
-            rankxform.transform(tmp_path / "src/rank_0/net-1_1.safetensors", tmp_path / "half")
+            rankxform.transform(tmp_path / f"src/rank_0/net-1_1.{kind}", tmp_path / "half", "none")
 
 
 def test_slices_of_zeros_on_some_ranks_are_no_complete_parameters(tmp_path):
@@ -182,7 +189,7 @@ def test_no_way_leads_into_the_source(way, tmp_path):
     before = {p: p.read_bytes() for p in (tmp_path / "real").rglob("*.ckpt")}
     src, dst, options = tmp_path / "real", tmp_path / "real", {}
     if way == "file":
-        src, a, options = tmp_path / "real/rank_0/checkpoint_0.ckpt", None, {"prefix": "x"}
+        src, a, options = tmp_path / "real/rank_0/checkpoint_0.ckpt", "none", {"prefix": "x"}
     elif way == "link":
         (tmp_path / "links").mkdir()
         for rank in range(2):
@@ -195,8 +202,9 @@ def test_no_way_leads_into_the_source(way, tmp_path):
         dst = tmp_path / "dst"
         dst.mkdir()
         (dst / "rank_1").symlink_to(tmp_path / "real/rank_1")
-    with pytest.raises(rankxform.UsageError, match="lies in the source folder"):
-        rankxform.transform(src, dst, a, a, overwrite=True, **options)
+    b = None if a == "none" else a
+    with pytest.raises(rankxform.RankxformError, match="lies in the source folder|is a link"):
+        rankxform.transform(src, dst, a, b, overwrite=True, **options)
     assert {p: p.read_bytes() for p in (tmp_path / "real").rglob("*.*")} == before
 
 
@@ -313,12 +321,166 @@ def test_a_pipelines_strategy_for_a_checkpoint_that_is_none(tmp_path):
         rankxform.transform(source, tmp_path / "dst", a, None)
 
 
-def test_one_shard_as_a_complete_checkpoint_is_a_notice(tmp_path):
+def test_one_shard_is_not_silently_a_complete_checkpoint(tmp_path):
     source = write_checkpoint(tmp_path / "src", TIED, PARAMS)
-    report = rankxform.transform(f"{source}/rank_0/checkpoint_0.ckpt", tmp_path / "dst")
+    write_strategy(tmp_path / "strategy.ckpt", TIED)
+    shard = f"{source}/rank_0/checkpoint_0.ckpt"
+    with pytest.raises(
+        rankxform.UsageError,
+        match=r"is the file of one of 4 rank folders.*strategy\.ckpt \(found beside it: 2 stages of 2",
+    ):
+        rankxform.transform(shard, tmp_path / "dst")
+    report = rankxform.transform(shard, tmp_path / "dst", "none")
     assert any("3 more rank folders lie beside it" in notice for notice in report.notices)
     with pytest.raises(rankxform.CheckpointError, match="one rank's folder; name the folder above"):
         rankxform.transform(f"{source}/rank_0", tmp_path / "no")
+
+
+STAGES = [{"a": ([2], [-1, -1], 1, -1)}, {"b": ([2], [0, -1], 0, 0)}]
+STAGE_PARAMS = {"a": ((8, 4), "Float32"), "b": ((8, 4), "Float32")}
+
+
+def verbs(src, tmp, **options):
+    """Return all calls that read a source, for one that should be refused by all of them."""
+    return [
+        lambda: rankxform.transform(src, tmp / "dst", **options),
+        lambda: rankxform.verify(src, tmp / "dst", **options),
+        lambda: rankxform.plan(src, **options),
+        lambda: rankxform.load(src, **options),
+        lambda: job.compare_replicas(
+            job.Request(str(src), None, options.get("src_strategy")), Serial()
+        ),
+        lambda: job.already_fits(
+            job.Request(str(src), None, options.get("src_strategy")), Serial()
+        ),
+    ]
+
+
+@pytest.mark.parametrize("call", range(6))
+def test_a_pipeline_without_its_strategy_is_refused_whatever_names_its_ranks_hold(call, tmp_path):
+    source = write_checkpoint(tmp_path / "output/checkpoint", STAGES, STAGE_PARAMS)
+    reference.write_stage_files(tmp_path / "output/strategy", STAGES)
+    write_strategy(tmp_path / "output/other_strategy.ckpt", STAGES[:1])
+    with pytest.raises(
+        rankxform.UsageError, match="files of 4 ranks, and no --src-strategy"
+    ) as told:
+        verbs(source, tmp_path)[call]()
+    assert "output/strategy (found beside it: 2 stages of 2 ranks)" in str(told.value)
+    assert "other_strategy" not in str(told.value), "that one is of two ranks"
+    assert "--src-strategy none" in str(told.value)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_none_said_of_shards_is_refused_for_their_shapes_or_bytes(tmp_path):
+    source = write_checkpoint(tmp_path / "src", STAGES, STAGE_PARAMS)
+    with pytest.raises(
+        rankxform.CheckpointError, match="'[ab]' is not the same in .*of 2 that diff"
+    ):
+        rankxform.transform(source, tmp_path / "dst", "none")
+    with pytest.raises(rankxform.CheckpointError, match="give the strategy"):
+        rankxform.load(source, "none")
+    assert not (tmp_path / "dst").exists()
+    odd = {"a": ([2], [0, -1], 0, 0, [3, 5]), "b": ([2], [-1, -1], 0, 0)}
+    source = write_checkpoint(tmp_path / "odd", [odd], STAGE_PARAMS)
+    for call in (rankxform.plan, rankxform.load):
+        with pytest.raises(rankxform.UsageError, match=r"'a' has shape \[3, 4\].*and \[5, 4\] in"):
+            call(source, "none")
+
+
+def test_complete_files_on_every_rank_are_compared(tmp_path):
+    whole = dict.fromkeys(STAGE_PARAMS, ([3], [-1, -1], 0, 0))
+    source = write_checkpoint(
+        tmp_path / "src", [whole], STAGE_PARAMS, lambda r: {"rank": ("Int32", np.array([r], "<i4"))}
+    )
+    report = rankxform.transform(source, tmp_path / "dst", "none")
+    assert reference.wrong_slices(tmp_path / "dst", None, STAGE_PARAMS) == []
+    assert report.compared == 3 * (2 * 8 * 4 * 4 + 4), "every copy is read"
+    assert any("compares all copies of a, b" in notice for notice in report.notices)
+    assert any("'rank' is in no strategy and differs" in notice for notice in report.notices)
+    found = rankxform.load(source, "none")
+    assert found["a"].shape == (8, 4)
+    last = tmp_path / "src/rank_2/checkpoint_2.ckpt"
+    data = bytearray(last.read_bytes())
+    data[data.index(full_tensor("b", (8, 4), "Float32").tobytes()) + 100] ^= 1
+    last.write_bytes(data)
+    with pytest.raises(
+        rankxform.CheckpointError, match="'b' is not the same in .*rank_2.*of 1 that"
+    ):
+        rankxform.transform(source, tmp_path / "again", "none")
+
+
+def test_a_warning_names_the_rank_that_lacks_the_newest_step(tmp_path):
+    layouts = [{"w": ([2], [0], 0, 0)}]
+    params = {"w": ((8,), "Float32")}
+    a = write_strategy(tmp_path / "a.ckpt", layouts)
+    for step in ("1_100", "2_200", "3_300"):
+        src = write_checkpoint(tmp_path / "src", layouts, params, name=f"net-{step}")
+    calls = (
+        lambda **more: rankxform.transform(src, tmp_path / "dst", a, a, overwrite=True, **more),
+        lambda **more: rankxform.load(src, a, a, **more),
+        lambda **more: rankxform.plan(src, a, a, **more),
+    )
+    for call in calls:
+        call()  # older steps are no news
+    (tmp_path / "src/rank_1/net-3_300.ckpt").unlink()
+    for call in calls:
+        with pytest.warns(
+            rankxform.RankxformWarning, match="3 step 300 is newer but not complete: rank 1 has no"
+        ):
+            call()
+        call(step="2_200")  # that it is meant was said
+        with pytest.raises(rankxform.CheckpointError, match="say --step 2_200 for the newest"):
+            call(step="latest")
+    assert not any("steps" in notice for notice in calls[0](step="2_200").notices)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_the_ranks_that_are_named_are_enough_for_a_tied_pipeline(rank, tmp_path):
+    """An old strategy lists the embedding in both stages."""
+    tied = [dict(TIED[0]), {**TIED[1], "emb": TIED[0]["emb"]}]
+    source = write_checkpoint(tmp_path / "src", tied, PARAMS)
+    a = write_strategy(tmp_path / "s.ckpt", tied)
+    rankxform.transform(source, tmp_path / "all", a, a)
+    needed = rankxform.ranks(a, a, (rank,))[rank]
+    paths = {r: f"{source}/rank_{r}/checkpoint_{r}.ckpt" for r in needed}
+    whole = (tmp_path / f"all/rank_{rank}/checkpoint_{rank}.ckpt").read_bytes()
+    for r in needed:
+        (tmp_path / f"some/rank_{r}").mkdir(parents=True)
+        (tmp_path / f"some/rank_{r}/c.ckpt").write_bytes(Path(paths[r]).read_bytes())
+    rankxform.transform(tmp_path / "some", tmp_path / "one", a, a, ranks=(rank,))
+    assert (tmp_path / f"one/rank_{rank}/checkpoint_{rank}.ckpt").read_bytes() == whole
+    calls.transform_checkpoint_by_rank(rank, paths, str(tmp_path / "by_rank.ckpt"), a, a)
+    assert (tmp_path / "by_rank.ckpt").read_bytes() == whole
+
+
+def test_a_missing_rank_is_told_by_what_it_alone_holds(tmp_path):
+    layouts = {
+        f"{state}layers.{i}.w": ([2], [0], 0, 0) for state in ("", "adam_m.") for i in (0, 1)
+    }
+    never = {f"accu_grads.layers.{i}.norm": ([2], [-1], 0, 0) for i in (0, 1)}
+    a = write_strategy(tmp_path / "a.ckpt", [{**layouts, **never}])
+    source = write_checkpoint(
+        tmp_path / "src", [layouts], dict.fromkeys(layouts, ((8,), "Float32"))
+    )
+    remove(tmp_path / "src", 1)
+    with pytest.raises(rankxform.CheckpointError) as told:
+        rankxform.transform(source, tmp_path / "dst", a, None)
+    text = str(told.value)
+    assert text.startswith("rank 1 has no file: no source file holds 4 of its slices, 64 bytes")
+    assert "such as [4:8] of 'layers." in text and "accu_grads" not in text
+
+
+@pytest.mark.parametrize("ranks", [(), (2,)])
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_a_stage_of_nothing_but_unmatched_names_may_be_taken_as_whole(kind, ranks, tmp_path):
+    src = [{"a": ([2], [0], 0, 0)}]
+    dst = [{"a": ([2], [0], 0, 0)}, {"x": ([2], [0], 0, 0)}]
+    x = {"x": ("Float32", full_tensor("x", (8,), "Float32"))}
+    source = write_checkpoint(tmp_path / "src", src, {"a": ((8,), "Float32")}, x, kind)
+    a, b = write_strategy(tmp_path / "a.ckpt", src), write_strategy(tmp_path / "b.ckpt", dst)
+    params = dict.fromkeys("ax", ((8,), "Float32"))
+    rankxform.transform(source, tmp_path / "dst", a, b, one_sided="whole", ranks=ranks)
+    assert reference.wrong_slices(tmp_path / "dst", dst, params, kind, ranks or None) == []
 
 
 def test_options_of_the_function_are_checked(tmp_path):

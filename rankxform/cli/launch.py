@@ -20,6 +20,7 @@ from rankxform import job
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import strategies
 from rankxform.execution.files import read_bytes, remove, write_small
+from rankxform.execution.folder import LATEST
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
 
@@ -48,8 +49,12 @@ def launch(
     begin: Callable[..., Any],
     tell: Callable[[str], None],
 ) -> tuple[job.Report | None, Program]:
-    """Convert the checkpoint if it does not fit; return the report and the program to become."""
+    """Convert the checkpoint if it does not fit; return the report and the program to become.
+
+    Of several steps no older one is taken than the newest: a training would go on from there.
+    """
     team.share(lambda: _check(options, team))
+    request = replace(request, step=request.step or LATEST)
     output = Path(options.output).absolute()
     if job.already_fits(replace(request, dst=None), team):
         where = str(Path(request.src).absolute())

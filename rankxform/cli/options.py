@@ -33,7 +33,8 @@ def add_strategies(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
-        dest="src_strategy", metavar="STRATEGY", help="how SRC is cut (default: none)",
+        dest="src_strategy", metavar="STRATEGY",
+        help="how SRC is cut; to be given, be it as none, where SRC holds files of several ranks",
     )  # fmt: skip
     group.add_argument(
         "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
@@ -114,7 +115,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--step",
         metavar="E_S",
-        help="epoch and step to take, such as 10_73 (default: the newest that all ranks have)",
+        help="epoch and step to take, such as 10_73; latest: the newest, an error if a rank lacks "
+        "it (default: the newest that all ranks have; of launch: latest)",
     )
     source.add_argument(
         "--suffix", metavar="TEXT", help="end of the files' names before .ckpt, such as _breakpoint"

@@ -12,7 +12,7 @@ from rankxform.planning.moves import RANGES, ROWS, needed_bytes, read_by_rank
 from rankxform.planning.names import in_few_words
 from rankxform.planning.simulate import Simulation
 
-from .report import left_out, opening, some_names
+from .report import left_out, opening, some_names, warnings
 from .units import few, seconds, shortened, size, table
 
 _FEW_PATTERNS = 2
@@ -54,7 +54,7 @@ def plan_summary(conversion: Conversion, found: Simulation, call: float) -> dict
                 "processes": writers[plan.rank],
                 "parameters": len(plan.slices),
                 "copies": sum(len(s.copies) for s in plan.slices),
-                "bytes_read": plan.nbytes,
+                "bytes_needed": plan.nbytes,
                 "bytes_written": plan.nbytes,
                 "src_ranks": list(plan.src_ranks),
             }
@@ -66,16 +66,17 @@ def plan_summary(conversion: Conversion, found: Simulation, call: float) -> dict
         ],
         "not_in_checkpoint": list(selection.absent),
         "notices": conversion.notices,
+        "warnings": conversion.warnings,
     }
 
 
 def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
     """Write the plan for people."""
-    head = ("rank", "process", "parameters", "copies", "reads", "writes", "from source ranks")
+    head = ("rank", "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
         (
             r["rank"], few(r["processes"]), r["parameters"], r["copies"],
-            size(r["bytes_read"]), size(r["bytes_written"]), few(r["src_ranks"]),
+            size(r["bytes_needed"]), size(r["bytes_written"]), few(r["src_ranks"]),
         )
         for r in summary["ranks"]
     ]  # fmt: skip
@@ -98,7 +99,7 @@ def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
             some_names("in the strategies, not in the checkpoint", conversion.selection.absent)
         )
     lines += [f"note: {notice}" for notice in conversion.notices]
-    return "\n".join(lines)
+    return "\n".join(lines + warnings(conversion.warnings))
 
 
 _WAYS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ def opening(conversion: Conversion, processes: int) -> str:
     ranks = _count(every, "rank") if some == every else f"{some} of {_count(every, 'rank')}"
     return "\n".join(
         (
+            *warnings(conversion.warnings),
             f"source       {conversion.request.src or 'imagined from shapes'}: {found}{step}",
             f"             cut by {_strategy(source.strategy)}",
             f"destination  {where}{ranks}",
@@ -34,12 +35,15 @@ def opening(conversion: Conversion, processes: int) -> str:
     )
 
 
+def warnings(texts: Sequence[str]) -> list[str]:
+    """Write warnings, which are said first and last."""
+    return [f"WARNING: {text}" for text in texts]
+
+
 def _strategy(strategy: Strategy) -> str:
     if strategy.label == "none":
         return "none (whole tensors on one rank)"
-    stages = len(strategy.stages)
-    pipeline = f"{stages} stages of {_count(strategy.stage_size, 'rank')}"
-    return f"{strategy.label} ({pipeline if stages > 1 else _count(strategy.ranks, 'rank')})"
+    return f"{strategy.label} ({strategy.extent})"
 
 
 def _count(number: int, what: str) -> str:
@@ -54,7 +58,8 @@ def closing(done: Report) -> str:
     linked = f" ({done.linked} linked to equal ones)" if done.linked else ""
     lines = []
     if done.kept == len(done.files):
-        return f"all {_count(done.kept, 'file')} were complete already; nothing was written"
+        lines.append(f"all {_count(done.kept, 'file')} were complete already; nothing was written")
+        return "\n".join(lines + warnings(done.warnings))
     if done.kept or done.continued:
         lines.append(
             f"continued an earlier run: {_count(done.kept, 'file')} complete, "
@@ -77,19 +82,20 @@ def closing(done: Report) -> str:
     if selection.absent:
         lines.append(some_names("in the strategies, not in the checkpoint", selection.absent))
     lines += [f"note: {notice}" for notice in done.notices]
-    return "\n".join(lines)
+    return "\n".join(lines + warnings(done.warnings))
 
 
 def verdict(found: Verdict) -> str:
     """Say whether source and destination hold the same model, and where they do not."""
     what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
-    notes = [f"note: {notice}" for notice in found.notices]
-    if not found.differences:
-        if found.sizes_only:
-            return (
-                f"{_count(found.files, 'file')} of the right size with sound headers; the manifest "
-                "has no fingerprints (transform --verify keeps them)"
-            )
+    notes = [*(f"note: {notice}" for notice in found.notices), *warnings(found.warnings)]
+    if found.same is None:
+        return (
+            f"NOT VERIFIED: no byte was compared. {_count(found.files, 'file')} of the right size "
+            "with sound headers; the manifest has no fingerprints (transform --verify keeps them)\n"
+            f"to compare every byte: {found.command}"
+        )
+    if found.same:
         return "\n".join([f"the same: every byte compared, {what}", *notes])
     rows = [
         (
@@ -144,15 +150,18 @@ def agreement_facts(found: Agreement) -> dict[str, Any]:
 def verdict_facts(found: Verdict) -> dict[str, Any]:
     """Return a verdict for JSON."""
     return {
-        "same": not found.differences,
+        "same": found.same,
+        "checked": found.checked,
         "files": found.files,
         "bytes_compared": found.compared,
+        "command": found.command,
         "differences": [
             {"parameter": one.name, "rank": one.rank, "why": one.why, "first_index": one.index,
              "elements": one.count, "of": one.size}
             for one in found.differences
         ],
         "notices": list(found.notices),
+        "warnings": list(found.warnings),
     }  # fmt: skip
 
 

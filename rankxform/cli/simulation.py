@@ -11,7 +11,7 @@ from rankxform.planning.simulate import Simulation, spread_of
 
 from .options import MOMENTS, SHARE
 from .planned import ways, ways_table
-from .report import as_json, opening
+from .report import as_json, opening, warnings
 from .units import seconds, size, table
 
 _NUMBERS = ("reads", "letters", "slices")
@@ -88,7 +88,8 @@ def _table(conversion: job.Conversion, facts: dict[str, Any]) -> str:
         f"{size(facts['buffer_bytes_a_process'])} buffers and the rest what planning takes here; "
         "without MPI's own",
     ]
-    return "\n".join([*lines, *(f"note: {notice}" for notice in conversion.notices)])
+    notes = [f"note: {notice}" for notice in conversion.notices]
+    return "\n".join([*lines, *notes, *warnings(conversion.warnings)])
 
 
 def _cost(name: str, value: float) -> str:

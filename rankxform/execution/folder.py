@@ -2,8 +2,8 @@
 
 ``SRC/rank_N/<name>-<epoch>_<step>.ckpt`` is what MindSpore's callbacks leave; other patterns are
 given by the user, and one complete file may stand for a folder. Where a rank folder holds
-several steps, the newest that every rank has is taken. Which file is meant is never guessed
-from modification times or the order of names.
+several steps, the newest that every rank has is taken; a newer one that some rank lacks is told.
+Which file is meant is never guessed from modification times or the order of names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rankxform.errors import CheckpointError, UsageError
 
 SUFFIXES = (".ckpt", ".safetensors")
 DEFAULT_PATTERN = "rank_{rank}/*"
+LATEST = "latest"
 _STEP = re.compile(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
 
 Step = tuple[int, int]
@@ -26,11 +27,40 @@ Step = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shards:
-    """The chosen file of each rank, by global rank, and the (epoch, step) they were saved at."""
+    """The chosen file of each rank, by global rank, and the (epoch, step) they were saved at.
+
+    skipped_steps: others that are there. incomplete: those of them that are newer, ascending, each
+    with the needed ranks that lack it.
+    """
 
     paths: Mapping[int, Path]
     step: Step | None
     skipped_steps: tuple[Step, ...] = ()
+    incomplete: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def newer(self) -> str | None:
+        """Which newer step was passed over and why, in words; None if there is none."""
+        if not self.incomplete:
+            return None
+        step, lacking = max(self.incomplete.items())
+        which = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {ranges(lacking)} have"
+        return f"epoch {step[0]} step {step[1]} is newer but not complete: {which} no file of it"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write ascending numbers shortly.
+
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 @dataclass(frozen=True)
@@ -99,9 +129,9 @@ def choose(
 ) -> Shards:
     """Choose the file of each rank that saved: of `ranks` (None: all that are there), and others.
 
-    `looked` says, for messages, on which nodes was looked. `step` is ``E_S``; `suffix` is the end
-    of the file's name before its extension. Raises UsageError or CheckpointError that lists the
-    candidates.
+    `looked` says, for messages, on which nodes was looked. `step` is ``E_S``, or ``latest``, which
+    accepts no older step than the newest of all; `suffix` is the end of the file's name before its
+    extension. Raises UsageError or CheckpointError that lists the candidates.
     """
     if there.is_file:
         return Shards({0: where}, None)
@@ -120,7 +150,15 @@ def choose(
             "name the right folder, or give --src-pattern, such as 'ckpt_{rank}/*.ckpt'"
         )
     needed = [r for r in ranks if r in candidates] if ranks is not None else list(candidates)
-    return _choose(candidates, needed, _step(step), suffix)
+    found = _choose(candidates, needed, _step(step), suffix)
+    if step == LATEST and found.newer:
+        assert found.step is not None
+        epoch, number = found.step
+        raise CheckpointError(
+            f"{where}: {found.newer}. Bring it, or say --step {epoch}_{number} for the newest step "
+            "that all ranks have"
+        )
+    return found
 
 
 def _by_rank(where: Path, pattern: str) -> dict[int, list[Path]]:
@@ -169,11 +207,13 @@ def _candidate(path: Path, rank: int) -> _Candidate:
 
 
 def _step(text: str | None) -> Step | None:
-    if text is None:
+    if text in (None, LATEST):
         return None
     match = re.fullmatch(r"(\d+)_(\d+)", text)
     if not match:
-        raise UsageError(f"--step {text!r}: an epoch and a step are wanted, such as 10_73")
+        raise UsageError(
+            f"--step {text!r}: an epoch and a step are wanted, such as 10_73, or {LATEST}"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -226,8 +266,13 @@ def _choose(
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
             paths[rank] = match[0].path
-    others = {s for rank_steps in steps for s in rank_steps if s and s != newest}
-    return Shards(paths, newest, tuple(sorted(others)))
+    others = sorted({s for rank_steps in steps for s in rank_steps if s and s != newest})
+    incomplete = {
+        step: tuple(rank for rank, has in zip(needed, steps) if step not in has)
+        for step in others
+        if newest and step > newest
+    }
+    return Shards(paths, newest, tuple(others), incomplete)
 
 
 def _listing(candidates: Iterable[_Candidate]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
-from rankxform.errors import StrategyError, UsageError
+from rankxform.errors import RankxformError, StrategyError, UsageError
 from rankxform.formats import strategy_json, strategy_proto
 from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import (
@@ -26,8 +27,9 @@ def load(where: str | Strategy | None) -> Strategy:
     """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
     A cut by hand is ``cut:REGEX=AXIS@RANKS`` (`HandCut`).
-    ``None``, ``""``, ``"none"`` and ``"None"`` stand for the whole tensor on one rank (a file of
-    that name is ``./none``). Raises StrategyError that names the file.
+    ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
+    ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
+    not accept (`rankxform.job.unsharded`). Raises StrategyError that names the file.
     """
     if isinstance(where, Strategy):
         return where
@@ -41,6 +43,22 @@ def load(where: str | Strategy | None) -> Strategy:
 def is_none(where: str | Strategy | None) -> bool:
     """Tell whether `where` stands for whole tensors on one rank."""
     return where in (None, "", "none", "None") or isinstance(where, WholeStrategy)
+
+
+def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
+    """Return strategies for at least so many ranks that lie in a checkpoint's folder or beside it.
+
+    What counts is what has "strategy" in its name, as in MindFormers' ``output/strategy`` beside
+    ``output/checkpoint``. Those for just so many ranks come first. What cannot be read is left out.
+    """
+    found = []
+    for where in (folder.parent, folder):
+        for path in sorted(where.iterdir()) if where.is_dir() else ():
+            if "strategy" in path.name.lower() and (path.is_dir() or path.suffix in SUFFIXES):
+                with suppress(RankxformError, OSError):
+                    found.append((path, load(str(path))))
+    fitting = [one for one in found if one[1].ranks >= ranks]
+    return sorted(fitting, key=lambda one: one[1].ranks != ranks)
 
 
 def files(path: Path) -> list[Path]:

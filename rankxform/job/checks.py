@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import samples
 from rankxform.execution.files import Tick
+from rankxform.execution.folder import SUFFIXES
 from rankxform.planning.agreement import (
     check_each_differs,
     check_extra_rank,
@@ -44,6 +46,33 @@ def check_target(conversion: Conversion) -> None:
             raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
 
 
+def foreign_files(own: Iterable[Path], team: Team) -> list[str]:
+    """Warn of other checkpoint files in the folders of destination files. Collective.
+
+    MindSpore and MindFormers choose among the files of a rank folder by name or time.
+    """
+    mine = {path: path.parent for path in own}
+
+    def beside() -> list[str]:
+        if not team.nodes.speaks(team.rank):
+            return []
+        return [
+            str(path)
+            for folder in dict.fromkeys(mine.values())
+            for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+            if path.suffix in SUFFIXES and path not in mine
+        ]
+
+    found = sorted({path for some in team.gather(beside) for path in some})
+    if not found:
+        return []
+    more = f" and {len(found) - 1} more" if found[1:] else ""
+    return [
+        f"{found[0]}{more}: another checkpoint file lies in a rank folder of this destination, and "
+        "may be loaded instead; remove what does not belong there"
+    ]
+
+
 @dataclass(frozen=True)
 class _Looks:
     """What one process read of its share of the source files, before the conversion.
@@ -77,7 +106,7 @@ def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
 
 def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
     every = {**conversion.indexes, **conversion.extra}
-    unlisted = to_compare(conversion.selection)
+    unlisted = to_compare(conversion.selection, conversion.source)
     extra = extra_probes(conversion.source, conversion.extra)
     by_hand = cut_by_hand(conversion.selection, conversion.source)
     sampled = [*dict.fromkeys([*probes(conversion.selection), *extra, *by_hand])]

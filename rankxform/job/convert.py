@@ -23,10 +23,10 @@ from rankxform.planning.sharing import remaining
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
-from .checks import check_target, compare_ranks
+from .checks import check_target, compare_ranks, foreign_files
 from .choice import Task, task
 from .contents import contents
-from .identity import identity
+from .identity import identity, verify_options
 from .memory import peak_memory
 from .outputs import Layouts, alike, outputs
 from .phases import Phases
@@ -49,7 +49,8 @@ class Report:
     bytes of unlisted parameters that were read to compare ranks. seconds: of the whole call;
     move_seconds: from the finished plan to the last file's name. peak_memory: of the largest
     process, in bytes. phases: of each process, seconds by name. placement: which ranks are on which
-    nodes, if these have folders of their own. sent: bytes from one process to another.
+    nodes, if these have folders of their own. sent: bytes from one process to another. warnings:
+    what may not be what was meant; notices: what to know.
     """
 
     conversion: Conversion
@@ -69,6 +70,7 @@ class Report:
     phases: tuple[Mapping[str, float], ...]
     placement: str | None
     sent: int
+    warnings: tuple[str, ...]
 
     def __repr__(self) -> str:
         return (
@@ -108,10 +110,12 @@ def transform(
     for name, seconds in traffic.seconds.items():
         phases.seconds[name] += seconds
     phases.seconds["wait"] = phases.seconds["start"] + time.monotonic() - began - phases.total
+    finals = [conversion.final(rank) for rank in conversion.ranks]
+    foreign = foreign_files(finals, team)
     every = team.gather(lambda: (traffic, peak_memory(), phases.seconds))
     return Report(
         conversion,
-        tuple(str(conversion.final(rank)) for rank in conversion.ranks),
+        tuple(map(str, finals)),
         linked=work.linked,
         kept=len(work.state.kept),
         continued=len(work.state.progress.done),
@@ -127,6 +131,7 @@ def transform(
         placement=placement.told(),
         sent=sum(t.sent for t, _, _ in every),
         phases=tuple(seconds for _, _, seconds in every),
+        warnings=(*conversion.warnings, *foreign),
     )
 
 
@@ -336,4 +341,5 @@ def _finish(work: _Work, target: Target | None) -> None:
     """Write a folder's manifest, on its first process; process 0's is the last."""
     assert target is not None
     conversion = work.conversion
-    target.finish(contents(conversion) if conversion.request.verify else {})
+    kept = contents(conversion) if conversion.request.verify else {}
+    target.finish({**kept, "verify": verify_options(conversion)})

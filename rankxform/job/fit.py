@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rankxform.execution.folder import files_beside
+from dataclasses import replace
+
+from rankxform.execution.folder import LATEST, files_beside
 from rankxform.execution.headers import container
 from rankxform.layout.layout import Layout
 from rankxform.planning.source import Parameter
@@ -65,6 +67,8 @@ def fits(conversion: Conversion) -> bool:
 
 def _is_choice(conversion: Conversion) -> bool:
     request, plain = conversion.request, Request("", None)
+    if request.step == LATEST:  # what is taken where nothing is asked for
+        request = replace(request, step=None)
     chosen = ("include", "exclude", "step", "suffix", "src_pattern", "crc", "ranks", "one_sided")
     return (
         any(getattr(request, name) != getattr(plain, name) for name in chosen)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import os
+import shlex
+from collections.abc import Hashable, Mapping
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from rankxform.layout.strategy import Strategy
 
 from .prepare import Conversion
+from .request import Request
 
 _OPTIONS = ("prefix", "include", "exclude", "one_sided", "unlisted", "replicas", "crc", "verify")
 
@@ -37,6 +40,37 @@ def identity(conversion: Conversion) -> dict[str, Any]:
             for rank, index in conversion.indexes.items()
         },
     }
+
+
+def verify_options(conversion: Conversion) -> list[str]:
+    """Return the options of a `verify` that compares the destination with this source."""
+    request, plain = conversion.request, Request("", None)
+    options = []
+    for side in ("src_strategy", "dst_strategy"):
+        given = getattr(request, side)
+        if isinstance(given, Strategy):
+            return []  # one that no file has
+        if given is not None:
+            there = os.path.exists(given)
+            options += [f"--{side}", os.path.abspath(given) if there else given]
+    for name in ("prefix", "format", "src_pattern", "suffix", "one_sided", "unlisted", "replicas"):
+        if getattr(request, name) != getattr(plain, name):
+            options += [f"--{name}", getattr(request, name)]
+    for name in ("include", "exclude"):
+        options += [word for pattern in getattr(request, name) for word in (f"--{name}", pattern)]
+    if conversion.shards.step and (request.step or conversion.shards.skipped_steps):
+        options += ["--step", "_".join(map(str, conversion.shards.step))]
+    return [word.replace("_", "-") if word.startswith("--") else word for word in options]
+
+
+def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
+    """Return the command that compares `folder`, whose manifest is given, with its source."""
+    options = manifest.get("verify")
+    if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
+        options = []
+    options = options or ["--src-strategy", "A", "--dst-strategy", "B"]
+    source = manifest["identity"].get("source")
+    return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])
 
 
 def digest(strategy: Strategy) -> str:

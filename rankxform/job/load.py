@@ -32,7 +32,8 @@ class Parameters(dict[str, Any]):
 
     rank: whose slices. dtypes: MindSpore's names of the element types. full_shapes: of the
     parameters before they are cut. left_over: names in the checkpoint that were not wanted.
-    read: bytes that this process read. notices: what to know.
+    read: bytes that this process read. notices: what to know; warnings: what may not be what was
+    meant.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class Parameters(dict[str, Any]):
         left_over: Sequence[str],
         read: int,
         notices: Sequence[str],
+        warnings: Sequence[str],
     ) -> None:
         super().__init__(arrays)
         self.rank, self.dtypes, self.full_shapes = rank, dtypes, full_shapes
-        self.left_over, self.read, self.notices = tuple(left_over), read, tuple(notices)
+        self.left_over, self.read = tuple(left_over), read
+        self.notices, self.warnings = tuple(notices), tuple(warnings)
 
     def __repr__(self) -> str:
         return f"Parameters({len(self)} slices of rank {self.rank}, read={self.read})"
@@ -95,6 +98,7 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
         [*left, *(n for n in (*selection.cut, *selection.everywhere) if n not in known)],
         traffic.read,
         (*conversion.notices, *notices),
+        conversion.warnings,
     )
 
 

@@ -17,6 +17,7 @@ from rankxform import hostfile
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import probes
 from rankxform.execution.files import read_bytes
+from rankxform.execution.folder import ranges
 from rankxform.execution.output import part_of
 from rankxform.planning.moves import Portion
 from rankxform.planning.sharing import Done, share_seen
@@ -24,7 +25,7 @@ from rankxform.planning.sight import Sight
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
-from .prepare import Conversion, ranges
+from .prepare import Conversion
 
 AUTO, SHARED, NODE = WAYS = ("auto", "shared", "node")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.execution import strategies
 from rankxform.execution.files import read_bytes
-from rankxform.execution.folder import Listing, Shards, choose, look
+from rankxform.execution.folder import Listing, Shards, choose, look, ranges
 from rankxform.execution.headers import Indexer, container
 from rankxform.formats.index import Contents, Index
-from rankxform.formats.safetensors import REDUNDANCY_KEY
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
@@ -31,6 +30,7 @@ from rankxform.transport import Team
 from .phases import Phases
 from .request import Request
 from .sight import asked, look_on_all, sight_of
+from .unsharded import check_stated, unsharded
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Conversion:
     """A prepared request: all that is known before tensor bytes are read.
 
     indexes: of the source files, by rank; extra: of one file beyond the strategy's ranks, if any.
+    warnings: what may not be what was meant, to be said first and last; notices: what to know.
     """
 
     request: Request
@@ -51,6 +52,7 @@ class Conversion:
     planner: Planner
     sight: Sight
     notices: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def format(self) -> str:
@@ -102,7 +104,8 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
     with phases.phase("plan"), team.together():
         src = found.src
         if isinstance(src, WholeStrategy) and not found.imagined:
-            src = _dealt_out(found, indexes)
+            src, more = unsharded(found.shards, indexes, found.request.src)
+            found.notices.extend(more)
         contents = {rank: one.contents for rank, one in indexes.items() if rank < src.ranks}
         src, dst = complete(src, found.dst, contents)
         inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
@@ -111,8 +114,8 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         paths = {rank: str(path) for rank, path in found.shards.paths.items()}
         source = survey(src, inside, paths, found.wanted, looked)
         chosen = found.request
-        selection = select(source, dst, chosen.include, chosen.exclude, chosen.one_sided)
         ranks = check_ranks(chosen.ranks, dst)
+        selection = select(source, dst, chosen.include, chosen.exclude, chosen.one_sided, ranks)
         planner = Planner(source, dst, selection, chosen.replicas)
         for rank in ranks:
             planner.names(rank)  # raises where a shape does not divide, or nothing lands
@@ -121,7 +124,7 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
             found.notices.append(f"{src.label} cuts {in_few_words(by_hand)}")
         return Conversion(
             chosen, source, dst, found.shards, inside, outside, selection, ranks, planner, sight,
-            found.notices,
+            found.notices, list(_warnings(found.shards)),
         )  # fmt: skip
     raise AssertionError("together() raises or returns")
 
@@ -186,6 +189,7 @@ def _inputs(request: Request, there: Listing | None, looked: str) -> _Found:
     whole = isinstance(src, WholeStrategy)
     wanted = None if whole else _needed_ranks(src, dst, request)
     shards = _shards(request, where, wanted, there, looked)
+    check_stated(request, where, shards)
     if wanted is None:
         wanted = sorted(shards.paths)
     elif not any(rank in shards.paths for rank in wanted):
@@ -238,31 +242,27 @@ def _notices(
     missing = [rank for rank in wanted if rank not in shards.paths]
     if missing:
         yield f"{where}: no file of rank {ranges(missing)}{looked}; copies on other ranks serve"
-    if shards.skipped_steps:
-        others = ", ".join(f"{e}_{s}" for e, s in shards.skipped_steps)
-        yield f"other steps in the rank folders were not used: {others}"
+
+
+def _warnings(shards: Shards) -> Iterator[str]:
+    if shards.newer and shards.step:
+        epoch, step = shards.step
+        yield (
+            f"{shards.newer}. What is converted is epoch {epoch} step {step} "
+            f"(--step {epoch}_{step} says that it is meant, --step latest refuses)"
+        )
 
 
 def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
-    """Return the source ranks of the stages that the wanted destination ranks draw on."""
+    """Return the source ranks of the stages that the wanted destination ranks draw on.
+
+    What no source stage lists may be in the files of any, if it is to be taken as whole.
+    """
+    if request.one_sided == "whole":
+        return list(range(src.ranks))
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
     needed = {s for stage in stages for s in needed_stages(src, dst, stage)}
     return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers shortly.
-
-    >>> ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def gather_indexes(team: Team, paths: Mapping[int, Path], sight: Sight) -> dict[int, Index]:
@@ -275,39 +275,6 @@ def gather_indexes(team: Team, paths: Mapping[int, Path], sight: Sight) -> dict[
     for one in found.values():
         one.contents = same.setdefault(one.contents, one.contents)
     return dict(sorted(found.items()))
-
-
-def _dealt_out(found: _Found, indexes: Mapping[int, Index]) -> Strategy:
-    """Return the strategy of a source without one: a complete file, or one dealt out to ranks.
-
-    A data-parallel job that saves with remove_redundancy leaves each parameter, whole, on one of
-    its ranks. Raises UsageError where every rank holds the same names, which a cut makes too.
-    """
-    where, ranks = found.request.src, sorted(indexes)
-    if len(ranks) == 1:
-        path = found.shards.paths[ranks[0]]
-        siblings = [p for p in path.parent.parent.glob("rank_*") if p != path.parent and p.is_dir()]
-        if path.parent.name.startswith("rank_") and siblings:
-            found.notices.append(
-                f"{path}: was taken for a complete checkpoint, and {len(siblings)} more rank "
-                "folders lie beside it"
-            )
-        if indexes[ranks[0]].metadata.get(REDUNDANCY_KEY) == "True":
-            raise UsageError(
-                f"{path}: was saved with remove_redundancy and holds one "
-                "rank's share of the parameters; name the folder with all ranks"
-            )
-        return found.src
-    if len({frozenset(one.contents.names) for one in indexes.values()}) == 1:
-        raise UsageError(
-            f"{where}: holds the files of {len(ranks)} ranks, and --src-strategy none means one "
-            "complete checkpoint; give the strategy that cut it, or name one file"
-        )
-    found.notices.append(
-        f"{where}: no strategy, and the ranks hold different parameters; they were taken as dealt "
-        "out by remove_redundancy, each whole"
-    )
-    return WholeStrategy(stage_size=ranks[-1] + 1)
 
 
 def _check_extra_names(

@@ -22,8 +22,9 @@ class Request:
 
     src, dst: source folder or file; destination folder (None: only plan).
     files: the source file of each rank, in place of those that are found in `src`.
-    src_strategy, dst_strategy: a file, a folder of stage files, None for whole tensors; or a
-        Strategy, as it comes from a network.
+    src_strategy, dst_strategy: a file, a folder of stage files, "none" for whole tensors; or a
+        Strategy, as it comes from a network. None: none was given, which means whole tensors, but
+        is an error where the source holds files of several ranks.
     prefix, format: destination files are ``DST/rank_N/<prefix>N.<format>``; None: the source's.
     ranks: destination ranks to make; empty: all.
     src_pattern, step, suffix: which source files are meant.
@@ -97,6 +98,10 @@ class Request:
                 )
         if not isinstance(self.memory, int) or not all(isinstance(r, int) for r in self.ranks):
             raise UsageError("memory is a number of bytes, ranks are numbers")
+        for name, given in vars(self).items():
+            for text in given if isinstance(given, tuple) else (given,):
+                if isinstance(text, str) and "\0" in text:
+                    raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
         if "/" in self.prefix or self.prefix.startswith("."):
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
         if self.memory < 1 << 20:

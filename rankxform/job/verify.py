@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.errors import CheckpointError, StorageError
+from rankxform.execution import samples
 from rankxform.execution.compare import Comparison, Difference, Expected, mismatches
 from rankxform.execution.engine import Mail, Traffic, carry
 from rankxform.execution.files import Tick
 from rankxform.execution.fingerprint import Fingerprint, sum_of_file
-from rankxform.execution.folder import Listing, Shards, choose
+from rankxform.execution.folder import Listing, Shards, choose, look
 from rankxform.execution.headers import Indexer
 from rankxform.execution.probes import digest
 from rankxform.execution.sources import Sources
@@ -25,9 +26,10 @@ from rankxform.planning.sight import Sight
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
-from .checks import compare_ranks
+from .checks import compare_ranks, foreign_files
 from .choice import Task, task
 from .contents import expected
+from .identity import verify_command
 from .prepare import Conversion, prepare
 from .request import Request
 from .sight import asked, look_on_all, sight_of
@@ -43,7 +45,8 @@ class Verdict:
 
     differences: by parameter and rank. files, compared: how many destination files, and how many
     bytes of them, were compared. by_manifest: differences are of files, not of parameters; with
-    `sizes_only` no byte but the headers was compared.
+    `sizes_only` no byte but the headers was compared, and `command` is what would. warnings: what
+    may not be what was meant; notices: what to know.
     """
 
     differences: tuple[Difference, ...]
@@ -54,6 +57,21 @@ class Verdict:
     notices: tuple[str, ...]
     by_manifest: bool = False
     sizes_only: bool = False
+    warnings: tuple[str, ...] = ()
+    command: str | None = None
+
+    @property
+    def checked(self) -> str:
+        """What was compared: "bytes" with the source, "fingerprints" or "sizes" with a manifest."""
+        return "sizes" if self.sizes_only else "fingerprints" if self.by_manifest else "bytes"
+
+    @property
+    def same(self) -> bool | None:
+        """Whether both sides hold the same; None where no difference was found and no byte of
+        content compared."""
+        if self.differences:
+            return False
+        return None if self.sizes_only else True
 
 
 def verify(
@@ -84,8 +102,12 @@ def verify(
         lambda tick: _compare(conversion, shards.paths, indexes, mine, work, tick, found, mail),
         show,
     )
+    checked = sight.dealt(indexes)[team.rank]
+    found += team.work(lambda tick: _checksums(shards.paths, indexes, checked, tick), _quiet(0))
     every = team.gather(lambda: (traffic.written, found))
     differences = {(one.name, one.rank): one for _, some in every for one in some}
+    for one in _extra_ranks(conversion, there):
+        differences[one.name, one.rank] = one
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(indexes),
@@ -93,24 +115,53 @@ def verify(
         time.monotonic() - began,
         team.size,
         (*conversion.notices, *notices),
+        warnings=(*conversion.warnings, *foreign_files(shards.paths.values(), team)),
     )
+
+
+def _extra_ranks(conversion: Conversion, there: Listing) -> list[Difference]:
+    """Return what is wrong with rank folders beyond the destination's ranks."""
+    last = conversion.dst.ranks - 1
+    why = f"should not be here: {conversion.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
+    return [
+        Difference(str(path), rank, f"{why} only", whole_file=True)
+        for rank, paths in there.files.items()
+        for path in paths
+        if rank > last
+    ]
+
+
+def _checksums(
+    paths: Mapping[int, Path], indexes: Mapping[int, Index], ranks: Sequence[int], tick: Tick
+) -> list[Difference]:
+    """Compare the files of `ranks` with the checksums that they carry."""
+    wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], tick) for rank in ranks}
+    return [
+        Difference(paths[rank].name, rank, why, whole_file=True)
+        for rank, why in wrong.items()
+        if why
+    ]
 
 
 def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet) -> Verdict:
     """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept.
 
-    Where nodes have folders of their own, each is compared with its own manifest.
+    Where nodes have folders of their own, each is compared with its own manifest. Checkpoint files
+    in rank folders that no manifest lists are differences.
     """
     began = time.monotonic()
     where = team.share(lambda: Path(folder).absolute())
     manifests, speakers = _manifests(where, team)
     with_digests = all("stages" in told for told in manifests)
     mine = []
+    strange: list[Difference] = []
     for told, processes in zip(manifests, speakers):
         files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
         if team.rank in processes:
             own = files[processes.index(team.rank) :: len(processes)]
             mine += [(name, facts, told) for name, facts in own]
+        if team.rank == processes[0]:
+            strange += _not_listed(where, told)
     every_file = [facts["size"] for told in manifests for facts in told["files"].values()]
     total = sum(every_file) if with_digests else 0
     show = begin(total) if team.rank == 0 else _quiet(0)
@@ -124,7 +175,7 @@ def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet)
         return done
 
     compared = team.work(look, show)
-    every = team.gather(lambda: (compared, found))
+    every = team.gather(lambda: (compared, found + strange))
     return Verdict(
         tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
         len(every_file),
@@ -134,7 +185,18 @@ def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet)
         (),
         by_manifest=True,
         sizes_only=not with_digests,
+        command=verify_command(manifests[0], folder),
     )
+
+
+def _not_listed(folder: Path, told: Mapping[str, Any]) -> list[Difference]:
+    """Return the checkpoint files in rank folders that a manifest does not know."""
+    return [
+        Difference(name, rank, "is in no manifest of this folder", whole_file=True)
+        for rank, paths in look(folder).files.items()
+        for path in paths
+        if (name := str(path.relative_to(folder))) not in told["files"]
+    ]
 
 
 def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
@@ -174,9 +236,9 @@ def _look_at(
         return wrong
     with Sources({rank: path}, {rank: index}) as sources:
         total = sum_of_file(Fingerprint(told["seed"]), sources, rank, slices, tick)
-    if f"{total:016x}" == facts["digest"]:
-        return []
-    return [Difference(path.name, rank, "was changed since it was written")]
+    if f"{total:016x}" != facts["digest"]:
+        return [Difference(path.name, rank, "was changed since it was written")]
+    return _checksums({rank: path}, {rank: index}, [rank], tick)
 
 
 def _indexes(

@@ -81,6 +81,16 @@ class Strategy:
         """Number of ranks of the job."""
         return self.stage_size * len(self.stages)
 
+    @property
+    def extent(self) -> str:
+        """Stages and ranks in words.
+
+        >>> Strategy(({}, {}), 4, "a").extent, Strategy(({},), 1, "b").extent
+        ('2 stages of 4 ranks', '1 rank')
+        """
+        ranks = f"{self.stage_size:,} rank" + ("s" if self.stage_size > 1 else "")
+        return f"{len(self.stages)} stages of {ranks}" if len(self.stages) > 1 else ranks
+
     def stage_of(self, rank: int) -> int:
         """Return the pipeline stage of global `rank`."""
         return rank // self.stage_size
@@ -162,14 +172,18 @@ class HandCut(Strategy):
     ) -> Strategy:
         """Return the strategy with the layouts of the parameters that have these names.
 
-        Without `states`, those that follow their parameter are left unlisted.
+        Without `states`, those that follow their parameter are left unlisted; with them, one of
+        another shape than its parameter's is whole on every rank.
         """
         layouts = {}
         for name, shape in shapes.items():
             base = parameter_of(name)
             for pattern, axis in self.cuts:
                 generic = base != name and base in shapes and pattern.search(base)
-                if generic and (not states or shapes[base] != shape):
+                if generic and not states:
+                    break
+                if generic and shapes[base] != shape:
+                    layouts[name] = Layout((self.stage_size,), ((),) * len(shape))
                     break
                 if generic or pattern.search(name):
                     layouts[name] = self._cut(name, axis, len(shape))

@@ -16,7 +16,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
 from rankxform.formats.index import Index
 from rankxform.geometry.box import Box
-from rankxform.layout.strategy import HAND_CUT
+from rankxform.layout.strategy import HAND_CUT, WholeStrategy
 
 from .names import in_few_words
 from .selection import Selection
@@ -36,10 +36,11 @@ class Sample(Protocol):
     def constant(self) -> bool: ...
 
 
-def to_compare(selection: Selection) -> list[str]:
-    """Return the unlisted parameters that several source ranks hold."""
+def to_compare(selection: Selection, source: Source) -> list[str]:
+    """Return the parameters in no strategy that several source ranks hold."""
+    whole = isinstance(source.strategy, WholeStrategy)
     every = [*selection.cut.values(), *selection.everywhere.values()]
-    return [p.name for p in every if not p.listed and len(p.holders) > 1]
+    return [p.name for p in every if (whole or not p.listed) and len(p.holders) > 1]
 
 
 def check_unlisted(
@@ -47,12 +48,13 @@ def check_unlisted(
     digests: Mapping[int, Mapping[str, bytes]],
     take_one: bool,
 ) -> list[str]:
-    """Refuse unlisted parameters that differ between ranks; return notices about the rest.
+    """Refuse parameters in no strategy that differ between ranks; return notices about the rest.
 
     `digests` is by source rank and name. One element may differ (a counter): a notice. More
-    elements mean a parameter that was cut, unless `take_one` says to take one rank's as it is.
-    Raises CheckpointError.
+    elements mean a parameter that was cut, unless the source has a strategy and `take_one` says to
+    take one rank's as it is. Raises CheckpointError.
     """
+    known = {**source.unlisted, **source.listed}
     first: dict[str, int] = {}
     differing: dict[str, int] = {}
     for rank in sorted(digests):
@@ -60,8 +62,16 @@ def check_unlisted(
             if digest != digests[first.setdefault(name, rank)][name]:
                 differing.setdefault(name, rank)
     for name in differing_shapes(source, first):
-        differing.setdefault(name, source.unlisted[name].holders[-1])
-    large = [n for n in differing if _is_large(source.unlisted[n])]
+        differing.setdefault(name, known[name].holders[-1])
+    large = [n for n in differing if _is_large(known[n])]
+    if large and isinstance(source.strategy, WholeStrategy):
+        name = large[0]
+        raise CheckpointError(
+            f"give the strategy; --src-strategy none says that every rank holds whole parameters, "
+            f"but {name!r} is not the same in {source.paths[first[name]]} and "
+            f"{source.paths[differing[name]]}, one of {len(large):,} that differ: they are shards, "
+            "or replicas that went apart"
+        )
     if large and not take_one:
         name = large[0]
         raise CheckpointError(

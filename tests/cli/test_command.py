@@ -242,6 +242,35 @@ def test_a_dry_run_prints_the_plan_and_the_time_and_leaves_nothing(processes, pl
 
 
 @pytest.mark.parametrize("processes", [None, 2])
+def test_a_step_that_a_rank_lacks_is_warned_of_first_and_last(processes, place):
+    for rank in range(3):
+        shard = Path(place.src) / f"rank_{rank}/net-3_70.ckpt"
+        shard.with_name("net-4_80.ckpt").write_bytes(shard.read_bytes())
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    for words in (
+        ["transform", place.src, place.dst, *flags],
+        ["verify", place.src, place.dst, *flags],
+        ["plan", place.src, *flags],
+    ):
+        code, output = command(*words, processes=processes)
+        assert code == 0, output
+        lines = output.splitlines()
+        assert lines[0] == lines[-1] and lines[0].startswith(
+            "WARNING: epoch 4 step 80 is newer but not complete: rank 3 has no file of it"
+        )
+        code, output = command(*words, "--step", "latest")
+        assert code == 3 and "--step 3_70" in output, output
+
+
+def test_plan_names_what_is_needed(place):
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    code, output = command("plan", place.src, *flags)
+    assert code == 0 and "  needs  " in output
+    code, output = command("plan", place.src, *flags, "--json")
+    assert [rank["bytes_needed"] for rank in json.loads(output)["ranks"]] == [64, 64, 64]
+
+
+@pytest.mark.parametrize("processes", [None, 2])
 def test_plan_as_json(processes, place):
     code, output = command(
         "plan", place.src, "--src-strategy", place.a, "--dst-strategy", place.b, "--json",

@@ -109,7 +109,7 @@ def test_weights_alone_of_a_training_checkpoint_fit(place):
 def test_a_missing_rank_does_not_fit(place):
     (place / "src/rank_3/checkpoint_3.ckpt").unlink()
     code, output, told = launch(place, 2, "plain", dst="a.ckpt")
-    assert code == 3 and told == [] and "rank 3 is missing" in output
+    assert code == 3 and told == [] and "rank 3 has no file" in output
 
 
 @pytest.mark.parametrize("processes", [None, 3])
@@ -180,6 +180,27 @@ def test_what_asks_for_a_choice_or_another_form_is_converted(place, options):
     code, output, told = launch(place, None, "plain", dst="a.ckpt", options=options)
     assert code == 0 and "nothing is converted" not in output
     assert told[0][3]["LOAD_CHECKPOINT"].endswith("transformed_checkpoint")
+
+
+def test_no_training_goes_on_from_an_older_step_unasked(place):
+    for rank in range(4):
+        shard = place / f"src/rank_{rank}/checkpoint_{rank}.ckpt"
+        for step in ("1_1", "2_1") if rank != 3 else ("1_1",):
+            (shard.parent / f"net-{step}.ckpt").write_bytes(shard.read_bytes())
+        shard.unlink()
+    code, output, told = launch(place, None, "plain")
+    assert (code, told) == (3, [])
+    assert "epoch 2 step 1 is newer but not complete: rank 3 has no file of it" in output
+    code, output, told = launch(place, None, "plain", options=["--step", "1_1"])
+    assert code == 0 and len(told) == 1 and "WARNING" not in output
+
+
+def test_no_training_starts_from_shards_without_a_strategy(place):
+    code, output, told = launch(place, None, "plain", src="none")
+    assert (code, told) == (3, []) and "give the strategy" in output
+    line = [sys.executable, "-m", "rankxform", "launch", "--load", "src", "--", sys.executable]
+    code, output = run([*line, "train.py"], 60, env=environment(), cwd=place)
+    assert code == 2 and "files of 4 ranks, and no --src-strategy says" in output
 
 
 def test_several_files_of_a_rank_do_not_fit_for_loaders_differ(place):

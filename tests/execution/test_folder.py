@@ -29,6 +29,11 @@ def test_the_newest_step_that_all_ranks_have(tmp_path):
     assert chosen(shards, tmp_path) == {r: f"rank_{r}/net-10_5.ckpt" for r in (0, 1)}
     assert shards.step == (10, 5)
     assert shards.skipped_steps == ((2, 5), (9, 5), (11, 5))
+    assert shards.incomplete == {(11, 5): (1,)}
+    with pytest.raises(CheckpointError, match="epoch 11 step 5 is newer but not complete: rank 1"):
+        find(tmp_path, [0, 1], step="latest")
+    make(tmp_path, "rank_1/net-11_5.ckpt")
+    assert find(tmp_path, [0, 1], step="latest").step == (11, 5)
 
 
 def test_the_time_of_modification_does_not_matter(tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import sys
 
 import numpy as np
@@ -206,6 +207,78 @@ def test_a_file_that_cannot_be_read_is_a_difference_and_the_others_are_compared(
         2,
         "cannot be read",
     )
+
+
+def test_sizes_alone_are_no_proof(place):
+    """Without fingerprints no byte is compared, and nobody is told that all is the same."""
+    verdict = rankxform.verify(place.dst)
+    assert (verdict.same, verdict.checked, verdict.compared) == (None, "sizes", 0)
+    code, output = run(
+        [sys.executable, "-m", "rankxform", "verify", str(place.dst)], 60, env=environment()
+    )
+    assert code == 0 and output.startswith("NOT VERIFIED: no byte was compared. 4 files")
+    line = output.splitlines()[1].removeprefix("to compare every byte: rankxform ")
+    code, output = run(
+        [sys.executable, "-m", "rankxform", *shlex.split(line)], 60, env=environment()
+    )
+    assert code == 0 and "the same: every byte compared" in output
+    code, output = run(
+        [sys.executable, "-m", "rankxform", "verify", "--json", str(place.dst)],
+        60,
+        env=environment(),
+    )
+    facts = json.loads(output)
+    assert (facts["same"], facts["checked"], facts["bytes_compared"]) == (None, "sizes", 0)
+    path, _ = place.entries(1)
+    os.truncate(path, path.stat().st_size - 1)
+    assert rankxform.verify(place.dst).same is False
+
+
+def test_the_command_that_compares_says_what_was_chosen(place):
+    options = {"exclude": ("^b$",), "prefix": "net_", "unlisted": "take-one"}
+    rankxform.transform(place.src, place.tmp / "some", place.a, place.b, **options)
+    line = shlex.split(rankxform.verify(place.tmp / "some").command)
+    assert line[:4] == ["rankxform", "verify", place.src, str(place.tmp / "some")]
+    assert " ".join(line[4:]) == (
+        f"--src-strategy {place.a} --dst-strategy {place.b} --prefix net_ --unlisted take-one "
+        "--exclude ^b$"
+    )
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_checksum_that_is_not_the_files_own_is_found(alone, place):
+    rankxform.transform(
+        place.src, place.dst, place.a, place.b, crc=True, verify=True, overwrite=True, fsync=False
+    )
+    verify = (lambda: rankxform.verify(place.dst)) if alone else place.verify
+    assert verify().same is True
+    path = place.dst / f"rank_2/checkpoint_2.{place.kind}"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"crc_num") + (16 if place.kind == "ckpt" else 10)
+    data[at] ^= 1  # the last byte of one, the first digit of the other
+    path.write_bytes(data)
+    (found,) = verify().differences
+    assert (found.rank, found.whole_file) == (2, True) and "it states" in found.why
+
+
+def test_folders_and_files_that_do_not_belong_there_are_named(place):
+    path, _ = place.entries(1)
+    extra = place.dst / f"rank_4/old.{place.kind}"
+    extra.parent.mkdir()
+    extra.write_bytes(path.read_bytes())
+    (found,) = place.verify().differences
+    assert (found.name, found.rank) == (str(extra), 4) and "ranks 0 to 3 only" in found.why
+    (found,) = rankxform.verify(place.dst).differences
+    assert found.why == "is in no manifest of this folder"
+    extra.unlink()
+    beside = path.with_name(f"other.{place.kind}")
+    beside.write_bytes(path.read_bytes())
+    with pytest.warns(rankxform.RankxformWarning, match=f"{beside}: another checkpoint file"):
+        assert place.verify().same is True
+    with pytest.warns(rankxform.RankxformWarning, match=f"{beside}: another checkpoint file"):
+        rankxform.transform(place.src, place.dst, place.a, place.b)
+    (found,) = rankxform.verify(place.dst).differences
+    assert found.name == f"rank_1/other.{place.kind}"
 
 
 def test_parameters_without_elements(tmp_path):

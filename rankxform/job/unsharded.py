@@ -1,0 +1,120 @@
+"""Sources without a strategy: complete files, and parameters that remove_redundancy dealt to ranks.
+
+That every rank holds whole parameters is never guessed: the stages of a pipeline hold different
+names too, and shards may hold the same ones. It must be said, and must be so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+from rankxform.errors import UsageError
+from rankxform.execution import strategies
+from rankxform.execution.folder import SUFFIXES, Shards
+from rankxform.formats.index import Index, Shape
+from rankxform.formats.safetensors import REDUNDANCY_KEY
+from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.planning.names import in_few_words
+
+from .request import Request
+
+_SHOWN = 2
+
+
+def check_stated(request: Request, where: Path, shards: Shards) -> None:
+    """Refuse files of several ranks if no source strategy was given, "none" neither.
+
+    Raises UsageError, which names the strategies that lie beside the checkpoint.
+    """
+    if request.src_strategy is not None:
+        return
+    ranks, folder = max(shards.paths) + 1, where
+    what = f"{where}: holds the files of {len(shards.paths)} ranks"
+    if len(shards.paths) == 1:
+        siblings = _siblings(shards.paths[min(shards.paths)]) if where.is_file() else []
+        if not siblings:
+            return
+        ranks, folder = max(siblings) + 1, where.parent.parent
+        what = f"{where}: is the file of one of {len(siblings)} rank folders"
+    found = [
+        f"--src-strategy {_shortly(path)} (found beside it: {strategy.extent})"
+        for path, strategy in strategies.beside(folder, ranks)[:_SHOWN]
+    ]
+    found = found or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
+    raise UsageError(
+        f"{what}, and no --src-strategy says how they were sharded. Give {' or '.join(found)}; or "
+        "--src-strategy none, if every rank holds whole parameters (data parallel, "
+        "remove_redundancy)"
+    )
+
+
+def _siblings(path: Path) -> list[int]:
+    """Return the numbers of the rank folders of which one holds `path`, if it is one of several."""
+    if not re.fullmatch(r"rank_\d+", path.parent.name):
+        return []
+    found = [
+        int(folder.name[5:])
+        for folder in path.parent.parent.glob("rank_*")
+        if folder.name[5:].isdecimal()
+        and folder.is_dir()
+        and any(one.suffix in SUFFIXES for one in folder.iterdir())
+    ]
+    return found if len(found) > 1 else []
+
+
+def _shortly(path: Path) -> str:
+    """Write a path as it is named from here, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def unsharded(
+    shards: Shards, indexes: Mapping[int, Index], where: str
+) -> tuple[Strategy, list[str]]:
+    """Return the strategy of a source without one, and notices.
+
+    A data-parallel job leaves complete files, or with remove_redundancy each parameter, whole, on
+    one of its ranks. Copies must have one shape here; their bytes are compared before anything is
+    converted (`rankxform.job.checks`). Raises UsageError.
+    """
+    ranks = sorted(indexes)
+    if len(ranks) == 1:
+        path = shards.paths[ranks[0]]
+        if indexes[ranks[0]].metadata.get(REDUNDANCY_KEY) == "True":
+            raise UsageError(
+                f"{path}: was saved with remove_redundancy and holds one "
+                "rank's share of the parameters; name the folder with all ranks"
+            )
+        siblings = _siblings(path)
+        more = f"{path}: was taken for a complete checkpoint, and {len(siblings) - 1} more rank "
+        return WholeStrategy(), [f"{more}folders lie beside it"] if siblings else []
+    shapes: dict[str, dict[Shape, int]] = {}
+    repeated: set[str] = set()
+    for rank in ranks:
+        contents = indexes[rank].contents
+        for name, shape in zip(contents.names, contents.shapes):
+            if name in shapes:
+                repeated.add(name)
+            shapes.setdefault(name, {}).setdefault(shape, rank)
+    sharded = [name for name in repeated if len(shapes[name]) > 1]
+    if sharded:
+        (a, rank_a), (b, rank_b), *_ = shapes[sharded[0]].items()
+        raise UsageError(
+            f"{where}: give the strategy; --src-strategy none says that every rank holds whole "
+            f"parameters, but {sharded[0]!r} has shape {list(a)} in {shards.paths[rank_a]} and "
+            f"{list(b)} in {shards.paths[rank_b]}"
+        )
+    copies = [name for name in repeated if prod(next(iter(shapes[name]))) > 1]
+    told = (
+        f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole, each on "
+        "one rank as remove_redundancy leaves them"
+    )
+    if copies:
+        told = (
+            f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole; a "
+            f"conversion compares all copies of {in_few_words(copies, 2)}"
+        )
+    return WholeStrategy(stage_size=ranks[-1] + 1), [told]
