@@ -112,7 +112,7 @@ def test_start_up_imports_little():
 def test_the_public_names():
     assert set(rankxform.__all__) == {
         "CheckpointError", "DifferenceError", "PeerError", "RankxformError", "RequestError", "StorageError",
-        "StoppedError", "StrategyError", "UsageError", "inspect", "load", "merge", "plan", "ranks", "verify",
+        "StoppedError", "StrategyError", "UsageError", "RankxformWarning", "inspect", "load", "merge", "plan", "ranks", "verify",
         "transform",
     }  # fmt: skip
     assert all(getattr(rankxform, name).__doc__ for name in rankxform.__all__)

@@ -157,7 +157,7 @@ def test_a_missing_rank_is_no_error_while_its_replica_is_there(tmp_path):
     assert any("no file of rank 3" in notice for notice in report.notices)
     (tmp_path / "src" / "rank_1" / "checkpoint_1.ckpt").unlink()
     with pytest.raises(
-        rankxform.CheckpointError, match=r"file of rank 1 or 3 is.*\[0:4, 4:8\] of 'w'"
+        rankxform.CheckpointError, match=r"ranks 1, 3 have no file.*\[0:4, 4:8\] of 'w'"
     ):
         rankxform.transform(src, tmp_path / "again", strategy, None)
 

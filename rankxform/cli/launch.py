@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from rankxform import job
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import strategies
-from rankxform.execution.files import read_bytes, remove, write_small
+from rankxform.execution.files import is_same, read_bytes, remove, write_small
 from rankxform.execution.folder import LATEST
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
@@ -116,7 +116,7 @@ def _strategies(request: job.Request, folder: Path) -> dict[Path, bytes]:
     if not isinstance(request.dst_strategy, str) or not Path(request.dst_strategy).exists():
         return {}
     paths = strategies.files(Path(request.dst_strategy))
-    if paths[0].resolve().parent == folder.resolve():
+    if is_same(paths[0].parent, folder):
         return {}
     return {folder / path.name: read_bytes(path) for path in paths}
 
@@ -139,6 +139,8 @@ def _keep(folder: Path, wanted: Mapping[Path, bytes]) -> None:
     """Let the folder hold what is wanted, and no other strategy."""
     if not wanted:
         return
+    if folder.is_symlink():
+        raise StorageError(f"{folder}: is a link, through which nothing is removed; remove it")
     for old in _others(folder, wanted):
         remove(old)
     for path, data in wanted.items():

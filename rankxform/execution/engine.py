@@ -115,7 +115,7 @@ def write_parts(
             stream.finish()
         if journal:
             sums = witness.take() if witness else {}
-            journal.settle([output.part for output in outputs.values()], sums, tick)
+            journal.settle({rank: one.part for rank, one in outputs.items()}, sums, tick)
 
     def between(move: Move) -> None:
         if journal and move.targets:

@@ -33,6 +33,39 @@ def read_bytes(path: Path) -> bytes:
         raise StorageError.of(error, path, "read") from error
 
 
+Inode = tuple[int, int]
+
+
+def inode(path: Path) -> Inode | None:
+    """Return what only one file or folder of this host has: device and inode. None of nothing.
+
+    By that, and never by name, are two paths the same: links and bind mounts give more names.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def is_same(a: Path, b: Path) -> bool:
+    """Tell whether two paths lead to one file or folder that is there."""
+    return inode(a) is not None and inode(a) == inode(b)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Tell whether `path`, which need not be there, is `folder`, which is, or lies below it."""
+    real = Path(os.path.realpath(path))
+    return any(is_same(folder, one) for one in (real, *real.parents))
+
+
+def read_record(path: Path) -> bytes:
+    """Return all bytes of a small file of our own, not through a link. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        return file.read()
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     """Open `path` for reading; yield its descriptor and status."""
@@ -236,6 +269,14 @@ def remove(path: Path) -> None:
     """Remove an unfinished file, if it is there and can be removed."""
     with suppress(OSError):
         path.unlink()
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file that is there."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise StorageError.of(error, path, "look at") from error
 
 
 def existing(folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -11,7 +11,7 @@ from rankxform.formats import records
 from rankxform.formats.records import MODULUS, Part
 from rankxform.planning.moves import Targets
 
-from .files import Tick, create, fsync, opened_to_write, sync, write_from
+from .files import Tick, create, fsync, opened_to_write, size_of, sync, write_from
 from .lock import boot_id
 from .target import FOLDER_NAME, State
 
@@ -22,7 +22,8 @@ JOURNAL_SECONDS = 30.0
 class Journal:
     """What one process has written: an entry every half minute, after what it says is synced.
 
-    seconds: what that took. sums: fingerprints of all that it says is moved, by rank.
+    parts: the part files that this process created, by rank. seconds: what syncing took. sums:
+    fingerprints of all that it says is moved, by rank.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Journal:
         self._known: list[Targets] = []
         create(self._path)
         self._end = 0
-        parts = {rank: Part(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()}
-        self._append(records.started(parts, durable, boot_id(), ()))
+        self.parts = {
+            rank: Part(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()
+        }
+        self._append(records.started(self.parts, durable, boot_id(), ()))
         if durable:
             sync(self._path.parent)
 
@@ -62,12 +65,13 @@ class Journal:
     def due(self) -> bool:
         return bool(self._fresh) and monotonic() - self._last >= JOURNAL_SECONDS
 
-    def settle(self, parts: Iterable[Path], sums: Mapping[int, int], tick: Tick) -> None:
+    def settle(self, parts: Mapping[int, Path], sums: Mapping[int, int], tick: Tick) -> None:
         """Sync `parts`, which hold all that was moved, and write down what that is.
 
-        sums: fingerprints of what was moved since the last time, by rank. What `tick` interrupts
-        can be tried again. What failed cannot: after an error the kernel takes pages that it
-        could not write for clean, and the next sync succeeds; so nothing more is noted.
+        parts: by rank. sums: fingerprints of what was moved since the last time, by rank. What
+        `tick` interrupts can be tried again. What failed cannot: after an error the kernel takes
+        pages that it could not write for clean, and the next sync succeeds; so nothing more is
+        noted.
         """
         for rank, value in sums.items():
             self._fresh_sums[rank] = (self._fresh_sums.get(rank, 0) + value) % MODULUS
@@ -76,11 +80,13 @@ class Journal:
         began = monotonic()
         try:
             if self._durable:
-                for part in parts:
+                for part in parts.values():
                     sync(part)
                     tick(0)
             if self._fresh:
-                self._append(records.moved(list(self._fresh.items()), self._fresh_sums))
+                sizes = {rank: size_of(part) for rank, part in parts.items()}
+                done = list(self._fresh.items())
+                self._append(records.moved(done, self._fresh_sums, sizes))
         except StorageError:
             self._failed = True
             raise

@@ -20,7 +20,7 @@ from typing import Any
 
 from rankxform.errors import StorageError
 
-from .files import make_folder, remove, write_small
+from .files import create, make_folder, remove, write_small
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
@@ -136,9 +136,9 @@ def _now(folder: Path) -> float:
     """Return the time by the clock that stamps the folder's files."""
     probe = folder / f"{_CLOCK}{os.uname().nodename}-{os.getpid()}"
     try:
-        probe.touch()
+        create(probe)
         return probe.stat().st_mtime
-    except OSError:
+    except (OSError, StorageError):
         return time.time()
     finally:
         remove(probe)
@@ -176,7 +176,7 @@ def _hold(guard: Path, until: float) -> int:
     while True:
         make_folder(guard.parent)
         try:
-            fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:  # the folder was removed in between
             continue
         except OSError as error:

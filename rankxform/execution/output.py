@@ -64,6 +64,11 @@ class Output:
         """The name the file has while it is written."""
         return part_of(self.final)
 
+    def nbytes(self, crc: bool) -> int:
+        """Return the bytes of the complete file, with a checksum or without."""
+        trailer = ckpt.CRC_BYTES if crc and self.layout.metadata is None else 0
+        return self.layout.size + trailer
+
     @property
     def finals(self) -> tuple[Path, ...]:
         """All names that the bytes get."""

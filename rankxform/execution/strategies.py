@@ -18,7 +18,7 @@ from rankxform.layout.strategy import (
     combine,
 )
 
-from .files import opened, range_reader, read_bytes, write_small
+from .files import is_same, opened, range_reader, read_bytes, write_small
 
 SUFFIXES = (".ckpt", ".json")
 
@@ -121,7 +121,7 @@ def merge(folder: Path, target: Path) -> Strategy:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a folder of strategy files")
-    paths = [p for p in files(folder) if p.resolve() != target.resolve()]
+    paths = [path for path in files(folder) if not is_same(path, target)]
     records = {path: read(path) for path in paths}
     strategy = combine(list(records.values()), str(folder))
     parts = {path: record for path, record in records.items() if not record.merged}

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from rankxform.errors import StorageError
 from rankxform.formats import records
 from rankxform.formats.records import JOB, MANIFEST, Part, Progress, RecordError
 
-from .files import read_bytes, remove, sync, write_small
+from .files import read_bytes, read_record, remove, sync, write_small
 from .lock import Lock, boot_id, is_of_lock
 from .output import part_of
 
@@ -90,6 +91,8 @@ class Target:
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
         self._made = not folder.exists()
+        for inside in dict.fromkeys((self._own, *(final.parent for final in finals.values()))):
+            refuse_link(inside)
         self._lock = Lock(self._own / "lock")
         try:
             self._open(overwrite)
@@ -150,10 +153,13 @@ class Target:
 
     def _read(self, kind: str) -> dict[str, Any] | None:
         path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / "job.json"
-        try:
-            return records.parse(kind, path.read_bytes())
-        except FileNotFoundError:
+        if _status(path) is None:
             return None
+        try:
+            found = records.parse(kind, _read_record(path))
+            for name in found["files"]:
+                refuse_link((self._folder / name).parent)
+            return found
         except RecordError as error:
             raise StorageError(
                 f"{path}: {error}; it is not known what this folder holds, choose another or "
@@ -184,23 +190,24 @@ class Target:
     def _progress(self) -> Progress:
         """Return what is on the device, and write it down in place of all journals.
 
-        A part file is continued if it is the one that a journal speaks of, and no file shares its
-        bytes.
+        A part file is continued if it is the one that a journal speaks of, not shorter than it was,
+        and no file shares its bytes.
         """
         old = self._journals()
-        found = records.progress({path.name: read_bytes(path) for path in old}, boot_id())
+        found = records.progress({path.name: _read_record(path) for path in old}, boot_id())
         there = {file["rank"]: part_of(self._folder / name) for name, file in self._files.items()}
         found = found.only(
             rank
             for rank, part in there.items()
-            if rank in found.done and _is_own(part, found.parts.get(rank))
+            if rank in found.done and _is_own(part, found.parts.get(rank), found.sizes.get(rank, 0))
         )
         if old:
             done = [((rank,), sorted(names)) for rank, names in found.done.items()]
             names = [path.name for path in old]
             first = records.started(found.parts, found.durable, boot_id(), names)
             fresh = self._own / f"journal-{secrets.token_hex(4)}.jsonl"
-            write_small(fresh, first + records.moved(done, found.sums), durable=self._durable)
+            more = records.moved(done, found.sums, found.sizes)
+            write_small(fresh, first + more, durable=self._durable)
             for path in old:
                 remove(path)
         return found
@@ -315,6 +322,22 @@ class Target:
                 self._folder.rmdir()  # where nothing came of it
 
 
+def refuse_link(path: Path) -> None:
+    """Raise StorageError where a folder of a destination is a link: what is there is another's."""
+    if path.is_symlink():
+        raise StorageError(
+            f"{path}: is a link, and inside a destination none is followed; remove it, or choose "
+            "another folder"
+        )
+
+
+def _read_record(path: Path) -> bytes:
+    try:
+        return read_record(path)
+    except OSError as error:
+        raise StorageError.of(error, path, "read, not through a link,") from error
+
+
 def facts_of(part: Path) -> Facts:
     """Return what tells later whether a file is this one."""
     found = _facts(part)
@@ -337,11 +360,12 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _is_own(path: Path, noted: Part | None) -> bool:
+def _is_own(path: Path, noted: Part | None, size: int) -> bool:
+    """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
     status = _status(path)
-    if status is None or noted is None:
+    if status is None or noted is None or not S_ISREG(status.st_mode):
         return False
-    return (status.st_ino, status.st_nlink) == (noted.inode, 1)
+    return (status.st_ino, status.st_nlink) == (noted.inode, 1) and status.st_size >= size
 
 
 def _is_same(noted: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 VERSION = 1
@@ -35,9 +36,12 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
     _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
     known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
     for name, facts in found["files"].items():
-        if not isinstance(facts, dict) or name.startswith("/") or ".." in name.split("/"):
+        if not isinstance(facts, dict):
             raise RecordError(f"damaged: {name!r} is no file of this folder")
         _check(facts, known, repr(name))
+        folder, _, file = name.partition("/")
+        if folder != f"rank_{facts['rank']}" or file in ("", ".", "..") or "/" in file:
+            raise RecordError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
     return found
 
 
@@ -83,12 +87,14 @@ class Progress:
     """What journals say is on the device.
 
     parts: the part file of each destination rank. done: names whose slices are complete in it.
-    sums: fingerprints of these, by rank, modulo 2**64. durable: whether all was synced.
+    sums: fingerprints of these, by rank, modulo 2**64. sizes: bytes that the part file of a rank
+    has at least. durable: whether all was synced.
     """
 
     parts: dict[int, Part] = field(default_factory=dict)
     done: dict[int, set[str]] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     durable: bool = True
 
     def only(self, ranks: Iterable[int]) -> Progress:
@@ -98,6 +104,7 @@ class Progress:
             {rank: part for rank, part in self.parts.items() if rank in kept},
             {rank: names for rank, names in self.done.items() if rank in kept},
             {rank: value for rank, value in self.sums.items() if rank in kept},
+            {rank: size for rank, size in self.sizes.items() if rank in kept},
             self.durable,
         )
 
@@ -109,6 +116,8 @@ class Progress:
             self.done.setdefault(rank, set()).update(names)
         for rank, value in other.sums.items():
             self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
+        for rank, size in other.sizes.items():
+            self.sizes[rank] = max(size, self.sizes.get(rank, 0))
 
 
 def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Sequence[str]) -> bytes:
@@ -120,13 +129,26 @@ def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Seque
     return _line({"parts": parts, "durable": durable, "boot": boot, "replaces": list(replaces)})
 
 
-def moved(done: Iterable[tuple[Sequence[int], Sequence[str]]], sums: Mapping[int, int]) -> bytes:
-    """Return a line that says which slices have come to be complete: (ranks, names) of each."""
-    return _line({"done": [[list(r), list(n)] for r, n in done], "sums": sums})
+def moved(
+    done: Iterable[tuple[Sequence[int], Sequence[str]]],
+    sums: Mapping[int, int],
+    sizes: Mapping[int, int],
+) -> bytes:
+    """Return a line that says which slices have come to be complete: (ranks, names) of each.
+
+    sizes: bytes of the part files, by rank.
+    """
+    return _line({"done": [[list(r), list(n)] for r, n in done], "sums": sums, "sizes": sizes})
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:
-    return (json.dumps(facts, separators=(",", ":")) + "\n").encode()
+    """Return a line with a digest of its own."""
+    text = json.dumps(facts, separators=(",", ":")).encode()
+    return _digest(text) + b" " + text + b"\n"
+
+
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=8).hexdigest().encode()
 
 
 def progress(journals: Mapping[str, bytes], boot: str) -> Progress:
@@ -153,14 +175,20 @@ class _Journal:
 def _journal(data: bytes) -> _Journal | None:
     found = None
     for line in data.split(b"\n")[:-1]:
+        stated, _, text = line.partition(b" ")
+        if stated != _digest(text):
+            break
         try:
-            facts = json.loads(line)
+            facts = json.loads(text)
             if found is None:
                 parts = {int(r): Part(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
                 first = Progress(parts, durable=bool(facts["durable"]))
                 found = _Journal(str(facts["boot"]), list(map(str, facts["replaces"])), first)
                 continue
-            more = Progress(sums={int(rank): int(value) for rank, value in facts["sums"].items()})
+            more = Progress(
+                sums={int(rank): int(value) for rank, value in facts["sums"].items()},
+                sizes={int(rank): int(size) for rank, size in facts["sizes"].items()},
+            )
             for ranks, names in facts["done"]:
                 for rank in ranks:
                     more.done.setdefault(int(rank), set()).update(map(str, names))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import samples
-from rankxform.execution.files import Tick
+from rankxform.execution.files import Tick, inode, is_inside
 from rankxform.execution.folder import SUFFIXES
 from rankxform.planning.agreement import (
     check_each_differs,
@@ -25,22 +25,38 @@ from rankxform.transport import Team
 from .prepare import Conversion
 
 
-def check_target(conversion: Conversion) -> None:
-    """See that writing will harm nothing. Raises UsageError or StorageError."""
-    request = conversion.request
-    if request.dst is None:
-        raise UsageError("no destination folder")
-    if request.shapes is not None:
-        raise UsageError("shapes are for a plan; a transform reads a checkpoint")
-    src = Path(request.src).resolve()
-    source_folders = {path.resolve().parent for path in conversion.shards.paths.values()}
+def check_target(conversion: Conversion, team: Team) -> None:
+    """See that writing will harm nothing, on every node. Raises UsageError or StorageError."""
+    with team.together():
+        request = conversion.request
+        if request.dst is None:
+            raise UsageError("no destination folder")
+        if request.shapes is not None:
+            raise UsageError("shapes are for a plan; a transform reads a checkpoint")
+    speaks = team.nodes.speaks(team.rank)
+    with team.together():
+        if speaks:
+            _check_apart(conversion, Path(request.dst))
+
+
+def _check_apart(conversion: Conversion, dst: Path) -> None:
+    """Refuse destination files that are, or lie among, source files, whatever their paths."""
+    src, sources = Path(conversion.request.src), conversion.shards.paths.values()
+    files = {inode(path): path for path in sources}
+    folders = {inode(path.parent) for path in sources}
+    inside = src.is_dir() and is_inside(dst, src)
     for rank in conversion.ranks:
         final = conversion.final(rank)
-        folder = final.parent.resolve()
-        if folder in source_folders or (src.is_dir() and src in (folder, *folder.parents)):
+        there, folder = inode(final), inode(final.parent)
+        if inside or (folder is not None and folder in folders):
             raise UsageError(
                 f"{final}: lies in the source folder {src}, which is never written to; "
                 "choose another destination"
+            )
+        if there is not None and there in files:
+            raise UsageError(
+                f"{final}: is the source file {files[there]} under another name, which is never "
+                "replaced; choose another destination"
             )
         if final.is_dir():
             raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.execution.engine import Mail, Traffic, write_parts
-from rankxform.execution.files import Tick, create, make_folder, publish, sync
+from rankxform.execution.files import Tick, create, make_folder, publish, remove, sync
 from rankxform.execution.fingerprint import MODULUS, Witness
 from rankxform.execution.journal import Journal
 from rankxform.execution.links import link_all
@@ -93,7 +93,7 @@ def transform(
     began = time.monotonic()
     conversion = prepare(request, team, phases)
     with phases.phase("compare"):
-        team.share(lambda: check_target(conversion))
+        check_target(conversion, team)
         compared, notices = compare_ranks(conversion, team)
         if request.check_replicas != "no":
             notices += check_replicas(conversion, team)
@@ -264,14 +264,14 @@ def _carry_out(
         team.work(lambda tick: _add_checksums(work, tick), lambda done, end: None)
     sums = team.gather(lambda: journal.sums) if request.verify else []
     with phases.phase("publish"):
-        facts = team.gather(lambda: _link(work))
+        facts = team.gather(lambda: _link(work, journal))
         with team.together():
             if target is not None:
                 _complete(work, target, work.in_root(facts), sums)
         with team.together():
-            for output in work.owned.values():
-                for final in output.finals:
-                    publish(part_of(final), final, durable=request.fsync)
+            for final, noted in facts[team.rank].items():
+                _check_part(part_of(final), noted)
+                publish(part_of(final), final, durable=request.fsync)
         with team.together():
             if target is not None and team.rank != 0:
                 _finish(work, target)
@@ -308,13 +308,31 @@ def _add_checksums(work: _Work, tick: Tick) -> None:
         parts.close()
 
 
-def _link(work: _Work) -> dict[Path, Facts]:
-    """Put equal files beside their final names; return how each complete part file is known."""
-    request = work.conversion.request
-    for output in work.owned.values():
+def _link(work: _Work, journal: Journal) -> dict[Path, Facts]:
+    """Put equal files beside their final names; return how each complete part file is known.
+
+    Raises StorageError where a part file is not the one that was made, or not of its size.
+    """
+    request, found = work.conversion.request, {}
+    for rank, output in work.owned.items():
+        nbytes = output.nbytes(request.crc)
+        _check_part(output.part, {"inode": journal.parts[rank].inode, "size": nbytes})
         link_all(output.part, output.alike, request.link, durable=request.fsync)
-    finals = [final for output in work.owned.values() for final in output.finals]
-    return {final: facts_of(part_of(final)) for final in finals}
+        for final in output.finals:
+            _check_part(part_of(final), {"size": nbytes})
+            found[final] = facts_of(part_of(final))
+    return found
+
+
+def _check_part(part: Path, wanted: Facts) -> None:
+    """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
+    found = facts_of(part)
+    if any(found[key] != value for key, value in wanted.items()):
+        remove(part)
+        raise StorageError(
+            f"{part}: something else has changed or replaced it ({found['size']:,} bytes, "
+            f"{wanted['size']:,} were written); it was removed, to be made anew"
+        )
 
 
 def _complete(

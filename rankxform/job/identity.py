@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Hashable, Mapping
 from functools import cache
@@ -51,8 +50,8 @@ def verify_options(conversion: Conversion) -> list[str]:
         if isinstance(given, Strategy):
             return []  # one that no file has
         if given is not None:
-            there = os.path.exists(given)
-            options += [f"--{side}", os.path.abspath(given) if there else given]
+            path = Path(given)
+            options += [f"--{side}", str(path.absolute()) if given and path.exists() else given]
     for name in ("prefix", "format", "src_pattern", "suffix", "one_sided", "unlisted", "replicas"):
         if getattr(request, name) != getattr(plain, name):
             options += [f"--{name}", getattr(request, name)]

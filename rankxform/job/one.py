@@ -6,7 +6,15 @@ from pathlib import Path
 
 from rankxform.errors import UsageError
 from rankxform.execution.engine import write_parts
-from rankxform.execution.files import create, make_folder, own_name, publish, remove, sync
+from rankxform.execution.files import (
+    create,
+    is_same,
+    make_folder,
+    own_name,
+    publish,
+    remove,
+    sync,
+)
 from rankxform.execution.output import Output
 from rankxform.execution.sources import Sources
 from rankxform.planning.moves import Portion
@@ -27,7 +35,7 @@ def convert_one(request: Request, target: Path) -> None:
     """
     conversion = prepare(request, Serial())
     compare_ranks(conversion, Serial())
-    if target.resolve() in {path.resolve() for path in conversion.shards.paths.values()}:
+    if any(is_same(target, path) for path in conversion.shards.paths.values()):
         raise UsageError(f"{target}: is a source file, which is never written to")
     (rank,) = conversion.ranks
     output = Output(own_name(target), Layouts(conversion).of(rank))

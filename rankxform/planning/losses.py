@@ -53,11 +53,12 @@ def losses_message(
     where = f"{_ranks(missing)} no file" if missing else f"{source.paths[should[0]]}: is incomplete"
     also = f", and none of {names}" if names else ""
     more = len(groups) - 1
-    others = f" So are slices of {more} more rank{'s' if more > 1 else ''}." if more else ""
+    its, one = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
+    others = f" Slices of {more} more rank{'s' if more > 1 else ''} are lost too." if more else ""
     return (
-        f"{where}{looked}: no source file holds {len(gone):,} of its slices, "
+        f"{where}{looked}: no source file holds {len(gone):,} of {its} slices, "
         f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.name!r} ({label})"
-        f"{also}.{others} Bring the rank's folder, or use another checkpoint"
+        f"{also}.{others} Bring the folder of {one}, or use another checkpoint"
     )
 
 

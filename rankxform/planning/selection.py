@@ -89,12 +89,7 @@ def select(
             f"{source.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
             f"such as {in_few_words([p.name for p in alone], 3)}; one of them is another network's"
         )
-    made = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
-    lost = {
-        name: missing
-        for name, missing in source.unreachable.items()
-        if name in dst and wanted(name) and made.intersection(dst.stages_of.get(name, made))
-    }
+    lost = _lost(source, dst, ranks, wanted)
     if lost:
         raise CheckpointError(losses_message(source, cut.values(), lost))
     if alone and one_sided == "error":
@@ -140,6 +135,18 @@ def _filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[str], b
         )
 
     return wanted
+
+
+def _lost(
+    source: Source, dst: Strategy, ranks: Iterable[int], wanted: Callable[[str], bool]
+) -> dict[str, tuple[int, ...]]:
+    """Return the names that `ranks` (none: all) should get and that no file holds."""
+    made = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
+    return {
+        name: missing
+        for name, missing in source.unreachable.items()
+        if name in dst and wanted(name) and made.intersection(dst.stages_of.get(name, made))
+    }
 
 
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:

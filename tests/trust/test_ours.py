@@ -42,12 +42,10 @@ def stopped(place, **options):
     assert caught.value.resumable
 
 
-def write_files(folder, data):
+def write_files(place, data):
     for rank in range(3):
-        path = folder / f"rank_{rank}"
-        path.mkdir(parents=True, exist_ok=True)
-        for kind in ("ckpt", "safetensors"):
-            (path / f"checkpoint_{rank}.{kind}").write_bytes(data)
+        place.final(rank).parent.mkdir(parents=True, exist_ok=True)
+        place.final(rank).write_bytes(data)
 
 
 def test_what_was_named_before_the_stop_is_kept(place, monkeypatch):
@@ -60,7 +58,7 @@ def test_what_was_named_before_the_stop_is_kept(place, monkeypatch):
 
 
 def test_old_files_are_replaced_whatever_happens_to_their_times(place, monkeypatch):
-    write_files(place.dst, b"old")
+    write_files(place, b"old")
     stop_publishing(monkeypatch, 1)
     stopped(place, overwrite=True)
     for rank in (1, 2):
@@ -74,7 +72,7 @@ def test_old_files_are_replaced_whatever_happens_to_their_times(place, monkeypat
 def test_files_that_others_put_there_are_not_taken_for_ours(place, monkeypatch):
     stop_after(monkeypatch, 5)
     stopped(place)
-    write_files(place.dst, b"somebody else's")
+    write_files(place, b"somebody else's")
     with pytest.raises(rankxform.StorageError, match="checkpoint_0.* is already there"):
         place.transform()
     assert place.final(0).read_bytes() == b"somebody else's"
@@ -273,7 +271,7 @@ def test_a_folder_that_was_there_stays(place, monkeypatch):
 
 
 def test_a_run_that_did_not_get_the_folder_promises_nothing(place, monkeypatch):
-    write_files(place.dst, b"old")
+    write_files(place, b"old")
     with pytest.raises(rankxform.StorageError, match="is already there") as caught:
         place.transform()
     assert not caught.value.resumable
@@ -287,7 +285,10 @@ def test_a_run_that_did_not_get_the_folder_promises_nothing(place, monkeypatch):
         (lambda record: record.update(seed="x"), "lacks 'seed'"),
         (lambda record: record["identity"].pop("source files"), "lacks 'source files'"),
         (lambda record: record["files"].update(a=3), "'a' is no file of this folder"),
-        (lambda record: record["files"].update({"../a": {"rank": 0}}), "'../a' is no file"),
+        (
+            lambda record: record["files"].update({"../a": {"rank": 0, "size": 1, "modified": 1}}),
+            "'../a' is no file",
+        ),
         (lambda record: next(iter(record["files"].values())).pop("rank"), "lacks 'rank'"),
     ],
 )

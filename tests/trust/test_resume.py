@@ -10,6 +10,7 @@ import pytest
 import rankxform
 from rankxform.execution import engine, journal, target
 from rankxform.execution.output import part_of
+from rankxform.job import convert
 from tests import reference
 
 NAMES = [f"w{i}" for i in range(12)]
@@ -198,6 +199,68 @@ def test_a_journal_cut_short_costs_only_its_last_entry(place, monkeypatch):
     report = place.transform()
     assert place.good
     assert report.read == 7 * report.needed // 7 == 7 * 48 * 32 * 4
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("when", ["written", "noted"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, monkeypatch):
+    """Whatever changes it, at the last moment too; the next run makes it anew."""
+    name = {"written": "write_parts", "noted": "_complete"}[when]
+    real, part = getattr(convert, name), part_of(place.final(1))
+
+    def changed(*arguments, **options):
+        done = real(*arguments, **options)
+        os.truncate(part, part.stat().st_size + change)
+        return done
+
+    monkeypatch.setattr(convert, name, changed)
+    with pytest.raises(rankxform.StorageError, match="checkpoint_1.*something else has changed"):
+        place.transform(verify=verify)
+    assert not place.final(1).exists() and not (place.dst / "rankxform.json").exists()
+    monkeypatch.setattr(convert, name, real)
+    place.transform(verify=verify)
+    assert place.good
+
+
+def test_a_part_that_another_file_has_replaced_gets_no_final_name(place, monkeypatch):
+    real, part = convert.write_parts, part_of(place.final(1))
+
+    def replaced(*arguments, **options):
+        done = real(*arguments, **options)
+        data = part.read_bytes()
+        part.with_name("other").write_bytes(bytes(len(data)))
+        part.with_name("other").rename(part)
+        return done
+
+    monkeypatch.setattr(convert, "write_parts", replaced)
+    with pytest.raises(rankxform.StorageError, match="something else has changed or replaced"):
+        place.transform()
+    monkeypatch.setattr(convert, "write_parts", real)
+    assert place.transform().continued == 2 and place.good
+
+
+def test_a_part_that_has_become_shorter_is_begun_anew(place, monkeypatch):
+    stop_after(monkeypatch, 7)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform()
+    part = part_of(place.final(1))
+    os.truncate(part, part.stat().st_size - 1)
+    assert place.transform().continued == 2 and place.good
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_letter_of_a_journal_that_changed_costs_its_line(verify, place, monkeypatch):
+    """A name of a slice that is not there would leave a hole in the file."""
+    stop_after(monkeypatch, 5)
+    with pytest.raises(rankxform.StoppedError):
+        place.transform(verify=verify)
+    (path,) = (place.dst / ".rankxform").glob("journal-*.jsonl")
+    data = path.read_bytes()
+    assert b'"w1"' in data and b'"w9"' not in data
+    path.write_bytes(data.replace(b'"w1"', b'"w9"', 1))
+    place.transform(verify=verify)
+    assert place.good
 
 
 def test_a_journal_that_was_not_synced_dies_with_the_machine(place, monkeypatch):
