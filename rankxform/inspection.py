@@ -6,37 +6,115 @@ command line and for programs; nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import lcm
 from pathlib import Path
 from typing import Any
 
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import (
+    CheckpointError,
+    RankxformError,
+    RequestError,
+    StorageError,
+    StrategyError,
+    UsageError,
+)
 from rankxform.execution import folder, strategies
+from rankxform.execution.files import read_bytes
 from rankxform.execution.headers import container, index
+from rankxform.execution.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.formats.index import Index
+from rankxform.formats.records import MANIFEST
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
 from rankxform.planning.plan import check_ranks, needed_stages
 
+_SUFFIXES = {*folder.SUFFIXES, *strategies.SUFFIXES}
+
 
 def inspect(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any]:
-    """Describe the checkpoint file, checkpoint folder or strategy at `path`."""
+    """Describe what is at `path`: a checkpoint file or folder, a strategy, or a folder with these.
+
+    ``kind`` says which: "checkpoint", "folder" (rank folders), "destination" (what rankxform wrote
+    or began), "strategy", "strategies" (a folder of several), "files" (a rank's folder), "json" (of
+    another kind) or "collection" (a folder with some of these). Raises UsageError where nothing is,
+    and CheckpointError or StrategyError for one file that cannot be read; in a folder, such a file
+    is listed with its error.
+    """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
-    if _is_strategy(path):
+    if path.is_file():
+        return _file(path)
+    if (path / MANIFEST_NAME).exists() or (path / FOLDER_NAME / JOB_NAME).exists():
+        return _destination(path)
+    listing = folder.look(path, pattern)
+    if listing.files:
+        return _folder(path, listing, pattern)
+    entries = sorted(path.iterdir())
+    found = [entry for entry in entries if _is_strategy(entry)]
+    if found:
+        return _strategies(path, found)
+    files = [_facts(p) for p in entries if p.suffix in folder.SUFFIXES and p.is_file()]
+    if files:
+        return {"kind": "files", "path": str(path), "files": files}
+    parts = [part for entry in entries if (part := glance(entry, pattern))]
+    return {"kind": "collection", "path": str(path), "parts": parts}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    if strategies.is_strategy(path):
         return _strategy(path)
-    return _checkpoint(path) if path.is_file() else _folder(path, pattern)
+    if path.suffix != ".json":
+        return _checkpoint(path)
+    data = read_bytes(path)
+    if path.name == MANIFEST_NAME and MANIFEST.encode() in data:
+        return _destination(path.parent)
+    return {"kind": "json", "path": str(path), "size": len(data)}
+
+
+def glance(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any] | None:
+    """Say what is at `path` without opening checkpoint files; None if it is nothing of interest."""
+    try:
+        what = _in_words(path) if path.is_file() else _folder_in_words(path, pattern)
+    except (RankxformError, OSError) as error:
+        what = str(error)
+    return {"path": str(path), "what": what} if what else None
+
+
+def _in_words(path: Path) -> str | None:
+    if path.suffix in _SUFFIXES and strategies.is_strategy(path):
+        return f"strategy, {strategies.load(str(path)).extent}"
+    if path.suffix in folder.SUFFIXES:
+        return f"checkpoint file, {path.stat().st_size:,} bytes"
+    return None
+
+
+def _folder_in_words(path: Path, pattern: str) -> str | None:
+    ranks = folder.look(path, pattern).files
+    if ranks:
+        shards = _shards(path, pattern)
+        steps = shards.get("unclear") or ", ".join(shards["steps"])
+        ours = ", written by rankxform" if (path / MANIFEST_NAME).exists() else ""
+        return f"checkpoint of {len(ranks):,} ranks{ours}" + (f"; steps {steps}" if steps else "")
+    entries = sorted(path.iterdir())
+    if any(_is_strategy(entry) for entry in entries):
+        return f"strategy, {strategies.load(str(path)).extent}"
+    inside = [e.name for e in entries if e.is_dir() and folder.look(e, pattern).files]
+    return f"holds {', '.join(inside)}" if inside else None
 
 
 def _is_strategy(path: Path) -> bool:
-    if path.is_dir():
-        files = [
-            p for p in sorted(path.iterdir()) if p.is_file() and p.suffix in strategies.SUFFIXES
-        ]
-        return bool(files) and all(map(_is_strategy, files))
-    return strategies.is_strategy(path)
+    return path.suffix in strategies.SUFFIXES and path.is_file() and strategies.is_strategy(path)
+
+
+def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
+    """Describe a folder of strategy files: as one if they are stages of one, else each."""
+    try:
+        return _strategy(path)
+    except StrategyError as error:
+        parts = [part for file in files if (part := glance(file))]
+        return {"kind": "strategies", "path": str(path), "why": str(error), "parts": parts}
 
 
 def _strategy(path: Path) -> dict[str, Any]:
@@ -94,14 +172,69 @@ def _totals(found: Index) -> dict[str, int]:
     return {"parameters": len(names), "nbytes": sum(map(found.nbytes, names)), "size": found.size}
 
 
-def _folder(path: Path, pattern: str) -> dict[str, Any]:
-    shards = folder.find(path, None, pattern)
-    ranks = []
-    for rank, file in sorted(shards.paths.items()):
-        found = index(file)
-        ranks.append({"rank": rank, "file": str(file), **_totals(found)})
+def _facts(path: Path) -> dict[str, Any]:
+    """Describe a checkpoint file in few numbers, or say why it cannot be read."""
+    try:
+        return {"file": str(path), **_totals(index(path))}
+    except RankxformError as error:
+        return {"file": str(path), "size": path.stat().st_size, "error": str(error)}
+
+
+def _folder(path: Path, listing: folder.Listing, pattern: str) -> dict[str, Any]:
+    """Describe rank folders: the files that a conversion would take, or all if none is clear."""
+    shards = _shards(path, pattern)
+    chosen = shards.pop("paths", listing.files)
+    ranks = [
+        {"rank": rank, **_facts(file)} for rank, files in sorted(chosen.items()) for file in files
+    ]
+    return {"kind": "folder", "path": str(path), **shards, "ranks": ranks}
+
+
+def _shards(path: Path, pattern: str) -> dict[str, Any]:
+    """Return which files of rank folders a conversion would take, or why it would take none."""
+    try:
+        shards = folder.find(path, None, pattern)
+    except RankxformError as error:
+        return {"step": None, "unclear": str(error)}
+    steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
+    written = ["_".join(map(str, step)) for step in steps]
+    paths = {rank: (file,) for rank, file in shards.paths.items()}
     step = "_".join(map(str, shards.step)) if shards.step else None
-    return {"kind": "folder", "path": str(path), "step": step, "ranks": ranks}
+    warning = {"warning": shards.newer} if shards.newer else {}
+    return {"step": step, "steps": written, **warning, "paths": paths}
+
+
+def _destination(path: Path) -> dict[str, Any]:
+    """Describe what rankxform wrote, or began to write, as its own records tell."""
+    known = {"kind": "destination", "path": str(path)}
+    begun = (path / FOLDER_NAME / JOB_NAME).exists()
+    if not (path / MANIFEST_NAME).exists():
+        return {**known, "complete": False, "source": None, "ranks": []}
+    try:
+        told = manifest(path)
+    except StorageError as error:
+        return {**known, "complete": False, "source": None, "ranks": [], "unclear": str(error)}
+    files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
+    ranks = [_written(path / name, facts) for name, facts in files]
+    options = told.get("verify")
+    return {
+        **known,
+        "complete": not begun and not any("error" in one for one in ranks),
+        "source": told["identity"].get("source"),
+        "options": options if isinstance(options, list) else [],
+        "written": (path / MANIFEST_NAME).stat().st_mtime,
+        "fingerprints": "stages" in told,
+        "begun": begun,
+        "ranks": ranks,
+    }
+
+
+def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a file that a manifest lists; an error where it is not of the size written."""
+    if path.is_file() and path.stat().st_size == facts["size"]:
+        return {"rank": facts["rank"], **_facts(path)}
+    error = f"is not the file of {facts['size']:,} bytes that was written"
+    return {"rank": facts["rank"], "file": str(path), "error": error}
 
 
 def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int, tuple[int, ...]]:

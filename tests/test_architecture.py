@@ -75,6 +75,7 @@ def test_imports_point_down(path):
                 "api.py",
                 "cli/launch.py",
                 "cli/main.py",
+                "cli/progress.py",
                 "cli/stopping.py",
                 "job/phases.py",
                 "transport",

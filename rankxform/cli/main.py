@@ -26,7 +26,7 @@ from rankxform.transport.launcher import launched_rank
 
 from . import arguments, planned, report
 from .launch import Program, launch
-from .progress import Progress
+from .progress import Progress, await_first_word, speak, style_of
 from .simulation import simulated
 from .stopping import Stopping, seconds_left
 
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if arguments.wants_help(argv):
         return _help(argv)
+    await_first_word("none" if launched_rank() else style_of(argv), job.since_process_start())
     try:
         processes = team()
     except RankxformError as error:
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         processes.abort(*_describe(error))
         raise
+    speak()
     if not isinstance(outcome, Program):
         return processes.finish(outcome)
     processes.finish(0)
@@ -69,6 +71,7 @@ def _help(argv: Sequence[str]) -> int:
 
 
 def _say(error: BaseException) -> int:
+    speak()
     text = f"rankxform: error: {error}\n"
     if isinstance(error, RankxformError) and error.resumable:
         text += "rankxform: what is complete is kept; run the same command again to continue\n"
@@ -237,6 +240,7 @@ def _hostfile(options: argparse.Namespace, processes: Team) -> None:
 
 def _print(text: str) -> None:
     """Print a result; a reader that went away, as `head` does, is no error."""
+    speak()
     try:
         sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
         sys.stdout.buffer.flush()

@@ -1,51 +1,157 @@
-"""Progress on process 0: a bar on a terminal, plain lines elsewhere."""
+"""What process 0 says while it works: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import sys
+import os
+import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
-from rankxform.transport.launcher import gives_terminals
+from rankxform.transport.launcher import CLEAR_LINE, terminal
 
 from .units import seconds, size
 
-_BAR_SECONDS, _LINE_SECONDS = 0.1, 10.0
-_WIDTH = 30
+_BAR_SECONDS, _LINE_SECONDS = 0.2, 10.0
+_FIRST_SECONDS = 2.0
+_WIDTH, _LEAST_WIDTH = 30, 5
+_USUAL_COLUMNS = 80
+
+
+class _FirstSign:
+    """Says that the command is at work, where it has said nothing for a while; and goes on so.
+
+    What comes before the first word takes long where there are many files, or cores are few.
+    """
+
+    def __init__(self, passed: float) -> None:
+        """Begin, when so many seconds have `passed` since a person started the command."""
+        self._over = threading.Event()
+        self._began = time.monotonic() - min(passed, _FIRST_SECONDS)
+        threading.Thread(target=self._speak, daemon=True).start()
+
+    def _speak(self) -> None:
+        wait = self._began + 0.75 * _FIRST_SECONDS - time.monotonic()
+        while not self._over.wait(max(0.0, wait)):
+            passed = f"{time.monotonic() - self._began:.0f} s"
+            text = f"rankxform: reading strategies and headers, and planning ({passed})\n"
+            _write(2, text)
+            wait = _LINE_SECONDS
+
+    def end(self) -> None:
+        self._over.set()
+
+
+class _Said:
+    """What this process has said: where a bar stands that has not ended, or a sign is to come."""
+
+    bar: int | None = None
+    sign: _FirstSign | None = None
+
+
+def await_first_word(style: str, passed: float) -> None:
+    """Give a sign of life where nothing is said for two seconds; `passed` are of these already."""
+    if style != "none":
+        _Said.sign = _FirstSign(passed)
+
+
+def speak() -> None:
+    """Make room for words: no sign comes in between, and a bar that has been drawn is removed."""
+    if _Said.sign:
+        _Said.sign.end()
+        _Said.sign = None
+    if _Said.bar is not None:
+        _write(_Said.bar, CLEAR_LINE)
+        _Said.bar = None
+
+
+def _write(fd: int, text: str) -> None:
+    with suppress(OSError):  # the work goes on if nobody can read of it
+        os.write(fd, text.encode())
+
+
+def style_of(words: Sequence[str]) -> str:
+    """Return what the command line asks for, before it is understood.
+
+    >>> style_of(["transform", "a", "b", "--progress=none"]), style_of(["plan"])
+    ('none', 'auto')
+    """
+    for word, after in zip(words, [*words[1:], ""]):
+        flag, _, value = word.partition("=")
+        if flag == "--progress":
+            return value or after
+    return "auto"
 
 
 class Progress:
     """Shows bytes done of `total`; rate and time left are of the run so far.
 
-    On a terminal one line is drawn over and over. Elsewhere (a log, a batch job, under Open MPI,
-    which makes every stream look like a terminal) a line is printed every ten seconds.
+    On a terminal one line is drawn over and over, never longer than the terminal is wide; under a
+    launcher too, which would keep a line back until it has ended. Elsewhere (a log, a batch job, a
+    launcher on another host) a line is printed after two seconds, and then every ten.
     """
 
     def __init__(self, total: int, style: str = "auto") -> None:
         self._total = total
-        terminal = sys.stderr.isatty() and not gives_terminals()
-        self._style = ("bar" if terminal else "lines") if style == "auto" else style
-        self._began = self._last = time.monotonic()
+        self._terminal = _opened_terminal() if style in ("auto", "bar") else None
+        lines = style == "lines" or (style == "auto" and self._terminal is None)
+        self._style = "lines" if lines else style
+        self._began = time.monotonic()
+        self._next = self._began + (_FIRST_SECONDS if lines else _BAR_SECONDS)
 
     def __call__(self, done: int, end: bool) -> None:
         """Take note of the bytes done by all processes; `end` is said once, at the end."""
         now = time.monotonic()
-        pause = _BAR_SECONDS if self._style == "bar" else _LINE_SECONDS
-        if self._style == "none" or not (end or now - self._last >= pause):
-            return
-        self._last = now
-        passed = max(now - self._began, 1e-6)
-        share = min(done / self._total, 1.0) if self._total else 1.0
-        left = passed / share - passed if share else 0.0
-        text = f"{share:4.0%} of {size(self._total)}, {size(done / passed)}/s, {seconds(left)} left"
-        with suppress(OSError):  # the work goes on if nobody can read of it
-            self._draw(text, share, end)
+        if end:
+            speak()
+            if self._terminal is not None:
+                os.close(self._terminal)
+                self._terminal = None
+        elif self._style != "none" and now >= self._next:
+            self._next = now + (_LINE_SECONDS if self._style == "lines" else _BAR_SECONDS)
+            self._draw(done, max(now - self._began, 1e-6))
 
-    def _draw(self, text: str, share: float, end: bool) -> None:
-        if self._style == "bar":
-            filled = round(share * _WIDTH)
-            bar = "#" * filled + "." * (_WIDTH - filled)
-            sys.stderr.write(f"\r{bar} {text}\x1b[K" + ("\r\x1b[K" if end else ""))
-            sys.stderr.flush()
-        elif not end:
-            print(f"rankxform: {text}", file=sys.stderr, flush=True)
+    def _draw(self, done: int, passed: float) -> None:
+        share = min(done / self._total, 1.0) if self._total else 1.0
+        left = f"{seconds(passed / share - passed if share else 0.0)} left"
+        words = f"{share:4.0%}", f"of {size(self._total)},", f"{size(done / passed)}/s,"
+        if self._style == "lines":
+            _write(2, f"rankxform: {' '.join(words)} {left}\n")
+            return
+        fd = 2 if self._terminal is None else self._terminal
+        _write(fd, f"\r{bar_line(words, left, share, _columns(fd) - 1)}\x1b[K")
+        _Said.bar = fd
+
+
+def _opened_terminal() -> int | None:
+    """Open the terminal that a person looks at, if there is one; never to wait for it."""
+    path = terminal()
+    with suppress(OSError):
+        if path:
+            return os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return None
+
+
+def _columns(fd: int) -> int:
+    """Return how wide a terminal is now."""
+    with suppress(OSError):
+        return os.get_terminal_size(fd).columns or _USUAL_COLUMNS
+    return _USUAL_COLUMNS
+
+
+def bar_line(words: tuple[str, str, str], left: str, share: float, width: int) -> str:
+    """Return the line for a terminal of `width` columns: as much of it as there is room for.
+
+    >>> bar_line((" 61%", "of 269 MB,", "165 MB/s,"), "1 s left", 0.61, 48)
+    '#######.....  61% of 269 MB, 165 MB/s, 1 s left'
+    >>> bar_line((" 61%", "of 269 MB,", "165 MB/s,"), "1 s left", 0.61, 26)
+    ' 61% 165 MB/s, 1 s left'
+    """
+    part, total, rate = words
+    texts = (f"{part} {total} {rate} {left}", f"{part} {rate} {left}", f"{part} {left}", part)
+    text = next((text for text in texts if len(text) <= width), "")
+    room = min(_WIDTH, width - len(text) - 1)
+    if room < _LEAST_WIDTH:
+        return text
+    filled = round(share * room)
+    return f"{'#' * filled}{'.' * (room - filled)} {text}"

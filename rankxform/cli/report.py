@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,17 @@ def merged(target: Path, strategy: Strategy) -> str:
 
 def inspection(found: Mapping[str, Any]) -> str:
     """Write what `inspect` found."""
-    return {"strategy": _strategy_table, "checkpoint": _checkpoint_table, "folder": _folder_table}[
-        found["kind"]
-    ](found)
+    tables: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "strategy": _strategy_table,
+        "strategies": _parts_table,
+        "collection": _parts_table,
+        "checkpoint": _checkpoint_table,
+        "folder": _folder_table,
+        "files": _files_table,
+        "destination": _destination_table,
+        "json": lambda found: f"{found['path']}: JSON, and no strategy; {size(found['size'])}",
+    }
+    return tables[found["kind"]](found)
 
 
 def _strategy_table(found: Mapping[str, Any]) -> str:
@@ -251,13 +260,64 @@ def _checkpoint_table(found: Mapping[str, Any]) -> str:
 
 
 def _folder_table(found: Mapping[str, Any]) -> str:
-    head = ("rank", "parameters", "bytes", "file")
-    rows = [(r["rank"], r["parameters"], size(r["nbytes"]), r["file"]) for r in found["ranks"]]
+    ranks = len({r["rank"] for r in found["ranks"]})
     step = f", step {found['step']}" if found["step"] else ""
-    return (
-        f"{found['path']}: checkpoint of {_count(len(found['ranks']), 'rank')}{step}\n\n"
-        + table(head, rows)
-    )
+    others = [one for one in found.get("steps", ()) if one != found["step"]]
+    also = f" (there are {', '.join(others)} too)" if others else ""
+    lines = [f"{found['path']}: checkpoint of {_count(ranks, 'rank')}{step}{also}, {_sum(found)}"]
+    lines += [f"not clear: {found['unclear']}"] if "unclear" in found else []
+    lines += warnings([found["warning"]]) if "warning" in found else []
+    return "\n".join([*lines, "", _rank_rows(found)])
+
+
+def _rank_rows(found: Mapping[str, Any]) -> str:
+    head = ("rank", "parameters", "bytes", "file")
+    rows = [(r["rank"], *_numbers(r)) for r in found["ranks"]]
+    return table(head, rows)
+
+
+def _numbers(one: Mapping[str, Any]) -> tuple[object, object, str]:
+    if "error" in one:
+        return "-", "-", f"{one['file']}: {one['error'].removeprefix(one['file'] + ': ')}"
+    return one["parameters"], size(one["nbytes"]), one["file"]
+
+
+def _sum(found: Mapping[str, Any]) -> str:
+    return size(sum(one.get("nbytes", 0) for one in found["ranks"]))
+
+
+def _files_table(found: Mapping[str, Any]) -> str:
+    rows = [_numbers(one) for one in found["files"]]
+    what = _count(len(rows), "checkpoint file")
+    return f"{found['path']}: {what}\n\n" + table(("parameters", "bytes", "file"), rows)
+
+
+def _parts_table(found: Mapping[str, Any]) -> str:
+    if not found["parts"]:
+        return f"{found['path']}: holds no checkpoint and no strategy"
+    rows = [(Path(part["path"]).name, part["what"]) for part in found["parts"]]
+    why = f"\nnot one strategy: {found['why']}" if "why" in found else ""
+    return f"{found['path']}: {_count(len(rows), 'thing')}{why}\n\n{table(('name', 'is'), rows)}"
+
+
+def _destination_table(found: Mapping[str, Any]) -> str:
+    if found["source"] is None:
+        why = found.get("unclear") or "a run that was stopped; the same command continues it"
+        return f"{found['path']}: unfinished work of rankxform ({why})"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written"]))
+    ranks = _count(len(found["ranks"]), "rank")
+    state = "complete" if found["complete"] else "NOT COMPLETE"
+    kept = "kept (verify can compare all bytes with them)" if found["fingerprints"] else "none"
+    lines = [
+        f"{found['path']}: checkpoint of {ranks}, {_sum(found)}, {state}",
+        f"written       by rankxform, {when}",
+        f"from          {found['source']}",
+        f"options       {' '.join(found['options']) or '-'}",
+        f"fingerprints  {kept}",
+    ]
+    if found["begun"]:
+        lines.append("a run into this folder was stopped; the same command continues it")
+    return "\n".join([*lines, "", _rank_rows(found)])
 
 
 def as_json(value: Any) -> str:

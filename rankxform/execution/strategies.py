@@ -107,10 +107,10 @@ def first_byte(path: Path) -> bytes:
 
 
 def is_strategy(path: Path) -> bool:
-    """Tell a strategy file from a checkpoint by its name and first byte."""
-    if path.suffix in (".json", ".safetensors"):
-        return path.suffix == ".json"
-    return first_byte(path) in _FIRST_BYTES[1:]
+    """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
+    if path.suffix == ".json":
+        return strategy_json.is_strategy(read_bytes(path))
+    return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
 
 
 def merge(folder: Path, target: Path) -> Strategy:

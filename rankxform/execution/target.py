@@ -31,6 +31,7 @@ from .output import part_of
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
+JOB_NAME = "job.json"
 
 Facts = dict[str, int]
 """Of a file: its inode, its size in bytes, and its time of modification in nanoseconds."""
@@ -152,7 +153,7 @@ class Target:
         raise StorageError(f"{final}: {what}; remove it, choose another folder, or say --overwrite")
 
     def _read(self, kind: str) -> dict[str, Any] | None:
-        path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / "job.json"
+        path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / JOB_NAME
         if _status(path) is None:
             return None
         try:
@@ -269,7 +270,7 @@ class Target:
 
     def _write_job(self) -> None:
         content = {"identity": self._identity, "seed": self.state.seed, "files": self._files}
-        write_small(self._own / "job.json", records.document(JOB, content), durable=self._durable)
+        write_small(self._own / JOB_NAME, records.document(JOB, content), durable=self._durable)
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
         data = records.document(MANIFEST, content)

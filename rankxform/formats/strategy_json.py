@@ -38,6 +38,15 @@ def parse(data: bytes, label: str) -> StrategyRecord:
     return StrategyRecord(label, _number(document, "current_stage"), stages, layouts, json=True)
 
 
+def is_strategy(data: bytes) -> bool:
+    """Tell a strategy, be it a broken one, from other JSON.
+
+    >>> is_strategy(b'{"parallel_layout_item": {'), is_strategy(b'{"kind": "rankxform manifest"}')
+    (True, False)
+    """
+    return any(key in data for key in (b'"parallel_layout_item"', b'"parallel_strategy_item"'))
+
+
 def _document(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)

@@ -4,6 +4,7 @@ from .convert import Report, transform
 from .fit import already_fits
 from .load import Parameters, load, own_rank
 from .one import convert_one
+from .phases import since_process_start
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .replicas import Agreement, compare_replicas
@@ -29,6 +30,7 @@ __all__ = [
     "own_rank",
     "predict",
     "prepare",
+    "since_process_start",
     "transform",
     "verify",
     "verify_alone",

@@ -27,7 +27,7 @@ class Phases:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(ORDER, 0.0)
-        self.seconds["start"] = _since_process_start()
+        self.seconds["start"] = since_process_start()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -42,7 +42,7 @@ class Phases:
         return sum(self.seconds.values())
 
 
-def _since_process_start() -> float:
+def since_process_start() -> float:
     """Return the seconds since this process was started (proc(5), field 22 of stat)."""
     try:
         with open("/proc/self/stat") as file:

@@ -19,6 +19,8 @@ from .losses import losses_message
 from .names import followed, in_few_words
 from .source import Parameter, Source, effective_layout
 
+_STATE = "optimizer state that the destination strategy does not list"
+_ALONE = "only one of the two strategies lists it"
 NOT_CHOSEN = "not chosen by --include and --exclude"
 ONE_SIDED = ("error", "leave-out", "whole")
 
@@ -101,12 +103,8 @@ def select(
             f"{source.strategy.label} lists none of the parameters in {_first(source.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
-    reasons = (
-        ("optimizer state that the destination strategy does not list", state),
-        ("only one of the two strategies lists it", alone),
-        (NOT_CHOSEN, filtered),
-    )
-    left_out = tuple(_left_out(reason, parameters) for reason, parameters in reasons if parameters)
+    reasons = {_STATE: state, _ALONE: alone, NOT_CHOSEN: filtered}
+    left_out = tuple(_left_out(reason, some) for reason, some in reasons.items() if some)
     known = {*source.strategy.stages_of, *dst.stages_of}
     absent = tuple(sorted(known - set(source.listed) - set(source.unlisted)))
     return Selection(cut, everywhere, left_out, absent)

@@ -7,8 +7,11 @@ import select
 from collections.abc import Mapping
 from contextlib import suppress
 
+CLEAR_LINE = "\r\x1b[K"
 _ANSWER_SECONDS = 5.0
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "orterun", "srun")
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"
 )  # fmt: skip
@@ -68,9 +71,31 @@ def leave_hydra(environ: Mapping[str, str] = os.environ) -> None:
             os.read(fd, 1024)
 
 
-def gives_terminals(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the launcher puts a pseudo-terminal before a stream that is none (Open MPI)."""
-    return "OMPI_COMM_WORLD_SIZE" in environ
+def terminal(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the terminal on which a person reads what this process writes to stderr, if it is one.
+
+    Under a launcher that is the launcher's own: what it gives its processes is a pipe or, with Open
+    MPI, a pseudo-terminal, wherever their words go then. None where the launcher is on another
+    host.
+    """
+    if launched_size(environ) is None:
+        return os.ttyname(2) if os.isatty(2) else None
+    with suppress(OSError, ValueError, IndexError):
+        name, parent = _process(os.getpid())
+        while parent > 1 and not name.startswith(_LAUNCHERS):
+            pid = parent
+            name, parent = _process(pid)
+            if name.startswith(_LAUNCHERS):
+                path = os.readlink(f"/proc/{pid}/fd/2")
+                return path if path.startswith(_TERMINALS) else None
+    return None
+
+
+def _process(pid: int) -> tuple[str, int]:
+    """Return a process's name and its parent (proc(5), fields 2 and 4 of stat)."""
+    with open(f"/proc/{pid}/stat") as file:
+        before, _, after = file.read().rpartition(")")
+    return before.partition("(")[2], int(after.split()[1])
 
 
 def _first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -33,7 +33,7 @@ from rankxform.errors import (
     storage_errors,
 )
 
-from .launcher import launched_size
+from .launcher import CLEAR_LINE, launched_size, terminal
 from .mail import Mail, Tick
 from .nodes import Nodes, this_node
 from .team import Show, Team
@@ -178,6 +178,8 @@ class MpiTeam(Team):
         """Say why and end every process of the world now. Does not return."""
         host = self._mpi.Get_processor_name()
         text = f"rankxform: error: {message} [process {self.rank} on {host}]\n"
+        if terminal():  # where process 0 may have drawn a line that has not ended
+            text = CLEAR_LINE + text
         os.write(2, text.encode())
         time.sleep(_SPEAK_SECONDS)
         # MPI_Abort can block when a node is gone, and mpi4py holds the interpreter's lock in it:

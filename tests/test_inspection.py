@@ -1,0 +1,146 @@
+"""A look never fails on what can be looked at."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.cli import report
+from tests import reference
+
+CUT = [{"w": ([4], [0, -1], 0, 0)}]
+HALF = [{"w": ([2], [0, -1], 0, 0)}]
+PARAMS = {"w": ((8, 6), "Float32")}
+
+
+@pytest.fixture
+def job(tmp_path):
+    """What a MindFormers job leaves: two steps of four ranks, and the strategy beside."""
+    output = tmp_path / "output"
+    for step in ("1_100", "2_200"):
+        reference.write_checkpoint(output / "checkpoint", CUT, PARAMS, name=f"net_{{rank}}-{step}")
+    reference.write_stage_files(output / "strategy", CUT)
+    (output / "checkpoint/rank_0/meta.json").write_text('{"last_epoch": 2}')
+    return output
+
+
+def look(path):
+    """Return what was found, which can always be told in words."""
+    found = rankxform.inspect(path)
+    assert str(path) in report.inspection(found) or found["kind"] == "destination"
+    return found
+
+
+def test_an_output_folder_is_a_list_of_what_is_in_it(job):
+    parts = {part["path"]: part["what"] for part in look(job)["parts"]}
+    assert parts == {
+        f"{job}/checkpoint": "checkpoint of 4 ranks; steps 1_100, 2_200",
+        f"{job}/strategy": "strategy, 4 ranks",
+    }
+    (one,) = look(job.parent)["parts"]
+    assert one == {"path": str(job), "what": "holds checkpoint"}
+
+
+def test_a_checkpoint_says_which_step_is_taken_and_which_are_there(job):
+    found = look(job / "checkpoint")
+    assert (found["step"], found["steps"]) == ("2_200", ["1_100", "2_200"])
+    assert [one["rank"] for one in found["ranks"]] == [0, 1, 2, 3]
+    (job / "checkpoint/rank_3/net_3-2_200.ckpt").unlink()
+    found = look(job / "checkpoint")
+    assert found["step"] == "1_100" and "rank 3 has no file" in found["warning"]
+    assert "WARNING: epoch 2 step 200" in report.inspection(found)
+
+
+def test_files_among_which_there_is_no_choice_are_all_listed(job):
+    reference.write_ckpt(job / "checkpoint/rank_1/other.ckpt", {})
+    found = look(job / "checkpoint")
+    assert "state an epoch and a step and some do not" in found["unclear"]
+    assert len(found["ranks"]) == 9
+
+
+def test_a_broken_file_is_listed_with_its_error(job):
+    os.truncate(job / "checkpoint/rank_2/net_2-2_200.ckpt", 30)
+    found = look(job / "checkpoint")
+    assert [("error" in one) for one in found["ranks"]] == [False, False, True, False]
+    with pytest.raises(rankxform.CheckpointError):
+        rankxform.inspect(job / "checkpoint/rank_2/net_2-2_200.ckpt")
+
+
+def test_one_ranks_folder_and_what_lies_in_it(job):
+    found = look(job / "checkpoint/rank_0")
+    assert [os.path.basename(one["file"]) for one in found["files"]] == [
+        "net_0-1_100.ckpt", "net_0-2_200.ckpt",
+    ]  # fmt: skip
+    assert look(job / "checkpoint/rank_0/meta.json")["kind"] == "json"
+
+
+def test_several_strategies_are_a_line_each(tmp_path):
+    reference.write_strategy(tmp_path / "four.ckpt", CUT)
+    reference.write_strategy(tmp_path / "two.ckpt", HALF)
+    found = look(tmp_path)
+    assert [part["what"] for part in found["parts"]] == ["strategy, 4 ranks", "strategy, 2 ranks"]
+
+
+def test_nothing_of_interest(tmp_path):
+    (tmp_path / "notes.txt").write_text("none")
+    assert look(tmp_path)["parts"] == []
+    with pytest.raises(rankxform.UsageError, match="no such file"):
+        rankxform.inspect(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_what_rankxform_wrote_says_from_what_and_whether_it_is_whole(verify, job, tmp_path):
+    b, dst = reference.write_strategy(tmp_path / "b.ckpt", HALF), tmp_path / "dst"
+    rankxform.transform(job / "checkpoint", dst, job / "strategy", b, verify=verify)
+    for path in (dst, dst / "rankxform.json"):
+        found = look(path)
+        assert (found["kind"], found["complete"], found["fingerprints"]) == (
+            "destination",
+            True,
+            verify,
+        )
+        assert found["source"] == str(job / "checkpoint") and str(b) in found["options"]
+        assert [one["parameters"] for one in found["ranks"]] == [1, 1]
+    (dst / "rank_1/checkpoint_1.ckpt").unlink()
+    found = look(dst)
+    assert not found["complete"] and "error" in found["ranks"][1]
+    assert "NOT COMPLETE" in report.inspection(found)
+    (dst / "rankxform.json").write_text("{")
+    assert "not JSON" in report.inspection(look(dst))
+
+
+def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
+    from rankxform.job import convert
+
+    def stop(*_, **__):
+        raise rankxform.StoppedError("stopped by a test")
+
+    monkeypatch.setattr(convert, "publish", stop)
+    with pytest.raises(rankxform.StoppedError):
+        rankxform.transform(job / "checkpoint", tmp_path / "dst", job / "strategy", "none")
+    found = look(tmp_path / "dst")
+    assert not found["complete"] and "unfinished work" in report.inspection(found)
+
+
+def test_replicas_are_not_compared_without_a_strategy(job):
+    """What a pipeline's or a sharded checkpoint's ranks hold under one name is not the same."""
+    from rankxform import job as verbs
+    from rankxform.transport import Serial
+
+    with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):
+        verbs.compare_replicas(verbs.Request(str(job / "checkpoint"), None), Serial())
+    strategy = str(job / "strategy")
+    found = verbs.compare_replicas(
+        verbs.Request(str(job / "checkpoint"), None, strategy, strategy), Serial()
+    )
+    assert found.unequal == ()
+
+
+def test_a_look_without_shapes(tmp_path):
+    reference.write_ckpt(
+        tmp_path / "src/rank_0/c.ckpt", {"n": ("Int32", np.array([3], "<i4").view("<u4"))}
+    )
+    assert look(tmp_path / "src")["steps"] == []
