@@ -32,9 +32,17 @@ NETWORK = Path("/tmp/rx-network")
 SFTP = "/usr/lib/openssh/sftp-server"
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 _NET = "10.79.0"
-_READY_SECONDS = 10
+_READY_SECONDS = 30
 _PERIOD = 0.02
 _STORAGE, _PORT = 250, 7000
+_STARTS = 3
+_NOT_STARTED = (
+    "A daemon failed to report back after being spawned",
+    "daemon has unexpectedly failed after launch",
+    "A daemon died unexpectedly",
+    "was unable to reliably start one or more daemons",
+)
+"""What Open MPI says where a host's daemon did not report back."""
 
 
 def why_not(more=()):
@@ -215,8 +223,18 @@ class Hosts:
 
         `per_host` is a number, or one for each host; neighbours are on one host or, `in_turns`, on
         different ones. At the deadline, when the code is "deadline",
-        everything is ended on all hosts.
+        everything is ended on all hosts. Where the launcher's own daemon does not come up on a
+        host, as happens on a busy machine, nothing of the command has run, and it is started again.
         """
+        for _ in range(_STARTS):
+            code, output = self._mpirun(per_host, command, options, deadline, in_turns, more)
+            first = output.lstrip("-\n").partition("\n")[0]  # before any word of the command's
+            if not any(words in first for words in _NOT_STARTED):
+                break
+            self._kill_all(keep=self._pids.values())
+        return code, output
+
+    def _mpirun(self, per_host, command, options, deadline, in_turns, more):
         counts = [per_host] * len(self.names) if isinstance(per_host, int) else per_host
         beside = Path(sys.executable).parent / "mpirun"
         start, env = self._launcher(beside, counts, in_turns)
@@ -369,6 +387,18 @@ class Hosts:
             yield
         finally:
             _sh("ip", "-n", self._space("switch"), "link", "set", f"p{name}", "up")
+            self._wait_until_reached(name)
+
+    def _wait_until_reached(self, name):
+        """Wait until a host and each other can reach each other again, which takes a moment."""
+        for other in self.names:
+            for a, b in ((name, other), (other, name)):
+                probe = self.on(a, "bash", "-c", f"exec 3<>/dev/tcp/{b}/9")  # nobody listens there
+                deadline = time.monotonic() + _READY_SECONDS
+                while "refused" not in _sh("timeout", "1", *probe, check=False).stderr:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"{b} cannot be reached from {a}")
+                    time.sleep(0.1)
 
     @contextmanager
     def small_disk(self, name, folder, size):

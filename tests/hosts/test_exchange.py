@@ -385,8 +385,8 @@ def test_a_dropped_link_ends_all_within_the_stall_limit(clean):
     case, _ = PLACEMENTS["columns to rows"]
     options = spread(clean, case)
     drop = clean.unplugged("h3")
-    with clean.slow("100mbit"), Interference(clean, drop.__enter__, until_idle=25):
-        code, output = transform(clean, 2, [*options, "--stall-limit", "5"], deadline=20)
+    with clean.slow("100mbit"), Interference(clean, drop.__enter__, until_idle=40):
+        code, output = transform(clean, 2, [*options, "--stall-limit", "5"], deadline=40)
     drop.__exit__(None, None, None)
     assert code != 0
     assert "no answer from a process for 5 s" in output
