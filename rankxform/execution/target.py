@@ -135,7 +135,7 @@ class Target:
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
         """Tell whether a file is complete, or else may be made. Raises StorageError."""
-        name, facts = self._name(final), _facts(final)
+        name, facts = self._name(final), known_facts(final)
         if facts is None:
             return False
         noted = self._files.get(name)
@@ -263,7 +263,7 @@ class Target:
         """
         for name, known in files.items():
             path = self._folder / name
-            if _is_same(known, _facts(path), "size", "modified"):
+            if _is_same(known, known_facts(path), "size", "modified"):
                 remove(path)
                 with suppress(OSError):
                     path.parent.rmdir()
@@ -284,7 +284,7 @@ class Target:
         known = self._read(MANIFEST) or {}
         files = dict(known.get("files", {}))
         for name, noted in list(self._files.items()):
-            there = _facts(self._folder / name)
+            there = known_facts(self._folder / name)
             if name in mine or _is_same(noted, there, "inode", "size", "modified"):
                 facts = ("rank", "size", "modified", "digest")
                 files[name] = {key: noted[key] for key in facts if key in noted}
@@ -341,13 +341,14 @@ def _read_record(path: Path) -> bytes:
 
 def facts_of(part: Path) -> Facts:
     """Return what tells later whether a file is this one."""
-    found = _facts(part)
+    found = known_facts(part)
     if found is None:
         raise StorageError(f"{part}: is gone; does something else clean up this folder?")
     return found
 
 
-def _facts(path: Path) -> Facts | None:
+def known_facts(path: Path) -> Facts | None:
+    """Return what tells a file from another, or None where none is."""
     status = _status(path)
     if status is None:
         return None

@@ -14,10 +14,10 @@ from rankxform.execution.engine import Mail, Traffic, write_parts
 from rankxform.execution.files import Tick, create, make_folder, publish, remove, sync
 from rankxform.execution.fingerprint import MODULUS, Witness
 from rankxform.execution.journal import Journal
-from rankxform.execution.links import link_all
+from rankxform.execution.links import HARD, link_all
 from rankxform.execution.output import Output, add_crc, part_descriptors, part_of
 from rankxform.execution.sources import Sources
-from rankxform.execution.target import Facts, State, Target, facts_of
+from rankxform.execution.target import Facts, State, Target, facts_of, known_facts
 from rankxform.planning.moves import Portion, bytes_to_write, needed_bytes
 from rankxform.planning.sharing import remaining
 from rankxform.transport import Team
@@ -264,14 +264,19 @@ def _carry_out(
         team.work(lambda tick: _add_checksums(work, tick), lambda done, end: None)
     sums = team.gather(lambda: journal.sums) if request.verify else []
     with phases.phase("publish"):
-        facts = team.gather(lambda: _link(work, journal))
+        seen = _seen(work, team)
+        facts = team.gather(lambda: _link(work, journal, seen))
         with team.together():
             if target is not None:
                 _complete(work, target, work.in_root(facts), sums)
+        seen = _seen(work, team)
         with team.together():
-            for final, noted in facts[team.rank].items():
-                _check_part(part_of(final), noted)
-                publish(part_of(final), final, durable=request.fsync)
+            for rank, output in work.owned.items():
+                for final in output.finals:
+                    noted = facts[team.rank][final]
+                    found = _known(work, output, final, seen[rank])
+                    _check_part(part_of(final), found, noted["inode"], noted["size"])
+                    publish(part_of(final), final, durable=request.fsync)
         with team.together():
             if target is not None and team.rank != 0:
                 _finish(work, target)
@@ -308,7 +313,32 @@ def _add_checksums(work: _Work, tick: Tick) -> None:
         parts.close()
 
 
-def _link(work: _Work, journal: Journal) -> dict[Path, Facts]:
+def _seen(work: _Work, team: Team) -> dict[int, Facts]:
+    """Return size and time of the part files, by rank, as the last to write has them. Collective.
+
+    On a network file system a node may not know yet what another has written to the same file: it
+    sees it shorter, and older.
+    """
+
+    def mine() -> dict[int, Facts]:
+        found = {rank: known_facts(output.part) for rank, output in work.outputs.items()}
+        return {rank: facts for rank, facts in found.items() if facts is not None}
+
+    seen: dict[int, Facts] = {}
+    for one in team.gather(mine):
+        for rank, facts in one.items():
+            known = seen.setdefault(rank, {"size": 0, "modified": 0})
+            known.update((key, max(known[key], facts[key])) for key in known)
+    return seen
+
+
+def _known(work: _Work, output: Output, final: Path, seen: Facts) -> Facts:
+    """Return how the part file of `final` is known; `seen` is what all know of the output's own."""
+    own = final == output.final or work.conversion.request.link == HARD
+    return {**facts_of(part_of(final)), **(seen if own else {})}
+
+
+def _link(work: _Work, journal: Journal, seen: Mapping[int, Facts]) -> dict[Path, Facts]:
     """Put equal files beside their final names; return how each complete part file is known.
 
     Raises StorageError where a part file is not the one that was made, or not of its size.
@@ -316,22 +346,22 @@ def _link(work: _Work, journal: Journal) -> dict[Path, Facts]:
     request, found = work.conversion.request, {}
     for rank, output in work.owned.items():
         nbytes = output.nbytes(request.crc)
-        _check_part(output.part, {"inode": journal.parts[rank].inode, "size": nbytes})
+        facts = {**facts_of(output.part), **seen[rank]}
+        _check_part(output.part, facts, journal.parts[rank].inode, nbytes)
         link_all(output.part, output.alike, request.link, durable=request.fsync)
         for final in output.finals:
-            _check_part(part_of(final), {"size": nbytes})
-            found[final] = facts_of(part_of(final))
+            found[final] = facts = _known(work, output, final, seen[rank])
+            _check_part(part_of(final), facts, facts["inode"], nbytes)
     return found
 
 
-def _check_part(part: Path, wanted: Facts) -> None:
+def _check_part(part: Path, found: Facts, inode: int, nbytes: int) -> None:
     """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
-    found = facts_of(part)
-    if any(found[key] != value for key, value in wanted.items()):
+    if (found["inode"], found["size"]) != (inode, nbytes):
         remove(part)
         raise StorageError(
             f"{part}: something else has changed or replaced it ({found['size']:,} bytes, "
-            f"{wanted['size']:,} were written); it was removed, to be made anew"
+            f"{nbytes:,} were written); it was removed, to be made anew"
         )
 
 
