@@ -182,9 +182,21 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _warn(texts: Iterable[str], together: Team) -> None:
-    """Warn the program, on process 0, as the command line does in words."""
-    for text in texts if together.rank == 0 else ():
-        warnings.warn(text, RankxformWarning, stacklevel=3)
+    """Warn the program on process 0, as the command line does in words. Collective.
+
+    Where warnings are errors, every process raises the first.
+    """
+    for text in texts:
+        if together.share(lambda text=text: _is_refused(text)):  # type: ignore[misc]
+            raise RankxformWarning(text)
+
+
+def _is_refused(text: str) -> bool:
+    try:
+        warnings.warn(text, RankxformWarning, stacklevel=6)
+    except RankxformWarning:
+        return True
+    return False
 
 
 @contextmanager
@@ -193,7 +205,7 @@ def _together(comm: Any) -> Iterator[Team]:
     together = team(comm)
     try:
         yield together
-    except RankxformError:  # raised on every process
+    except (RankxformError, RankxformWarning):  # raised on every process
         together.free()
         raise
     together.free()

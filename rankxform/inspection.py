@@ -7,6 +7,7 @@ command line and for programs; nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,9 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.execution import folder, strategies
-from rankxform.execution.files import read_bytes
 from rankxform.execution.headers import container, index
 from rankxform.execution.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.formats.index import Index
-from rankxform.formats.records import MANIFEST
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
@@ -46,18 +45,21 @@ def inspect(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any]
         raise UsageError(f"{path}: no such file or folder")
     if path.is_file():
         return _file(path)
-    if (path / MANIFEST_NAME).exists() or (path / FOLDER_NAME / JOB_NAME).exists():
+    if not path.is_dir():
+        raise UsageError(f"{path}: is no file and no folder")
+    if (path / MANIFEST_NAME).is_file() or (path / FOLDER_NAME / JOB_NAME).is_file():
         return _destination(path)
-    listing = folder.look(path, pattern)
-    if listing.files:
-        return _folder(path, listing, pattern)
     entries = sorted(path.iterdir())
+    with suppress(RankxformError, OSError):  # what stands in the way is listed below
+        listing = folder.look(path, pattern)
+        if listing.files:
+            return _folder(path, listing, pattern)
     found = [entry for entry in entries if _is_strategy(entry)]
-    if found:
+    files = [e for e in entries if e.suffix in folder.SUFFIXES and e not in found and e.is_file()]
+    if found and not files:
         return _strategies(path, found)
-    files = [_facts(p) for p in entries if p.suffix in folder.SUFFIXES and p.is_file()]
-    if files:
-        return {"kind": "files", "path": str(path), "files": files}
+    if files and not found:
+        return {"kind": "files", "path": str(path), "files": list(map(_facts, files))}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
     return {"kind": "collection", "path": str(path), "parts": parts}
 
@@ -67,16 +69,19 @@ def _file(path: Path) -> dict[str, Any]:
         return _strategy(path)
     if path.suffix != ".json":
         return _checkpoint(path)
-    data = read_bytes(path)
-    if path.name == MANIFEST_NAME and MANIFEST.encode() in data:
+    if path.name == MANIFEST_NAME:
         return _destination(path.parent)
-    return {"kind": "json", "path": str(path), "size": len(data)}
+    return {"kind": "json", "path": str(path), "size": path.stat().st_size}
 
 
 def glance(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any] | None:
     """Say what is at `path` without opening checkpoint files; None if it is nothing of interest."""
+    what = None
     try:
-        what = _in_words(path) if path.is_file() else _folder_in_words(path, pattern)
+        if path.is_file():
+            what = _in_words(path)
+        elif path.is_dir():
+            what = _folder_in_words(path, pattern)
     except (RankxformError, OSError) as error:
         what = str(error)
     return {"path": str(path), "what": what} if what else None
@@ -105,7 +110,11 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
 
 
 def _is_strategy(path: Path) -> bool:
-    return path.suffix in strategies.SUFFIXES and path.is_file() and strategies.is_strategy(path)
+    """Tell whether a file in a folder is a strategy; one that cannot be read is not known to be."""
+    with suppress(RankxformError, OSError):
+        known = path.suffix in strategies.SUFFIXES and path.is_file()
+        return known and strategies.is_strategy(path)
+    return False
 
 
 def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
@@ -177,7 +186,7 @@ def _facts(path: Path) -> dict[str, Any]:
     try:
         return {"file": str(path), **_totals(index(path))}
     except RankxformError as error:
-        return {"file": str(path), "size": path.stat().st_size, "error": str(error)}
+        return {"file": str(path), "error": str(error)}
 
 
 def _folder(path: Path, listing: folder.Listing, pattern: str) -> dict[str, Any]:
@@ -220,8 +229,8 @@ def _destination(path: Path) -> dict[str, Any]:
     return {
         **known,
         "complete": not begun and not any("error" in one for one in ranks),
-        "source": told["identity"].get("source"),
-        "options": options if isinstance(options, list) else [],
+        "source": told["identity"].get("source") or "-",
+        "options": list(map(str, options)) if isinstance(options, list) else [],
         "written": (path / MANIFEST_NAME).stat().st_mtime,
         "fingerprints": "stages" in told,
         "begun": begun,

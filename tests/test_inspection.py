@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -82,6 +83,42 @@ def test_several_strategies_are_a_line_each(tmp_path):
     reference.write_strategy(tmp_path / "two.ckpt", HALF)
     found = look(tmp_path)
     assert [part["what"] for part in found["parts"]] == ["strategy, 4 ranks", "strategy, 2 ranks"]
+
+
+def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
+    folder = tmp_path / "mixed"
+    reference.write_ckpt(folder / "full.ckpt", {})
+    reference.write_strategy(folder / "strategy.ckpt", CUT)
+    os.mkfifo(folder / "pipe.ckpt")
+    os.mkfifo(folder / "rankxform.json")
+    (folder / "loop.ckpt").symlink_to("loop.ckpt")
+    (folder / "line\nbreak.ckpt").write_bytes(b"")
+    found = look(folder)
+    assert [os.path.basename(part["path"]) for part in found["parts"]] == [
+        "full.ckpt", "line\nbreak.ckpt", "strategy.ckpt",
+    ]  # fmt: skip
+    assert "line\\nbreak.ckpt" in report.inspection(found)
+    (job / "checkpoint/rank_0/loop.ckpt").symlink_to("loop.ckpt")
+    assert len(look(job / "checkpoint")["ranks"]) == 4
+    (job / "checkpoint/rank_00").mkdir()
+    reference.write_ckpt(job / "checkpoint/rank_00/net_0-1_100.ckpt", {})
+    assert len(look(job / "checkpoint")["parts"]) == 5
+
+
+def test_a_manifest_of_somebody_elses_making(tmp_path):
+    record = {
+        "kind": "rankxform manifest", "version": 1, "seed": 1, "files": {}, "verify": [1, 2],
+        "identity": {"options": {}, "source files": {}},
+    }  # fmt: skip
+    (tmp_path / "rankxform.json").write_text(json.dumps(record))
+    assert "options       1 2" in report.inspection(look(tmp_path))
+
+
+def test_a_very_large_json_is_not_read_whole(tmp_path):
+    path = tmp_path / "large.json"
+    path.write_text("{")
+    os.truncate(path, 1 << 40)
+    assert look(path)["kind"] == "json"
 
 
 def test_nothing_of_interest(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -429,9 +430,75 @@ def test_a_warning_names_the_rank_that_lacks_the_newest_step(tmp_path):
         ):
             call()
         call(step="2_200")  # that it is meant was said
-        with pytest.raises(rankxform.CheckpointError, match="say --step 2_200 for the newest"):
+        with pytest.raises(rankxform.CheckpointError, match="say --step 2_200, which is there"):
             call(step="latest")
     assert not any("steps" in notice for notice in calls[0](step="2_200").notices)
+
+
+def test_stages_that_are_made_apart_are_not_of_two_steps_unsaid(tmp_path):
+    """Rank 1 has an older step only; neither rank needs the other's file."""
+    stages = [{"a": ([1], [-1], 0, 0)}, {"b": ([1], [-1], 0, 0)}]
+    params = dict.fromkeys("ab", ((8,), "Float32"))
+    a = reference.write_stage_files(tmp_path / "strategy", stages)
+    for step in ("1_1", "1_2"):
+        src = write_checkpoint(tmp_path / "src", stages, params, name=f"net-{step}")
+    (tmp_path / "src/rank_1/net-1_2.ckpt").unlink()
+    for rank in range(2):
+        with pytest.warns(
+            rankxform.RankxformWarning, match="epoch 1 step 2 is .*rank 1 has no file"
+        ):
+            rankxform.load(src, a, a, rank=rank)
+        with pytest.raises(rankxform.CheckpointError, match="rank 1 has no file"):
+            rankxform.transform(src, tmp_path / "dst", a, a, ranks=(rank,), step="latest")
+
+
+def test_what_is_chosen_does_not_hide_that_shards_are_no_whole_parameters(tmp_path):
+    layouts = dict.fromkeys("wz", ([2], [0, -1], 0, 0))
+    params = dict.fromkeys("wz", ((8, 4), "Float32"))
+    source = write_checkpoint(
+        tmp_path / "src", [layouts], params,
+        make=lambda n, s, d: full_tensor(n, s, d) * (n == "w"),
+    )  # fmt: skip
+    with pytest.raises(rankxform.CheckpointError, match="'w' is not the same"):
+        rankxform.transform(source, tmp_path / "dst", "none", include="z")
+
+
+def test_a_rank_that_is_gone_took_its_parameters_with_it(tmp_path):
+    for rank in (0, 2):
+        entries = {f"p{rank}": ("Float32", full_tensor("p", (4,), "Float32"))}
+        write_ckpt(tmp_path / f"src/rank_{rank}/c_{rank}.ckpt", entries)
+    with pytest.raises(rankxform.CheckpointError, match="rank 1 has no file, and would hold"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", "none")
+
+
+def test_one_shard_that_is_given_or_linked_is_not_silently_complete(tmp_path):
+    source = write_checkpoint(tmp_path / "src", TIED, PARAMS)
+    b = write_strategy(tmp_path / "b.ckpt", TIED[:1])
+    shard = f"{source}/rank_0/checkpoint_0.ckpt"
+    (tmp_path / "link.ckpt").symlink_to(shard)
+    with pytest.raises(rankxform.UsageError, match="is the file of one of 4 rank folders"):
+        rankxform.transform(tmp_path / "link.ckpt", tmp_path / "dst")
+    with pytest.raises(rankxform.UsageError, match="is the file of one of 4 rank folders"):
+        calls.transform_checkpoint_by_rank(1, {0: shard}, str(tmp_path / "one.ckpt"), None, b)
+
+
+def test_a_strategy_that_is_a_pipe_is_not_waited_for(tmp_path):
+    source = write_checkpoint(tmp_path / "src", TIED, PARAMS)
+    os.mkfifo(tmp_path / "strategy.ckpt")
+    with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):
+        rankxform.transform(source, tmp_path / "dst")
+    with pytest.raises(rankxform.UsageError, match="is no file and no folder"):
+        rankxform.transform(source, tmp_path / "dst", tmp_path / "strategy.ckpt")
+
+
+def test_a_warning_that_is_an_error_is_one_on_the_only_process(tmp_path):
+    layouts, params = [{"w": ([2], [0], 0, 0)}], {"w": ((8,), "Float32")}
+    a = write_strategy(tmp_path / "a.ckpt", layouts)
+    for step in ("1_1", "1_2"):
+        src = write_checkpoint(tmp_path / "src", layouts, params, name=f"net-{step}")
+    (tmp_path / "src/rank_1/net-1_2.ckpt").unlink()
+    with pytest.raises(rankxform.RankxformWarning, match="rank 1 has no file"):
+        rankxform.load(src, a)
 
 
 @pytest.mark.parametrize("rank", range(4))

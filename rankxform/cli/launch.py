@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from rankxform import job
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import strategies
-from rankxform.execution.files import is_same, read_bytes, remove, write_small
+from rankxform.execution.files import inode, is_same, read_bytes, remove, write_small
 from rankxform.execution.folder import LATEST
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
@@ -65,6 +65,7 @@ def launch(
     where = str(output / CHECKPOINT)
     folder = output / STRATEGY
     wanted = team.share(lambda: _strategies(request, folder))
+    team.share(lambda: _check_source(request, folder, wanted))
     speaks = team.nodes.speaks(team.rank)
     with team.together():
         if speaks and wanted and not request.overwrite:
@@ -121,6 +122,20 @@ def _strategies(request: job.Request, folder: Path) -> dict[Path, bytes]:
     return {folder / path.name: read_bytes(path) for path in paths}
 
 
+def _check_source(request: job.Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:
+    """Refuse a folder in which another strategy would take the place of the source's."""
+    given = request.src_strategy
+    if not wanted or not isinstance(given, str) or not Path(given).exists():
+        return
+    own = {inode(path) for path in strategies.files(Path(given))}
+    for old in _others(folder, wanted):
+        if inode(old) in own:
+            raise StorageError(
+                f"{old}: is the source's strategy, and another belongs in {folder} now; choose "
+                "another --output"
+            )
+
+
 def _check_strategies(folder: Path, wanted: Mapping[Path, bytes], strategy: str) -> None:
     """Raise StorageError where the folder holds another strategy than what is wanted there."""
     for old in _others(folder, wanted):
@@ -132,7 +147,8 @@ def _check_strategies(folder: Path, wanted: Mapping[Path, bytes], strategy: str)
 
 def _others(folder: Path, wanted: Mapping[Path, bytes]) -> list[Path]:
     there = strategies.in_folder(folder) if folder.is_dir() else []
-    return [old for old in there if read_bytes(old) != wanted.get(old)]
+    found = [path for path in there if strategies.is_strategy(path)]
+    return [old for old in found if read_bytes(old) != wanted.get(old)]
 
 
 def _keep(folder: Path, wanted: Mapping[Path, bytes]) -> None:

@@ -184,6 +184,8 @@ def _ranks(options: argparse.Namespace, processes: Team) -> None:
         )
         conversion = job.prepare(request, processes)
         found = {rank: conversion.planner.plan(rank).src_ranks for rank in conversion.ranks}
+        if processes.rank == 0:
+            os.write(2, "".join(f"{w}\n" for w in report.warnings(conversion.warnings)).encode())
     else:
         found = processes.share(
             lambda: inspection.needed_ranks(

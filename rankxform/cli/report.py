@@ -76,7 +76,8 @@ def closing(done: Report) -> str:
         f"peak memory {size(done.peak_memory)} a process",
     ]
     if done.compared:
-        names = patterns(p.name for p in done.conversion.source.unlisted.values())
+        source = done.conversion.source
+        names = patterns((source.unlisted or source.listed).keys())
         few = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
         lines.append(f"compared between ranks, in no strategy: {few} ({size(done.compared)})")
     lines += [left_out(left) for left in selection.left_out]
@@ -124,14 +125,15 @@ def verdict(found: Verdict) -> str:
 def agreement(found: Agreement) -> str:
     """Say where source ranks that should hold the same bytes do not."""
     what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
+    notes = "".join(f"\n{line}" for line in warnings(found.warnings))
     if not found.unequal:
-        return f"the same: all bytes that several ranks hold, {what}"
+        return f"the same: all bytes that several ranks hold, {what}{notes}"
     rows = [
         (one.name, one.box, " | ".join(few(list(ranks)) for ranks in one.groups))
         for one in found.unequal
     ]
     lines = shortened(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
-    return f"{lines}\nDIFFERENT: {_count(len(rows), 'place')}; compared {what}"
+    return f"{lines}\nDIFFERENT: {_count(len(rows), 'place')}; compared {what}{notes}"
 
 
 def agreement_facts(found: Agreement) -> dict[str, Any]:
@@ -140,6 +142,7 @@ def agreement_facts(found: Agreement) -> dict[str, Any]:
         "same": not found.unequal,
         "files": found.files,
         "bytes_compared": found.compared,
+        "warnings": list(found.warnings),
         "differences": [
             {"parameter": one.name, "start": one.box.start, "stop": one.box.stop,
              "ranks": one.groups}

@@ -71,7 +71,7 @@ def seconds(value: float) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out columns: texts to the left, numbers to the right."""
-    cells = [[str(c) for c in row] for row in rows]
+    cells = [[_printable(str(c)) for c in row] for row in rows]
     right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
     widths = [max(map(len, column)) for column in zip(head, *cells)]
 
@@ -80,6 +80,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(padded).rstrip()
 
     return "\n".join(map(line, [list(head), *cells]))
+
+
+def _printable(text: str) -> str:
+    """Write characters that would steer the terminal as their codes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def number_ranges(text: str) -> tuple[int, ...]:

@@ -7,10 +7,12 @@ can be told.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,14 +57,22 @@ def is_same(a: Path, b: Path) -> bool:
 
 def is_inside(path: Path, folder: Path) -> bool:
     """Tell whether `path`, which need not be there, is `folder`, which is, or lies below it."""
+    return lies_in(path, {inode(folder)})
+
+
+def lies_in(path: Path, folders: Collection[Inode | None]) -> bool:
+    """Tell whether `path`, which need not be there, is one of some folders, or below one."""
     real = Path(os.path.realpath(path))
-    return any(is_same(folder, one) for one in (real, *real.parents))
+    known = {one for one in folders if one is not None}
+    return any(inode(one) in known for one in (real, *real.parents))
 
 
 def read_record(path: Path) -> bytes:
     """Return all bytes of a small file of our own, not through a link. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
         return file.read()
 
 

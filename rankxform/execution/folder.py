@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from posixpath import normpath
@@ -29,8 +29,8 @@ Step = tuple[int, int]
 class Shards:
     """The chosen file of each rank, by global rank, and the (epoch, step) they were saved at.
 
-    skipped_steps: others that are there. incomplete: those of them that are newer, ascending, each
-    with the needed ranks that lack it.
+    skipped_steps: others that are there. incomplete: steps from this one on that some rank lacks,
+    with these ranks.
     """
 
     paths: Mapping[int, Path]
@@ -40,12 +40,13 @@ class Shards:
 
     @property
     def newer(self) -> str | None:
-        """Which newer step was passed over and why, in words; None if there is none."""
+        """Which step, this or a newer one, some rank lacks, in words; None if there is none."""
         if not self.incomplete:
             return None
         step, lacking = max(self.incomplete.items())
         which = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {ranges(lacking)} have"
-        return f"epoch {step[0]} step {step[1]} is newer but not complete: {which} no file of it"
+        newer = "newer but " if step != self.step else ""
+        return f"epoch {step[0]} step {step[1]} is {newer}not complete: {which} no file of it"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -126,9 +127,12 @@ def choose(
     step: str | None = None,
     suffix: str | None = None,
     looked: str = "",
+    among: Collection[int] | None = None,
 ) -> Shards:
     """Choose the file of each rank that saved: of `ranks` (None: all that are there), and others.
 
+    `among` are the ranks that belong to the checkpoint (None: all that are there): one that is not
+    needed and lacks the step, or has a newer one, is told as well, for others may need it.
     `looked` says, for messages, on which nodes was looked. `step` is ``E_S``, or ``latest``, which
     accepts no older step than the newest of all; `suffix` is the end of the file's name before its
     extension. Raises UsageError or CheckpointError that lists the candidates.
@@ -150,13 +154,14 @@ def choose(
             "name the right folder, or give --src-pattern, such as 'ckpt_{rank}/*.ckpt'"
         )
     needed = [r for r in ranks if r in candidates] if ranks is not None else list(candidates)
-    found = _choose(candidates, needed, _step(step), suffix)
+    others = candidates if among is None else among
+    found = _choose(candidates, needed, others, _step(step), suffix)
     if step == LATEST and found.newer:
         assert found.step is not None
         epoch, number = found.step
         raise CheckpointError(
-            f"{where}: {found.newer}. Bring it, or say --step {epoch}_{number} for the newest step "
-            "that all ranks have"
+            f"{where}: {found.newer}. Bring it, or say --step {epoch}_{number}, which is there for "
+            "all that is wanted here"
         )
     return found
 
@@ -191,10 +196,11 @@ def _walk(
     shape = re.compile(literal)
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         match = shape.fullmatch(entry.name)
-        if match and rest and entry.is_dir():
-            yield from _walk(Path(entry.path), rest, numbers + match.groups())
-        elif match and not rest and entry.is_file():
-            yield Path(entry.path), numbers + match.groups()
+        path = Path(entry.path)  # whose questions a link to itself answers with no
+        if match and rest and path.is_dir():
+            yield from _walk(path, rest, numbers + match.groups())
+        elif match and not rest and path.is_file():
+            yield path, numbers + match.groups()
 
 
 def _candidate(path: Path, rank: int) -> _Candidate:
@@ -220,6 +226,7 @@ def _step(text: str | None) -> Step | None:
 def _choose(
     candidates: Mapping[int, list[_Candidate]],
     needed: list[int],
+    among: Collection[int],
     step: Step | None,
     suffix: str | None,
 ) -> Shards:
@@ -250,6 +257,7 @@ def _choose(
             f"({', '.join(sorted(families)[:6])}); say which by --suffix, --step or --src-pattern; "
             + _listing(every)
         )
+    every_rank = [rank for rank in kept if rank in needed or rank in among]
     steps = [{c.step for c in kept[rank]} for rank in needed]
     common = set.intersection(*steps) if steps else {c.step for c in every}
     if not common:
@@ -267,12 +275,10 @@ def _choose(
         if match:
             paths[rank] = match[0].path
     others = sorted({s for rank_steps in steps for s in rank_steps if s and s != newest})
-    incomplete = {
-        step: tuple(rank for rank, has in zip(needed, steps) if step not in has)
-        for step in others
-        if newest and step > newest
-    }
-    return Shards(paths, newest, tuple(others), incomplete)
+    have = {rank: {c.step for c in kept[rank]} for rank in every_rank}
+    known = {step for some in have.values() for step in some if step and newest and step >= newest}
+    lacking = {step: tuple(r for r, some in have.items() if step not in some) for step in known}
+    return Shards(paths, newest, tuple(others), {s: r for s, r in lacking.items() if r})
 
 
 def _listing(candidates: Iterable[_Candidate]) -> str:

@@ -53,8 +53,11 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
     """
     found = []
     for where in (folder.parent, folder):
-        for path in sorted(where.iterdir()) if where.is_dir() else ():
-            if "strategy" in path.name.lower() and (path.is_dir() or path.suffix in SUFFIXES):
+        entries: list[Path] = []
+        with suppress(OSError):
+            entries = [path for path in sorted(where.iterdir()) if "strategy" in path.name.lower()]
+        for path in entries:
+            if path.is_dir() or (path.is_file() and path.suffix in SUFFIXES):
                 with suppress(RankxformError, OSError):
                     found.append((path, load(str(path))))
     fitting = [one for one in found if one[1].ranks >= ranks]
@@ -65,8 +68,10 @@ def files(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
         raise UsageError(f"{path}: no such strategy file or folder")
-    if not path.is_dir():
+    if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise UsageError(f"{path}: is no file and no folder")
     found = in_folder(path)
     if not found:
         raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json)")
@@ -96,6 +101,9 @@ def read(path: Path) -> StrategyRecord:
         raise StrategyError(f"{path}: {error}") from error
 
 
+_JSON_BYTES = 1 << 20
+"""Within so many bytes of its start or end a strategy in JSON says what it is."""
+
 _FIRST_BYTES = (b"", b"\x08", b"\x12", b"\x1a")
 """How a strategy may start: its stage, an operator, a layout. A checkpoint starts with b"\\n"."""
 
@@ -109,7 +117,10 @@ def first_byte(path: Path) -> bytes:
 def is_strategy(path: Path) -> bool:
     """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
     if path.suffix == ".json":
-        return strategy_json.is_strategy(read_bytes(path))
+        with opened(path) as (fd, status):
+            read_at = range_reader(fd, path)
+            ends = 0, max(0, status.st_size - _JSON_BYTES)
+            return any(strategy_json.is_strategy(read_at(start, _JSON_BYTES)) for start in ends)
     return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
 
 

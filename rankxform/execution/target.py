@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,15 +203,28 @@ class Target:
             if rank in found.done and _is_own(part, found.parts.get(rank), found.sizes.get(rank, 0))
         )
         if old:
-            done = [((rank,), sorted(names)) for rank, names in found.done.items()]
-            names = [path.name for path in old]
-            first = records.started(found.parts, found.durable, boot_id(), names)
-            fresh = self._own / f"journal-{secrets.token_hex(4)}.jsonl"
-            more = records.moved(done, found.sums, found.sizes)
-            write_small(fresh, first + more, durable=self._durable)
-            for path in old:
-                remove(path)
+            self._consolidate(found, old)
         return found
+
+    def _consolidate(self, found: Progress, old: Sequence[Path]) -> None:
+        """Write down what is on the device in place of `old` journals."""
+        done = [((rank,), sorted(names)) for rank, names in found.done.items()]
+        first = records.started(found.parts, found.durable, boot_id(), [path.name for path in old])
+        more = records.moved(done, found.sums, found.sizes)
+        fresh = self._own / f"journal-{secrets.token_hex(4)}.jsonl"
+        write_small(fresh, first + more, durable=self._durable)
+        for path in old:
+            remove(path)
+
+    def forget_all_but(self, ranks: Iterable[int]) -> None:
+        """Keep of the journals what they say of `ranks` alone: the others are begun anew.
+
+        Before a part file is: it may get the inode of the one that they speak of.
+        """
+        left = self.state.progress.only(ranks)
+        if left.done.keys() != self.state.progress.done.keys():
+            self.state = replace(self.state, progress=left)
+            self._consolidate(left, self._journals())
 
     def _name(self, final: Path) -> str:
         return str(final.relative_to(self._folder))
@@ -336,7 +349,7 @@ def _read_record(path: Path) -> bytes:
     try:
         return read_record(path)
     except OSError as error:
-        raise StorageError.of(error, path, "read, not through a link,") from error
+        raise StorageError.of(error, path, "read, as a file of its own") from error
 
 
 def facts_of(part: Path) -> Facts:

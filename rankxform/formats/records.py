@@ -40,7 +40,7 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
             raise RecordError(f"damaged: {name!r} is no file of this folder")
         _check(facts, known, repr(name))
         folder, _, file = name.partition("/")
-        if folder != f"rank_{facts['rank']}" or file in ("", ".", "..") or "/" in file:
+        if folder != f"rank_{facts['rank']}" or file in ("", ".", "..") or set("/\0") & set(file):
             raise RecordError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
     return found
 

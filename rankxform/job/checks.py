@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankxform.errors import StorageError, UsageError
 from rankxform.execution import samples
-from rankxform.execution.files import Tick, inode, is_inside
+from rankxform.execution.files import Tick, inode, is_inside, is_same, lies_in
 from rankxform.execution.folder import SUFFIXES
 from rankxform.planning.agreement import (
     check_each_differs,
@@ -44,7 +45,7 @@ def _check_apart(conversion: Conversion, dst: Path) -> None:
     src, sources = Path(conversion.request.src), conversion.shards.paths.values()
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
-    inside = src.is_dir() and is_inside(dst, src)
+    inside = (src.is_dir() and is_inside(dst, src)) or lies_in(dst, folders)
     for rank in conversion.ranks:
         final = conversion.final(rank)
         there, folder = inode(final), inode(final.parent)
@@ -60,6 +61,11 @@ def _check_apart(conversion: Conversion, dst: Path) -> None:
             )
         if final.is_dir():
             raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
+    if any(is_same(path.parent.parent, dst) for path in sources):
+        raise UsageError(
+            f"{dst}: holds the source in its rank folders, which are never written to; choose "
+            "another destination"
+        )
 
 
 def foreign_files(own: Iterable[Path], team: Team) -> list[str]:
@@ -75,6 +81,7 @@ def foreign_files(own: Iterable[Path], team: Team) -> list[str]:
         return [
             str(path)
             for folder in dict.fromkeys(mine.values())
+            if re.fullmatch(r"rank_\d+", folder.name)
             for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
             if path.suffix in SUFFIXES and path not in mine
         ]

@@ -251,6 +251,7 @@ def _carry_out(
     with team.together():
         if target is not None:
             target.check_room(work.in_root(sizes))
+            target.forget_all_but(work.state.progress.done)
     with team.together():
         for rank, output in work.owned.items():
             if rank not in work.state.progress.done:

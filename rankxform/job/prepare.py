@@ -188,7 +188,8 @@ def _inputs(request: Request, there: Listing | None, looked: str) -> _Found:
     where = Path(request.src).absolute()
     whole = isinstance(src, WholeStrategy)
     wanted = None if whole else _needed_ranks(src, dst, request)
-    shards = _shards(request, where, wanted, there, looked)
+    among = None if whole else range(src.ranks)
+    shards = _shards(request, where, wanted, there, looked, among)
     check_stated(request, where, shards)
     if wanted is None:
         wanted = sorted(shards.paths)
@@ -214,11 +215,12 @@ def _shards(
     wanted: Sequence[int] | None,
     there: Listing | None,
     looked: str,
+    among: range | None,
 ) -> Shards:
     if request.files is None:
         pattern = request.src_pattern
         there = there or look(where, pattern)
-        return choose(where, there, wanted, pattern, request.step, request.suffix, looked)
+        return choose(where, there, wanted, pattern, request.step, request.suffix, looked, among)
     paths = {rank: Path(path).absolute() for rank, path in request.files.items()}
     for rank, path in paths.items():
         if not path.is_file() and not looked:

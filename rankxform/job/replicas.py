@@ -19,12 +19,14 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a comparison of replicas found; bytes read by all processes, and seconds."""
+    """What a comparison of replicas found; bytes read by all processes, and seconds. warnings: what
+    may not be what was meant."""
 
     unequal: tuple[Unequal, ...]
     files: int
     compared: int
     seconds: float
+    warnings: tuple[str, ...]
 
 
 def compare_replicas(
@@ -85,5 +87,6 @@ def _compare(conversion: Conversion, team: Team, begin: Callable[[int], Show]) -
     with team.together():
         alone = {rank: dict.fromkeys(indexes[rank].contents.names, b"") for rank in indexes}
         found = unequal_replicas(source, {rank: {**alone[rank], **every[rank]} for rank in every})
-        return Agreement(tuple(found), len(indexes), total, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Agreement(tuple(found), len(indexes), total, seconds, tuple(conversion.warnings))
     raise AssertionError("together() raises or returns")

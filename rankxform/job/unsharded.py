@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
+from shlex import quote
 
-from rankxform.errors import UsageError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.execution import strategies
 from rankxform.execution.folder import SUFFIXES, Shards
 from rankxform.formats.index import Index, Shape
@@ -33,14 +35,18 @@ def check_stated(request: Request, where: Path, shards: Shards) -> None:
         return
     ranks, folder = max(shards.paths) + 1, where
     what = f"{where}: holds the files of {len(shards.paths)} ranks"
+    if request.files is not None:
+        what = f"{len(shards.paths)} files are given, of as many ranks"
     if len(shards.paths) == 1:
-        siblings = _siblings(shards.paths[min(shards.paths)]) if where.is_file() else []
+        path = next(iter(shards.paths.values()))
+        named = where.is_file() or request.files is not None
+        siblings = _siblings(path) if named else []
         if not siblings:
             return
-        ranks, folder = max(siblings) + 1, where.parent.parent
-        what = f"{where}: is the file of one of {len(siblings)} rank folders"
+        ranks, folder = max(siblings) + 1, path.resolve().parent.parent
+        what = f"{path}: is the file of one of {len(siblings)} rank folders"
     found = [
-        f"--src-strategy {_shortly(path)} (found beside it: {strategy.extent})"
+        f"--src-strategy {quote(_shortly(path))} (found beside it: {strategy.extent})"
         for path, strategy in strategies.beside(folder, ranks)[:_SHOWN]
     ]
     found = found or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
@@ -53,15 +59,15 @@ def check_stated(request: Request, where: Path, shards: Shards) -> None:
 
 def _siblings(path: Path) -> list[int]:
     """Return the numbers of the rank folders of which one holds `path`, if it is one of several."""
+    path = path.resolve()
     if not re.fullmatch(r"rank_\d+", path.parent.name):
         return []
-    found = [
-        int(folder.name[5:])
-        for folder in path.parent.parent.glob("rank_*")
-        if folder.name[5:].isdecimal()
-        and folder.is_dir()
-        and any(one.suffix in SUFFIXES for one in folder.iterdir())
-    ]
+    found = []
+    for folder in path.parent.parent.glob("rank_*"):
+        with suppress(OSError):  # one that nobody may look into tells nothing
+            there = any(one.suffix in SUFFIXES for one in folder.iterdir())
+            if there and folder.name[5:].isdecimal():
+                found.append(int(folder.name[5:]))
     return found if len(found) > 1 else []
 
 
@@ -108,6 +114,12 @@ def unsharded(
             f"{list(b)} in {shards.paths[rank_b]}"
         )
     copies = [name for name in repeated if prod(next(iter(shapes[name]))) > 1]
+    gone = sorted(set(range(ranks[-1])).difference(ranks))
+    if gone and len(copies) < sum(prod(next(iter(some))) > 1 for some in shapes.values()):
+        raise CheckpointError(
+            f"{where}: rank {gone[0]} has no file, and would hold parameters of its own as the "
+            "other ranks do; bring its folder, or name one complete file"
+        )
     told = (
         f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole, each on "
         "one rank as remove_redundancy leaves them"

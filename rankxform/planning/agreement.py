@@ -37,10 +37,14 @@ class Sample(Protocol):
 
 
 def to_compare(selection: Selection, source: Source) -> list[str]:
-    """Return the parameters in no strategy that several source ranks hold."""
-    whole = isinstance(source.strategy, WholeStrategy)
+    """Return the parameters in no strategy that several source ranks hold.
+
+    Without any strategy that is all of them, chosen or not: one that differs tells of the others.
+    """
+    if isinstance(source.strategy, WholeStrategy):
+        return [p.name for p in source.listed.values() if len(p.holders) > 1]
     every = [*selection.cut.values(), *selection.everywhere.values()]
-    return [p.name for p in every if (whole or not p.listed) and len(p.holders) > 1]
+    return [p.name for p in every if not p.listed and len(p.holders) > 1]
 
 
 def check_unlisted(

@@ -195,6 +195,26 @@ def test_no_training_goes_on_from_an_older_step_unasked(place):
     assert code == 0 and len(told) == 1 and "WARNING" not in output
 
 
+def test_the_sources_own_strategy_is_never_removed(place):
+    """MindFormers keeps it where the next job's belongs."""
+    (place / "output/strategy").mkdir(parents=True)
+    (place / "a.ckpt").rename(place / "output/strategy/a.ckpt")
+    (place / "output/strategy/notes.json").write_text("{}")
+    for options in ([], ["--overwrite"]):
+        code, output, told = launch(
+            place, None, "plain", src="output/strategy/a.ckpt", options=options
+        )
+        assert (code, told) == (4, []), output
+        assert "a.ckpt: is the source's strategy" in output and "another --output" in output
+    assert (place / "output/strategy/a.ckpt").exists()
+    options = ["--overwrite", "--output", "other"]
+    (place / "other/strategy").mkdir(parents=True)
+    (place / "other/strategy/notes.json").write_text("{}")
+    code, output, told = launch(place, None, "plain", src="output/strategy/a.ckpt", options=options)
+    assert code == 0 and len(told) == 1
+    assert (place / "other/strategy/notes.json").exists()
+
+
 def test_no_training_starts_from_shards_without_a_strategy(place):
     code, output, told = launch(place, None, "plain", src="none")
     assert (code, told) == (3, []) and "give the strategy" in output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 
 import pytest
 from mpi4py import MPI
@@ -99,6 +100,27 @@ def test_a_stop_that_one_process_sees_first_ends_all_together(way):
     }
     with pytest.raises(rankxform.StoppedError, match="stopped by a test"):
         getattr(processes, way)(*arguments[way])
+
+
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+@pytest.mark.parametrize("action", ["error", "ignore"])
+def test_a_warning_is_the_same_on_every_process(action, tmp):
+    case = random_case(5, mindspore_agrees=False, ranks=(8, 4), whole=False)
+    src, a, b = prepare(case, tmp)
+    if WORLD.rank == 0:
+        for rank in range(8):
+            path = src / f"rank_{rank}/checkpoint_{rank}.ckpt"
+            for step in ("1_1", "1_2")[: 1 + (rank != 6)]:
+                path.with_name(f"net-{step}.ckpt").write_bytes(path.read_bytes())
+            path.unlink()
+    WORLD.Barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, rankxform.RankxformWarning)
+        if action == "ignore":
+            assert "rank 6 has no file" in rankxform.load(src, a, b, comm=WORLD, rank=0).warnings[0]
+            return
+        with pytest.raises(rankxform.RankxformWarning, match="rank 6 has no file"):
+            rankxform.load(src, a, b, comm=WORLD, rank=0)
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 3))

@@ -44,6 +44,15 @@ def test_a_source_is_the_same_through_a_bind_mount(mount, place):
     assert contents(place.tmp / "src") == before
 
 
+def test_a_source_among_the_files_of_an_earlier_conversion_is_not_swept_away(place):
+    """The manifest's other files would be removed, as of ranks that this conversion has not."""
+    place.transform()
+    before = contents(place.dst)
+    with pytest.raises(rankxform.UsageError, match="holds the source in its rank folders"):
+        rankxform.transform(place.final(2), place.dst, "none", overwrite=True, prefix="x")
+    assert contents(place.dst) == before
+
+
 @pytest.mark.parametrize("kind", [os.link, os.symlink])
 def test_a_source_file_is_not_replaced_under_another_name(kind, place):
     before = contents(place.tmp / "src")
@@ -120,12 +129,20 @@ def test_a_record_that_names_no_file_of_a_rank(name, place, monkeypatch):
     assert (place.tmp / "dst.part").exists()
 
 
+@pytest.mark.parametrize("name", ["rankxform.json", ".rankxform/journal-x.jsonl"])
+def test_records_that_are_pipes_are_not_waited_for(name, place):
+    (place.dst / name).parent.mkdir(parents=True)
+    os.mkfifo(place.dst / name)
+    with pytest.raises(
+        rankxform.StorageError, match="cannot read, as a file of its own: is no reg"
+    ):
+        place.transform()
+
+
 def test_records_that_are_links_are_not_read(place):
     place.transform()
     path = place.dst / "rankxform.json"
     path.rename(place.tmp / "elsewhere.json")
     path.symlink_to(place.tmp / "elsewhere.json")
-    with pytest.raises(
-        rankxform.StorageError, match=r"rankxform\.json: cannot read, not through a"
-    ):
+    with pytest.raises(rankxform.StorageError, match=r"rankxform\.json: cannot read, as a file of"):
         place.transform()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import rankxform
 from rankxform.execution import files, journal, target
 from rankxform.execution.output import part_of
+from rankxform.formats import records
 from rankxform.job import convert
 from tests import reference
 from tests.trust.test_resume import Place, stop_after, two_copies_each
@@ -151,6 +153,34 @@ def test_a_part_file_that_would_be_laid_out_otherwise_is_begun_anew(tmp_path, mo
     assert report.continued == 0
     assert list(reference.read_any(tmp_path / "dst/rank_0/checkpoint_0.ckpt")) == names[::-1]
     assert rankxform.verify(src, tmp_path / "dst", a, None).differences == ()
+
+
+def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
+    """The new file may get the inode of the old one, of which a journal says that it is done."""
+    stop_after(monkeypatch, 5)
+    stopped(place)
+    monkeypatch.setattr(convert.Layouts, "of", otherwise(convert.Layouts.of))
+    seen = []
+
+    def create(path):
+        files = (place.dst / ".rankxform").glob("journal-*.jsonl")
+        known = records.progress({p.name: p.read_bytes() for p in files}, target.boot_id())
+        seen.append((path.name, set(known.done)))
+        raise rankxform.StoppedError("stopped by a test")
+
+    monkeypatch.setattr(convert, "create", create)
+    stopped(place)
+    assert seen == [(f"checkpoint_0.{place.kind}.part", {1, 2})]
+
+
+def otherwise(real):
+    """Lay the file of rank 0 out in another way, as if another source file had come."""
+
+    def of(self, rank):
+        layout = real(self, rank)
+        return replace(layout, spans=dict(reversed(layout.spans.items()))) if rank == 0 else layout
+
+    return of
 
 
 def test_a_part_file_that_has_two_names_is_not_written_to(tmp_path, monkeypatch):
