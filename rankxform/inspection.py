@@ -50,10 +50,13 @@ def inspect(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any]
     if (path / MANIFEST_NAME).is_file() or (path / FOLDER_NAME / JOB_NAME).is_file():
         return _destination(path)
     entries = sorted(path.iterdir())
-    with suppress(RankxformError, OSError):  # what stands in the way is listed below
+    why = {}
+    try:
         listing = folder.look(path, pattern)
         if listing.files:
             return _folder(path, listing, pattern)
+    except (RankxformError, OSError) as error:
+        why = {"why": str(error)}
     found = [entry for entry in entries if _is_strategy(entry)]
     files = [e for e in entries if e.suffix in folder.SUFFIXES and e not in found and e.is_file()]
     if found and not files:
@@ -61,7 +64,7 @@ def inspect(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any]
     if files and not found:
         return {"kind": "files", "path": str(path), "files": list(map(_facts, files))}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
-    return {"kind": "collection", "path": str(path), "parts": parts}
+    return {"kind": "collection", "path": str(path), **why, "parts": parts}
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -105,6 +108,9 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
     entries = sorted(path.iterdir())
     if any(_is_strategy(entry) for entry in entries):
         return f"strategy, {strategies.load(str(path)).extent}"
+    files = [e for e in entries if e.suffix in folder.SUFFIXES and e.is_file()]
+    if files:
+        return f"{len(files):,} checkpoint file" + ("s" if files[1:] else "")
     inside = [e.name for e in entries if e.is_dir() and folder.look(e, pattern).files]
     return f"holds {', '.join(inside)}" if inside else None
 

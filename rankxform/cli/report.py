@@ -299,7 +299,7 @@ def _parts_table(found: Mapping[str, Any]) -> str:
     if not found["parts"]:
         return f"{found['path']}: holds no checkpoint and no strategy"
     rows = [(Path(part["path"]).name, part["what"]) for part in found["parts"]]
-    why = f"\nnot one strategy: {found['why']}" if "why" in found else ""
+    why = f"\nnot one thing: {found['why']}" if "why" in found else ""
     return f"{found['path']}: {_count(len(rows), 'thing')}{why}\n\n{table(('name', 'is'), rows)}"
 
 
