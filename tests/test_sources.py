@@ -450,6 +450,7 @@ def test_stages_that_are_made_apart_are_not_of_two_steps_unsaid(tmp_path):
             rankxform.load(src, a, a, rank=rank)
         with pytest.raises(rankxform.CheckpointError, match="rank 1 has no file"):
             rankxform.transform(src, tmp_path / "dst", a, a, ranks=(rank,), step="latest")
+    rankxform.load(src, a, a, rank=0, step="1_2")
 
 
 def test_what_is_chosen_does_not_hide_that_shards_are_no_whole_parameters(tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import normpath
 
@@ -163,7 +163,7 @@ def choose(
             f"{where}: {found.newer}. Bring it, or say --step {epoch}_{number}, which is there for "
             "all that is wanted here"
         )
-    return found
+    return found if step in (None, LATEST) else replace(found, incomplete={})  # it was meant
 
 
 def _by_rank(where: Path, pattern: str) -> dict[int, list[Path]]:
