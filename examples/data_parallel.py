@@ -79,7 +79,10 @@ def main(folder):
     eight = reference.write_strategy(folder / "eight.ckpt", [with_states(EIGHT)])
     msrun(folder, "worker")
     saved = folder / "saved/rank_1/net-1_4.ckpt"
-    rankxform("transform", saved, folder / "on_8", "--dst-strategy", eight, processes=2)
+    rankxform(
+        "transform", saved, folder / "on_8", "--src-strategy", "none", "--dst-strategy", eight,
+        processes=2,
+    )  # fmt: skip
     msrun(folder, "worker", folder / "on_8")
     for rank, (old, new) in enumerate(zip(losses(folder, "old"), losses(folder, "new"))):
         lines = {"before": old["before"], "not stopped": old["after"], "gone on": new["after"]}

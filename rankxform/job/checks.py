@@ -45,7 +45,7 @@ def _check_apart(conversion: Conversion, dst: Path) -> None:
     src, sources = Path(conversion.request.src), conversion.shards.paths.values()
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
-    inside = (src.is_dir() and is_inside(dst, src)) or lies_in(dst, folders)
+    inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
     for rank in conversion.ranks:
         final = conversion.final(rank)
         there, folder = inode(final), inode(final.parent)

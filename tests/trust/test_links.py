@@ -44,6 +44,15 @@ def test_a_source_is_the_same_through_a_bind_mount(mount, place):
     assert contents(place.tmp / "src") == before
 
 
+def test_a_destination_may_lie_beside_a_complete_file(place):
+    place.transform()
+    rankxform.transform(place.dst, place.tmp / "one", place.b, None)
+    complete = place.tmp / "complete.ckpt"
+    (place.tmp / "one/rank_0/checkpoint_0.ckpt").rename(complete)
+    rankxform.transform(complete, place.tmp / "again", None, place.a)
+    assert (place.tmp / "again/rank_3/checkpoint_3.ckpt").exists()
+
+
 def test_a_source_among_the_files_of_an_earlier_conversion_is_not_swept_away(place):
     """The manifest's other files would be removed, as of ranks that this conversion has not."""
     place.transform()
