@@ -16,15 +16,15 @@ import time
 from array import array
 from pathlib import Path
 
-from rankxform.execution import strategies
-from rankxform.execution.headers import Indexer
+from rankxform.formats.base import Contents, Index
 from rankxform.formats.dtype import item_size
-from rankxform.formats.index import Contents, Index
-from rankxform.planning.moves import Portion, needed_bytes
+from rankxform.planning.assign import share
+from rankxform.planning.catalog import survey
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
-from rankxform.planning.sharing import share
-from rankxform.planning.source import survey
+from rankxform.planning.transfers import Portion, needed_bytes
+from rankxform.storage import strategies
+from rankxform.storage.index import Indexer
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "tests/data/models/deepseek_v3"

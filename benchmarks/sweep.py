@@ -22,8 +22,8 @@ from tests.mpi_launch import environment, mpirun
 
 PROGRAM = """
 import sys
-from rankxform.execution import engine, recipes
-recipes._BLOCK, recipes._SMALL_BAND, engine._WRITE_BUFFER = {block}, {straight}, {buffer}
+from rankxform.engine import pipeline, schedule
+schedule._BLOCK, schedule._SMALL_BAND, pipeline._WRITE_BUFFER = {block}, {straight}, {buffer}
 from rankxform.cli.main import main
 sys.exit(main())
 """

@@ -23,7 +23,7 @@ from tests.mpi_launch import environment, mpirun
 
 PROGRAM = """
 import sys
-from rankxform.execution import journal
+from rankxform.publish import journal
 from rankxform.cli.main import main
 {change}
 sys.exit(main())

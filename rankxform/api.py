@@ -23,8 +23,8 @@ from rankxform.errors import (
     UsageError,
     storage_errors,
 )
-from rankxform.execution import strategies
 from rankxform.layout.strategy import Strategy
+from rankxform.storage import strategies
 from rankxform.transport import Team, team
 
 _OPTIONS = frozenset(option.name for option in fields(job.Request))

@@ -12,6 +12,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+from rankxform.checkpoints import rank_folders as folder
 from rankxform.errors import (
     CheckpointError,
     RankxformError,
@@ -20,14 +21,14 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
-from rankxform.execution import folder, strategies
-from rankxform.execution.headers import container, index
-from rankxform.execution.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
-from rankxform.formats.index import Index
+from rankxform.formats.base import Index
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
 from rankxform.planning.plan import check_ranks, needed_stages
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
+from rankxform.storage import strategies
+from rankxform.storage.index import container, index
 
 _SUFFIXES = {*folder.SUFFIXES, *strategies.SUFFIXES}
 

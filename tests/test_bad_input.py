@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.engine import pipeline as engine
 from rankxform.errors import exit_code
-from rankxform.execution import engine, target
+from rankxform.publish import target
 from tests import reference
 
 PARAMS = {"w": ((8, 6), "Float32"), "b": ((8,), "Float16")}

@@ -38,6 +38,6 @@ def test_it_runs_and_its_results_are_right(name, tmp_path):
 
 def test_all_of_the_tutorials_scenarios_are_there():
     assert set(EXAMPLES) == {
-        "any_number", "by_hand", "complete", "data_parallel", "fewer_ranks", "four_ways", "other_cuts", "pipeline",
+        "any_number", "by_hand", "complete", "data_parallel", "fewer_ranks", "four_ways", "other_sharding", "pipeline",
         "training_goes_on",
     }  # fmt: skip

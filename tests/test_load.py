@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.execution import files
-from rankxform.execution.arrays import numpy_type
-from rankxform.execution.strategies import load as load_strategy
+from rankxform.engine.array_sink import numpy_type
+from rankxform.storage import posix as files
+from rankxform.storage.strategies import load as load_strategy
 from tests import reference
 from tests.cases import random_case
 from tests.reference import full_tensor

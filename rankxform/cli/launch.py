@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankxform import job
+from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import StorageError, UsageError
-from rankxform.execution import strategies
-from rankxform.execution.files import inode, is_same, read_bytes, remove, write_small
-from rankxform.execution.folder import LATEST
+from rankxform.storage import strategies
+from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
 

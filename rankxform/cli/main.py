@@ -19,8 +19,8 @@ from rankxform.errors import (
     UsageError,
     exit_code,
 )
-from rankxform.execution import strategies
-from rankxform.execution.files import read_bytes
+from rankxform.storage import strategies
+from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from rankxform.execution.engine import DEFAULT_MEMORY
-from rankxform.execution.folder import DEFAULT_PATTERN
-from rankxform.execution.headers import FORMATS
-from rankxform.execution.links import LINKS, REFLINK
-from rankxform.planning.costs import AUTO, READINGS, Costs
+from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
+from rankxform.engine.pipeline import DEFAULT_MEMORY
+from rankxform.planning.cost_model import AUTO, READINGS, Costs
 from rankxform.planning.plan import REPLICAS
 from rankxform.planning.selection import ONE_SIDED
+from rankxform.publish.links import LINKS, REFLINK
+from rankxform.storage.index import FORMATS
 from rankxform.transport import Team
 
 from .stopping import parse_time

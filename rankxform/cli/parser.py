@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
 from rankxform.errors import UsageError
-from rankxform.execution.folder import DEFAULT_PATTERN
 from rankxform.job import PLACES
 
 from .options import (

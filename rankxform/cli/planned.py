@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from rankxform.execution.speed import PROBE_BYTES
 from rankxform.job import Conversion, Prediction
-from rankxform.planning.moves import RANGES, ROWS, needed_bytes, read_by_rank
-from rankxform.planning.names import in_few_words
+from rankxform.layout.names import in_few_words
 from rankxform.planning.simulate import Simulation
+from rankxform.planning.transfers import RANGES, ROWS, needed_bytes, read_by_rank
+from rankxform.storage.bandwidth import PROBE_BYTES
 
 from .report import left_out, opening, some_names, warnings
 from .units import few, seconds, shortened, size, table

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.job import Agreement, Conversion, Report, Verdict
+from rankxform.layout.names import patterns
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.names import patterns
 from rankxform.planning.selection import NOT_CHOSEN, LeftOut
 
 from .units import few, seconds, shortened, size, table

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from rankxform import job
-from rankxform.planning.costs import Costs
+from rankxform.planning.cost_model import Costs
 from rankxform.planning.simulate import Simulation, spread_of
 
 from .options import MOMENTS, SHARE

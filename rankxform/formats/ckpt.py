@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .base import Entry, Index, ReadAt, Shape, Span, build
 from .dtype import ITEM_SIZE, TEXT
-from .index import Entry, Index, ReadAt, Shape, Span, build
 from .wire import (
     BYTES,
     FIXED32,

@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .base import Entry, Index, ReadAt, Shape, Span, build
 from .dtype import FROM_SAFETENSORS, INT4, TO_SAFETENSORS, content_bytes
-from .index import Entry, Index, ReadAt, Shape, Span, build
 from .wire import FormatError
 
 _MAX_HEADER = 100_000_000

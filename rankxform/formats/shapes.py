@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
+from .base import Shape
 from .dtype import item_size
-from .index import Shape
 from .wire import FormatError
 
 

@@ -3,8 +3,8 @@
 from .convert import Report, transform
 from .fit import already_fits
 from .load import Parameters, load, own_rank
+from .metrics import since_process_start
 from .one import convert_one
-from .phases import since_process_start
 from .predict import Prediction, predict
 from .prepare import Conversion, prepare
 from .replicas import Agreement, compare_replicas

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankxform.checkpoints.rank_folders import SUFFIXES
 from rankxform.errors import StorageError, UsageError
-from rankxform.execution import samples
-from rankxform.execution.files import Tick, inode, is_inside, is_same, lies_in
-from rankxform.execution.folder import SUFFIXES
-from rankxform.planning.agreement import (
+from rankxform.planning.consistency import (
     check_each_differs,
     check_extra_rank,
     check_slices_differ,
@@ -21,6 +19,8 @@ from rankxform.planning.agreement import (
     probes,
     to_compare,
 )
+from rankxform.storage import samples
+from rankxform.storage.posix import Tick, inode, is_inside, is_same, lies_in
 from rankxform.transport import Team
 
 from .prepare import Conversion

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rankxform.execution.compare import Expected
+from rankxform.engine.compare_sink import Expected
 from rankxform.layout.layout import Layout
 
 from .prepare import Conversion

@@ -9,27 +9,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from rankxform.engine.checksum import MODULUS, Witness
+from rankxform.engine.file_sink import Output, add_crc, part_descriptors, part_of
+from rankxform.engine.pipeline import Mail, Traffic, write_parts
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
-from rankxform.execution.engine import Mail, Traffic, write_parts
-from rankxform.execution.files import Tick, create, make_folder, publish, remove, sync
-from rankxform.execution.fingerprint import MODULUS, Witness
-from rankxform.execution.journal import Journal
-from rankxform.execution.links import HARD, link_all
-from rankxform.execution.output import Output, add_crc, part_descriptors, part_of
-from rankxform.execution.sources import Sources
-from rankxform.execution.target import Facts, State, Target, facts_of, known_facts
-from rankxform.planning.moves import Portion, bytes_to_write, needed_bytes
-from rankxform.planning.sharing import remaining
+from rankxform.planning.assign import remaining
+from rankxform.planning.transfers import Portion, bytes_to_write, needed_bytes
+from rankxform.publish.journal import Journal
+from rankxform.publish.links import HARD, link_all
+from rankxform.publish.target import Facts, State, Target, facts_of, known_facts
+from rankxform.storage.posix import Tick, create, make_folder, publish, remove, sync
+from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
 from .checks import check_target, compare_ranks, foreign_files
-from .choice import Task, task
 from .contents import contents
-from .identity import identity, verify_options
+from .manifest import identity, verify_options
+from .measure import Task, task
 from .memory import peak_memory
+from .metrics import Phases
 from .outputs import Layouts, alike, outputs
-from .phases import Phases
 from .placement import Placement, Root, place
 from .prepare import Conversion, prepare
 from .replicas import check_replicas

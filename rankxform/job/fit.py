@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankxform.execution.folder import LATEST, files_beside
-from rankxform.execution.headers import container
+from rankxform.checkpoints.rank_folders import LATEST, files_beside
 from rankxform.layout.layout import Layout
-from rankxform.planning.source import Parameter
+from rankxform.planning.catalog import Parameter
+from rankxform.storage.index import container
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 

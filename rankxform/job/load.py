@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rankxform.engine.array_sink import Arrays
+from rankxform.engine.pipeline import Mail, Traffic, carry
 from rankxform.errors import UsageError
-from rankxform.execution.arrays import Arrays
-from rankxform.execution.engine import Mail, Traffic, carry
-from rankxform.execution.files import Tick
-from rankxform.execution.sources import Sources
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.moves import Portion
-from rankxform.planning.sharing import runs_of
+from rankxform.planning.assign import runs_of
+from rankxform.planning.transfers import Portion
+from rankxform.storage.posix import Tick
+from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 
 from .checks import compare_ranks
-from .choice import Task, task
+from .measure import Task, task
 from .prepare import Conversion, prepare
 from .request import Request
 

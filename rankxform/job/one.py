@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankxform.engine.file_sink import Output
+from rankxform.engine.pipeline import write_parts
 from rankxform.errors import UsageError
-from rankxform.execution.engine import write_parts
-from rankxform.execution.files import (
-    create,
-    is_same,
-    make_folder,
-    own_name,
-    publish,
-    remove,
-    sync,
-)
-from rankxform.execution.output import Output
-from rankxform.execution.sources import Sources
-from rankxform.planning.moves import Portion
+from rankxform.planning.transfers import Portion
+from rankxform.storage.posix import create, is_same, make_folder, own_name, publish, remove, sync
+from rankxform.storage.sources import Sources
 from rankxform.transport import Serial
 
 from .checks import compare_ranks
-from .choice import task
+from .measure import task
 from .outputs import Layouts
 from .prepare import prepare
 from .request import Request

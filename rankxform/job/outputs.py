@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankxform.execution.headers import SAFETENSORS
-from rankxform.execution.links import NONE, REFLINK, can_reflink
-from rankxform.execution.output import (
-    FileLayout,
-    Output,
-    lay_out_ckpt,
-    lay_out_safetensors,
-)
+from rankxform.engine.file_sink import FileLayout, Output, lay_out_ckpt, lay_out_safetensors
 from rankxform.formats.dtype import INT4
-from rankxform.planning.moves import Portion
+from rankxform.planning.transfers import Portion
+from rankxform.publish.links import NONE, REFLINK, can_reflink
+from rankxform.storage.index import SAFETENSORS
 from rankxform.transport import Team
 
 from .placement import Placement

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankxform import hostfile
+from rankxform.checkpoints.rank_folders import ranges
+from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError, UsageError
-from rankxform.execution import probes
-from rankxform.execution.files import read_bytes
-from rankxform.execution.folder import ranges
-from rankxform.execution.output import part_of
-from rankxform.planning.moves import Portion
-from rankxform.planning.sharing import Done, share_seen
-from rankxform.planning.sight import Sight
+from rankxform.planning.assign import Done, share_seen
+from rankxform.planning.transfers import Portion
+from rankxform.planning.visibility import Sight
+from rankxform.storage import identity as probes
+from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 

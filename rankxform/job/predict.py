@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankxform.execution.speed import Speed, measure
-from rankxform.planning.costs import Choice, Costs
+from rankxform.planning.cost_model import Choice, Costs
 from rankxform.planning.simulate import Simulation
+from rankxform.storage.bandwidth import Speed, measure
 from rankxform.transport import Team
 
 from .prepare import Conversion

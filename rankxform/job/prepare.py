@@ -7,30 +7,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rankxform.checkpoints.rank_folders import Listing, Shards, choose, look, ranges
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.execution import strategies
-from rankxform.execution.files import read_bytes
-from rankxform.execution.folder import Listing, Shards, choose, look, ranges
-from rankxform.execution.headers import Indexer, container
-from rankxform.formats.index import Contents, Index
+from rankxform.formats.base import Contents, Index
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.formats.wire import FormatError
+from rankxform.layout.names import followed, in_few_words
 from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
-from rankxform.planning.agreement import cut_by_hand
-from rankxform.planning.moves import Portion
-from rankxform.planning.names import followed, in_few_words
+from rankxform.planning.assign import NOTHING, Done, share
+from rankxform.planning.catalog import Source, survey
+from rankxform.planning.consistency import cut_by_hand
+from rankxform.planning.infer import complete
 from rankxform.planning.plan import Planner, check_ranks, needed_stages
 from rankxform.planning.selection import Selection, select
-from rankxform.planning.sharing import NOTHING, Done, share
-from rankxform.planning.sight import Sight
-from rankxform.planning.source import Source, survey
-from rankxform.planning.states import complete
+from rankxform.planning.transfers import Portion
+from rankxform.planning.visibility import Sight
+from rankxform.storage import strategies
+from rankxform.storage.index import Indexer, container
+from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team
 
-from .phases import Phases
+from .metrics import Phases
 from .request import Request
-from .sight import asked, look_on_all, sight_of
 from .unsharded import check_stated, unsharded
+from .visibility import asked, look_on_all, sight_of
 
 
 @dataclass

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankxform.errors import CheckpointError
-from rankxform.execution import samples
-from rankxform.execution.files import Tick
-from rankxform.planning.agreement import Unequal, unequal_replicas
+from rankxform.planning.consistency import Unequal, unequal_replicas
+from rankxform.storage import samples
+from rankxform.storage.posix import Tick
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 

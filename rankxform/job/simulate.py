@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rankxform.errors import UsageError
-from rankxform.planning.costs import AUTO, Choice, Costs
+from rankxform.planning.assign import share_seen
+from rankxform.planning.cost_model import AUTO, Choice, Costs
 from rankxform.planning.demand import demand
-from rankxform.planning.sharing import share_seen
-from rankxform.planning.sight import Sight
+from rankxform.planning.exchange import deal
 from rankxform.planning.simulate import Simulation, simulate
-from rankxform.planning.trades import deal
+from rankxform.planning.visibility import Sight
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
-from .choice import choose
+from .measure import choose
 from .memory import peak_memory
 from .placement import AUTO as FOUND_OUT
 from .placement import NODE, SHARED, hosts_of, in_order

@@ -13,13 +13,13 @@ from math import prod
 from pathlib import Path
 from shlex import quote
 
+from rankxform.checkpoints.rank_folders import SUFFIXES, Shards
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.execution import strategies
-from rankxform.execution.folder import SUFFIXES, Shards
-from rankxform.formats.index import Index, Shape
+from rankxform.formats.base import Index, Shape
 from rankxform.formats.safetensors import REDUNDANCY_KEY
+from rankxform.layout.names import in_few_words
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.planning.names import in_few_words
+from rankxform.storage import strategies
 
 from .request import Request
 

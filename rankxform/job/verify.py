@@ -8,31 +8,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rankxform.checkpoints.rank_folders import Listing, Shards, choose, look
+from rankxform.engine.checksum import Fingerprint, sum_of_file
+from rankxform.engine.compare_sink import Comparison, Difference, Expected, mismatches
+from rankxform.engine.pipeline import Mail, Traffic, carry
 from rankxform.errors import CheckpointError, StorageError
-from rankxform.execution import samples
-from rankxform.execution.compare import Comparison, Difference, Expected, mismatches
-from rankxform.execution.engine import Mail, Traffic, carry
-from rankxform.execution.files import Tick
-from rankxform.execution.fingerprint import Fingerprint, sum_of_file
-from rankxform.execution.folder import Listing, Shards, choose, look
-from rankxform.execution.headers import Indexer
-from rankxform.execution.probes import digest
-from rankxform.execution.sources import Sources
-from rankxform.execution.target import MANIFEST_NAME, manifest
-from rankxform.formats.index import Index
-from rankxform.planning.moves import Portion, bytes_to_write
-from rankxform.planning.sharing import share_seen
-from rankxform.planning.sight import Sight
+from rankxform.formats.base import Index
+from rankxform.planning.assign import share_seen
+from rankxform.planning.transfers import Portion, bytes_to_write
+from rankxform.planning.visibility import Sight
+from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.storage import samples
+from rankxform.storage.identity import digest
+from rankxform.storage.index import Indexer
+from rankxform.storage.posix import Tick
+from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.team import Show
 
 from .checks import compare_ranks, foreign_files
-from .choice import Task, task
 from .contents import expected
-from .identity import verify_command
+from .manifest import verify_command
+from .measure import Task, task
 from .prepare import Conversion, prepare
 from .request import Request
-from .sight import asked, look_on_all, sight_of
+from .visibility import asked, look_on_all, sight_of
 
 
 def _quiet(_: int) -> Show:

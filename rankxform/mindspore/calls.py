@@ -9,10 +9,10 @@ from typing import Any
 
 from rankxform import api, job
 from rankxform.errors import RankxformError, UsageError
-from rankxform.execution import strategies
 from rankxform.formats import strategy_proto
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.plan import needed_stages
+from rankxform.storage import strategies
 
 from .network import load_for, parameters, strategy_of
 

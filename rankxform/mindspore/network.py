@@ -10,10 +10,10 @@ from typing import Any
 
 from rankxform import api, transport
 from rankxform.errors import RequestError, StrategyError
-from rankxform.execution.strategies import is_none
 from rankxform.job import Parameters
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
+from rankxform.storage.strategies import is_none
 from rankxform.transport.launcher import launched_size
 
 NETWORK = "network"

@@ -15,11 +15,11 @@ from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import CALL_BYTES
 from rankxform.layout.layout import Layout
 
-from .costs import Choice, Reading, reading_of
-from .moves import Portion, copies_of
+from .catalog import Parameter
+from .cost_model import Choice, Reading, reading_of
 from .plan import Planner
-from .sight import Processes, Sight
-from .source import Parameter
+from .transfers import Portion, copies_of
+from .visibility import Processes, Sight
 
 Servers = Mapping[Cell, Mapping[int, "tuple[int, ...]"]]
 """By destination cell the processes that put it into files, each with its global ranks."""

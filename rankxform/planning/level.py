@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .sight import Processes
+from .visibility import Processes
 
 _SWEEPS = 100
 _STILL = 1e-3

@@ -7,9 +7,9 @@ from math import prod
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
+from rankxform.layout.names import followed, in_few_words
 
-from .names import followed, in_few_words
-from .source import Parameter, Source
+from .catalog import Parameter, Source
 
 Loss = tuple[Parameter, Box]
 """A region of a parameter that no file holds."""

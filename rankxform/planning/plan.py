@@ -9,7 +9,7 @@ For a 4x4 tensor cut by rows on 2 ranks and wanted by columns on 2::
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
-The plan is kept as moves (`rankxform.planning.moves`), and written out rank by rank for people.
+The plan is kept as moves (`rankxform.planning.transfers`), and written out rank by rank for people.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rankxform.geometry.grid import Cell
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
+from .catalog import Parameter, Source
 from .losses import losses_message
-from .moves import Copy, Move, Portion, RankPlan, Readers, Slice, Targets, overlaps
 from .selection import Selection, destination_layout
-from .source import Parameter, Source
+from .transfers import Copy, Move, Portion, RankPlan, Readers, Slice, Targets, overlaps
 
 REPLICAS = ("spread", "mindspore")
 

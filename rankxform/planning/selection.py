@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.layout import Layout, whole
+from rankxform.layout.names import followed, in_few_words
 from rankxform.layout.strategy import Strategy, WholeStrategy
 
+from .catalog import Parameter, Source, effective_layout
 from .losses import losses_message
-from .names import followed, in_few_words
-from .source import Parameter, Source, effective_layout
 
 _STATE = "optimizer state that the destination strategy does not list"
 _ALONE = "only one of the two strategies lists it"

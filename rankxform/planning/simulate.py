@@ -13,12 +13,12 @@ from rankxform.geometry.box import hulls
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import CALL_BYTES
 
-from .costs import Costs
-from .moves import EXCHANGE, WAYS, Move, Portion, bytes_to_write, read_of, reads_of
+from .cost_model import Costs
+from .exchange import Trade
 from .plan import Planner
-from .posts import Post, posts
-from .sight import Sight
-from .trades import Trade
+from .routes import Post, posts
+from .transfers import EXCHANGE, WAYS, Move, Portion, bytes_to_write, read_of, reads_of
+from .visibility import Sight
 
 _LETTER = 2 << 20
 _SECONDS_A_SLICE = 8e-6

@@ -34,8 +34,8 @@ from rankxform.errors import (
 )
 
 from .launcher import CLEAR_LINE, launched_size, terminal
-from .mail import Mail, Tick
 from .nodes import Nodes, this_node
+from .p2p import Mail, Tick
 from .team import Show, Team
 
 T = TypeVar("T")

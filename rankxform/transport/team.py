@@ -13,7 +13,7 @@ from rankxform.errors import StoppedError, storage_errors
 from .nodes import ALONE, Nodes
 
 if TYPE_CHECKING:  # it needs numpy
-    from .mail import Mail
+    from .p2p import Mail
 
 T = TypeVar("T")
 Show = Callable[[int, bool], None]

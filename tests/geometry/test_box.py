@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankxform.geometry.bands import bands
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Grid
 from rankxform.geometry.runs import contiguous_runs, first_element
+from rankxform.geometry.tiles import bands
 
 extents = st.integers(1, 6)
 

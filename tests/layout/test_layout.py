@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rankxform.errors import RequestError, StrategyError
-from rankxform.execution import strategies
 from rankxform.layout.layout import Layout
+from rankxform.storage import strategies
 from tests import reference
 from tests.cases import random_case
 

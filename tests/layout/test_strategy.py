@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankxform.errors import StrategyError, UsageError
-from rankxform.execution import strategies
+from rankxform.storage import strategies
 from tests import reference
 
 REAL = Path(__file__).parents[1] / "data" / "real_strategies"

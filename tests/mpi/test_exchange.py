@@ -15,18 +15,18 @@ from mpi4py import MPI
 
 import rankxform
 from rankxform import transport
-from rankxform.planning.costs import Choice, Costs
+from rankxform.planning.cost_model import Choice, Costs
 from rankxform.planning.demand import demand
-from rankxform.planning.sight import Sight
+from rankxform.planning.exchange import deal
 from rankxform.planning.simulate import simulate
-from rankxform.planning.trades import deal
+from rankxform.planning.visibility import Sight
 from tests import reference
 from tests.cases import Case, random_case, unevenly_cut
 from tests.mpi.conftest import prepare
 
-job_choice = import_module("rankxform.job.choice")
+job_choice = import_module("rankxform.job.measure")
 job_prepare = import_module("rankxform.job.prepare")
-transport_mail = import_module("rankxform.transport.mail")
+transport_mail = import_module("rankxform.transport.p2p")
 transport_mpi = import_module("rankxform.transport.mpi")
 
 WORLD = MPI.COMM_WORLD

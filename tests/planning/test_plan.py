@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankxform.execution import strategies
+from rankxform.formats.base import Contents, Index
 from rankxform.formats.dtype import item_size
-from rankxform.formats.index import Contents, Index
 from rankxform.geometry.box import Box
-from rankxform.planning.moves import Copy, Portion, needed_bytes, read_by_rank
-from rankxform.planning.names import patterns
+from rankxform.layout.names import patterns
+from rankxform.planning.assign import share, share_out
+from rankxform.planning.catalog import survey
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
-from rankxform.planning.sharing import share, share_out
-from rankxform.planning.source import survey
+from rankxform.planning.transfers import Copy, Portion, needed_bytes, read_by_rank
+from rankxform.storage import strategies
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "data" / "models" / "deepseek_v3"

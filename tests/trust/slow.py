@@ -10,7 +10,7 @@ import sys
 import time
 
 from rankxform.cli.main import main
-from rankxform.execution import engine
+from rankxform.engine import pipeline as engine
 
 
 def slow_down():

@@ -8,7 +8,7 @@ import os
 import pytest
 
 import rankxform
-from rankxform.execution import journal
+from rankxform.publish import journal
 from tests.trust.test_kills import Place
 
 WRITING = ("pwritev", "fsync", "replace", "link", "unlink", "mkdir", "open", "close", "utime")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import rankxform
-from rankxform.execution import journal
+from rankxform.publish import journal
 from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp, run
 from tests.trust import victim

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.execution import files, journal, target
-from rankxform.execution.output import part_of
-from rankxform.formats import records
+from rankxform.engine.file_sink import part_of
 from rankxform.job import convert
+from rankxform.publish import journal, records, target
+from rankxform.storage import posix as files
 from tests import reference
 from tests.trust.test_resume import Place, stop_after, two_copies_each
 

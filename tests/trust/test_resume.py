@@ -8,9 +8,10 @@ import os
 import pytest
 
 import rankxform
-from rankxform.execution import engine, journal, target
-from rankxform.execution.output import part_of
+from rankxform.engine import pipeline as engine
+from rankxform.engine.file_sink import part_of
 from rankxform.job import convert
+from rankxform.publish import journal, target
 from tests import reference
 
 NAMES = [f"w{i}" for i in range(12)]

@@ -62,7 +62,7 @@ def count_calls(act):
 
 def main():
     from rankxform.cli.main import main as command
-    from rankxform.execution import journal
+    from rankxform.publish import journal
     from rankxform.transport.launcher import launched_rank
 
     journal.JOURNAL_SECONDS = 0

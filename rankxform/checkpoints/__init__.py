@@ -1,0 +1,1 @@
+"""Folder conventions: where a checkpoint's files lie."""

@@ -1,0 +1,1 @@
+"""Moving bytes: schedules, the pipeline of tiles, and where the bytes go."""

@@ -1,0 +1,337 @@
+"""Fingerprints of tensor content that do not depend on how the tensor is cut.
+
+The fingerprint of a region is the sum, modulo 2**64, of every 4-byte word times a key that belongs
+to the word's place in the full tensor; so the fingerprints of regions that tile a larger one add up
+to its own. The tensor is seen as rows of words; a key is the product of three odd numbers, one for
+the row, one for the place in the row by units of 65,536 words, one for the place in the unit. They
+are drawn from a seed that is new for each conversion.
+
+What is found: a change within one word always, for no product of an odd number and a change that
+is not zero is zero. Any other change, of whatever size and kind, escapes with a probability, over
+the seeds, below 2**-22: among its words one has a difference that is no multiple of 2**32, so the
+innermost sum is a multiple of 2**t with probability at most 2**(31 - t), and each further level
+lets that grow by a factor of 33 at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from rankxform.errors import DifferenceError
+from rankxform.formats.dtype import item_size
+from rankxform.geometry.box import Box
+from rankxform.geometry.runs import first_element
+from rankxform.geometry.tiles import bands
+from rankxform.planning.transfers import Move
+from rankxform.storage.posix import Buffer, Tick
+
+from .schedule import Band, Region, Source
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from .compare_sink import Expected
+
+    Bytes = npt.NDArray[np.uint8]
+    _Keys = npt.NDArray[np.uint64]
+
+MODULUS = 1 << 64
+SEAL_BYTES = 8
+"""What a letter between processes has at its end where its bytes are compared."""
+
+_WORD = 4
+_UNIT = 1 << 16
+_SMALL = 16 << 10
+_KEPT = 16 << 20
+_BLOCK = 4 << 20
+
+Shape = tuple[int, ...]
+
+
+class Fingerprint:
+    """Fingerprints under one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._tables: dict[int, _Keys] = {}
+        self._weights: dict[object, npt.NDArray[Any]] = {}
+        self._kept = 0
+        self.name_key = lru_cache(maxsize=None)(self._name_key)
+        self._row_keys = lru_cache(maxsize=32)(self._make_row_keys)
+        self._columns = lru_cache(maxsize=256)(self._make_columns)
+
+    def _name_key(self, name: str) -> int:
+        """Return the odd number by which a parameter counts in the fingerprint of a file."""
+        state = blake2b(f"{self._seed} {name}".encode(), digest_size=8)
+        return int.from_bytes(state.digest(), "little") | 1
+
+    def of(self, shape: Shape, item: int, held: Box, data: Bytes, part: Box) -> int:
+        """Return the fingerprint of `part` of a tensor of `shape`, with `item` bytes an element.
+
+        `data` are the elements of the box `held`, row-major; `part` lies in it.
+        """
+        if not shape:
+            shape, held, part = (1,), Box((0,), (1,)), Box((0,), (1,))
+        if not part.size:
+            return 0
+        if part.size * item <= _SMALL:
+            return _weighted(*self.weighed(shape, item, held, data, part))
+        word = _word(shape, item, held, part)
+        view = _view(data, held, part, item, word)
+        axis = _row_axis(shape, item)
+        rows = self._row_keys(shape[:axis], part.start[:axis], part.stop[:axis])
+        table = view.reshape(len(rows), -1)
+        if axis < len(shape) - 1 or shape[-1] * item <= _UNIT * _WORD:
+            columns = self._columns(
+                shape[axis:], item, Box(part.start[axis:], part.stop[axis:]), word
+            )
+            return _total(table, columns, rows)
+        return self._long_rows(table, rows, part.start[-1] * item // word, word)
+
+    def of_bytes(self, data: Bytes) -> int:
+        """Return the fingerprint of bytes as a row of their own."""
+        word = gcd(_WORD, len(data))
+        row = data.view(f"u{word}").reshape(1, -1)
+        return self._long_rows(row, np.ones(1, np.uint64), 0, word)
+
+    def weighed(
+        self, shape: Shape, item: int, held: Box, data: Bytes, part: Box
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the words of a small region, as a view of `data`, and the key of each."""
+        if not shape:
+            shape, held, part = (1,), Box((0,), (1,)), Box((0,), (1,))
+        word = _word(shape, item, held, part)
+        view = _view(data, held, part, item, word)
+        return view, self._small(shape, item, part, word).reshape(view.shape)
+
+    def _small(self, shape: Shape, item: int, part: Box, word: int) -> npt.NDArray[Any]:
+        """Return the key of every word of a small region."""
+        key = shape, item, part, word
+        if key not in self._weights:
+            axis = _row_axis(shape, item)
+            rows = self._row_keys(shape[:axis], part.start[:axis], part.stop[:axis])
+            if axis < len(shape) - 1 or shape[-1] * item <= _UNIT * _WORD:
+                inner = Box(part.start[axis:], part.stop[axis:])
+                columns = self._columns(shape[axis:], item, inner, word)
+            else:
+                first, last = (n[-1] * item // word for n in (part.start, part.stop))
+                columns = self._keys_at(np.arange(first, last), word)
+            if self._kept > _KEPT:
+                self._weights.clear()
+                self._kept = 0
+            self._weights[key] = np.multiply.outer(rows, columns).reshape(-1)
+            self._kept += self._weights[key].nbytes
+        return self._weights[key]
+
+    def _make_row_keys(self, shape: Shape, start: Shape, stop: Shape) -> _Keys:
+        """Return the keys of the rows in a box of the leading axes, in order."""
+        numbers = np.zeros(1, np.uint64)
+        for extent, a, b in zip(shape, start, stop):
+            inner = np.arange(a, b, dtype=np.uint64)
+            numbers = (numbers[:, None] * np.uint64(extent) + inner).reshape(-1)
+        return _mixed(numbers, self._seed, 1)
+
+    def _make_columns(self, shape: Shape, item: int, box: Box, word: int) -> _Keys:
+        """Return the keys of a box of the trailing axes, which all are within one unit."""
+        words = np.arange(prod(shape) * item // word).reshape(*shape[:-1], -1)
+        places = words[_words(box, item, word)]
+        return self._keys_at(places.reshape(-1), word)
+
+    def _keys_at(self, places: npt.NDArray[Any], word: int) -> _Keys:
+        unit = _UNIT * _WORD // word
+        scale = _mixed((places // unit).astype(np.uint64), self._seed, 2)
+        keys: _Keys = self._table(word)[places % unit] * scale
+        return keys
+
+    def _long_rows(self, table: npt.NDArray[Any], rows: _Keys, first: int, word: int) -> int:
+        """Return the fingerprint of rows that are longer than a unit, from word `first` on."""
+        unit, total, done = _UNIT * _WORD // word, 0, 0
+        while done < table.shape[1]:
+            number, at = divmod(first + done, unit)
+            count = min(unit - at, table.shape[1] - done)
+            part = table[:, done : done + count]
+            scale = _mixed(np.array([number], np.uint64), self._seed, 2)
+            total += _total(part, self._table(word)[at : at + count], rows * scale)
+            done += count
+        return total % MODULUS
+
+    def _table(self, word: int) -> _Keys:
+        """Return the keys of a unit's words, or of the halves or bytes that they are made of."""
+        if word not in self._tables:
+            keys = _mixed(np.arange(_UNIT, dtype=np.uint64), self._seed, 3)
+            shifts = np.arange(0, 8 * _WORD, 8 * word, dtype=np.uint64)
+            self._tables[word] = np.left_shift.outer(keys, shifts).reshape(-1)
+        return self._tables[word]
+
+
+def _row_axis(shape: Shape, item: int) -> int:
+    """Return the axis from which on a row is: as many axes as a unit holds, one at least."""
+    axis = len(shape) - 1
+    while axis and prod(shape[axis - 1 :]) * item <= _UNIT * _WORD:
+        axis -= 1
+    return axis
+
+
+def _word(shape: Shape, item: int, held: Box, part: Box) -> int:
+    """Return the largest of 4, 2, 1 bytes that divides every position on the last axis."""
+    places = (shape[-1], held.start[-1], held.shape[-1], part.start[-1], part.shape[-1])
+    return gcd(_WORD, *(n * item for n in places))
+
+
+def _view(data: Bytes, held: Box, part: Box, item: int, word: int) -> npt.NDArray[Any]:
+    words = data.view(f"u{word}").reshape(*held.shape[:-1], held.shape[-1] * item // word)
+    return words[_words(part.relative_to(held), item, word)]
+
+
+def _weighted(words: npt.NDArray[Any], keys: npt.NDArray[Any]) -> int:
+    axes = "abcdefghijklmnopqrstuvwxyz"[: words.ndim]
+    return int(np.einsum(f"{axes},{axes}->", words, keys))
+
+
+def _words(box: Box, item: int, word: int) -> tuple[slice, ...]:
+    *outer, last = box.slices()
+    return (*outer, slice(last.start * item // word, last.stop * item // word))
+
+
+def _total(table: npt.NDArray[Any], columns: _Keys, rows: _Keys) -> int:
+    sums = np.einsum("ij,j->i", table, columns)
+    return int(np.multiply(sums, rows).sum(dtype=np.uint64))
+
+
+def _mixed(numbers: _Keys, seed: int, level: int) -> _Keys:
+    """Return an odd number for each of `numbers` (SplitMix64's finaliser; Steele et al., 2014)."""
+    offset = (seed + level * 0x9E3779B97F4A7C15) % MODULUS
+    x = numbers * np.uint64(0xD1342543DE82EF95) + np.uint64(offset)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    keys: _Keys = (x ^ (x >> np.uint64(31))) | np.uint64(1)
+    return keys
+
+
+class SourceFile(Protocol):
+    """Files that are read by rank, parameter and content byte (`rankxform.storage.sources`)."""
+
+    def read(self, rank: int, name: str, start: int, room: Buffer) -> None:
+        """Fill `room` with the content of rank's `name` from content byte `start` on."""
+
+
+class Witness:
+    """Sees what one process reads and what it puts together, and compares the two.
+
+    For every parameter the fingerprints of all regions that were read for some destination slice
+    are summed before they are put together, and those of the slices afterwards, from the
+    buffers that are written. Both sums must agree. The slices' are kept, by destination rank.
+    What is sent to another process is sealed with a fingerprint of its own, under a seed that all
+    processes know.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._prints, self._seals = Fingerprint(seed), Fingerprint(0)
+        self._before = 0
+        self._after: dict[Any, int] = {}
+        self._ready: dict[tuple[int, int], Any] = {}
+        self._kept = 0
+        self.sums: dict[int, int] = {}
+
+    def read(self, move: Move, band: Band, turn: int) -> None:
+        """Look at what was read for a band, and lies in the arena."""
+        for source in band.sources:
+            self._before += self._of(move, band, turn, source, source.held, source.part)
+
+    def put(self, move: Move, band: Band, turn: int, number: int) -> None:
+        """Look at what was put together for the band's store of this number."""
+        if not band.regions:  # slices without elements
+            return
+        region, cell = band.regions[number], band.stores[number][0]
+        found = self._of(move, band, turn, region, region.box, region.box)
+        self._after[cell] = self._after.get(cell, 0) + found
+
+    def seal(self, letter: Buffer, name: str) -> None:
+        """Put a seal at the end of a letter with content of `name`."""
+        letter[-SEAL_BYTES:] = self._seal_of(letter, name)
+
+    def unseal(self, letter: Buffer, sender: int, name: str) -> None:
+        """Compare a letter of `sender`, with content of `name`. Raises DifferenceError."""
+        if letter[-SEAL_BYTES:] != self._seal_of(letter, name):
+            raise DifferenceError(
+                f"{name!r}: what process {sender} sent is not what arrived; the network or memory "
+                "is at fault. Nothing was given a final name; run again"
+            )
+
+    def _seal_of(self, letter: Buffer, name: str) -> bytes:
+        content = np.frombuffer(letter, np.uint8)[:-SEAL_BYTES]
+        found = self._seals.of_bytes(content) + self._seals.name_key(name)
+        return (found % MODULUS).to_bytes(SEAL_BYTES, "little")
+
+    def _of(
+        self, move: Move, band: Band, turn: int, where: Source | Region, held: Box, part: Box
+    ) -> int:
+        """Return a fingerprint; of small regions that parameters share, from what is ready."""
+        ready = self._ready.get((id(where), turn))
+        if ready is not None:
+            return _weighted(ready[1], ready[2])
+        shape, item = move.parameter.shape, item_size(move.parameter.dtype)
+        held, part = band.at(turn, held), band.at(turn, part)
+        if not 0 < part.size * item <= _SMALL:
+            return self._prints.of(shape, item, held, where.data, part)
+        words, keys = self._prints.weighed(shape, item, held, where.data, part)
+        if self._kept > _KEPT:
+            self._ready.clear()
+            self._kept = 0
+        self._ready[id(where), turn] = where, words, keys  # `where` keeps its id
+        self._kept += keys.nbytes
+        return _weighted(words, keys)
+
+    def check(self, move: Move) -> None:
+        """Compare, when all bands of `move` are put. Raises DifferenceError."""
+        before, after = self._before % MODULUS, sum(self._after.values()) % MODULUS
+        key = self._prints.name_key(move.parameter.name)
+        for cell, found in self._after.items():
+            for rank in move.targets[cell]:
+                self.sums[rank] = (self.sums.get(rank, 0) + key * found) % MODULUS
+        self._before, self._after = 0, {}
+        if before != after:
+            ranks = sorted(rank for some in move.targets.values() for rank in some)
+            raise DifferenceError(
+                f"{move.parameter.name!r}: what was put together for destination rank "
+                f"{', '.join(map(str, ranks[:8]))}{', ...' if ranks[8:] else ''} is not what was "
+                "read; memory is at fault, or rankxform. Nothing was given a final name; run again"
+            )
+
+    def take(self) -> dict[int, int]:
+        """Return the sums since the last call, by rank."""
+        taken, self.sums = self.sums, {}
+        return taken
+
+
+def sum_of_file(
+    prints: Fingerprint,
+    file: SourceFile,
+    rank: int,
+    slices: Mapping[str, tuple[Shape, Expected]],
+    tick: Tick,
+) -> int:
+    """Return the fingerprint of a rank's file, read in bounded pieces.
+
+    slices: by name the full shape, and the type and box of what the file holds of it.
+    """
+    room, total = np.empty(_BLOCK, np.uint8), 0
+    for name, (shape, one) in slices.items():
+        item, found = item_size(one.dtype), 0
+        for alike in bands(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ():
+            for band in alike:
+                piece = band.intersect(one.box)
+                assert piece is not None
+                start = first_element(piece.relative_to(one.box), one.box.shape) * item
+                data = room[: piece.size * item]
+                file.read(rank, name, start, data.data)
+                found += prints.of(shape, item, piece, data, piece)
+                tick(len(data))
+        total += prints.name_key(name) * found
+    return total % MODULUS

@@ -1,1 +1,0 @@
-"""The only file access: finding files, reading ranges, writing streams, publishing."""

@@ -1,0 +1,122 @@
+"""Which process sees which source file, where processes are on several nodes.
+
+The first process of every node looks for all. A file that several nodes have under one name must
+be the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+
+from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN, Listing, Shards, look
+from rankxform.errors import CheckpointError
+from rankxform.planning.visibility import Sight
+from rankxform.storage import identity as probes
+from rankxform.storage.identity import Identity
+from rankxform.transport import Team
+
+
+def look_on_all(
+    team: Team, path: Path, pattern: str = DEFAULT_PATTERN
+) -> tuple[Listing, frozenset[int]]:
+    """Return what all nodes together have at `path`, which process 0 makes absolute.
+
+    Also the nodes whose folder is process 0's own, over the network; they list nothing.
+    """
+    nodes = team.nodes
+    path, pattern = team.share(lambda: (path.absolute(), pattern))
+    speaks = nodes.speaks(team.rank)
+    folders = team.gather(lambda: probes.network_folder(path) if speaks else None)
+    same = {p for p, one in enumerate(folders) if one is not None and one == folders[0]} - {0}
+
+    def listing() -> Listing:
+        return look(path, pattern) if speaks and team.rank not in same else Listing()
+
+    there = reduce(Listing.joined, team.gather(listing))
+    return there, frozenset(nodes.of[process] for process in same)
+
+
+def sight_of(
+    team: Team, shards: Shards, as_first: frozenset[int] = frozenset()
+) -> tuple[Sight, list[str]]:
+    """Find out which nodes have which of the chosen files; return also what deserves a notice.
+
+    The nodes `as_first` have what node 0 has. Raises CheckpointError where two nodes have
+    different files under one name.
+    """
+    nodes, paths = team.nodes, shards.paths
+    if nodes.count == 1:
+        return Sight.full(nodes.of, paths), []
+
+    def mine() -> dict[int, Identity]:
+        if not nodes.speaks(team.rank) or nodes.of[team.rank] in as_first:
+            return {}
+        return {rank: one for rank, path in paths.items() if (one := probes.identity(path))}
+
+    every = team.gather(mine)
+    found = [every[p[0]] if n not in as_first else every[0] for n, p in enumerate(nodes.processes)]
+    seen = [set(known) for known in found]
+    twice = {
+        rank: groups
+        for rank in paths
+        if len(groups := probes.differing({n: f[rank] for n, f in enumerate(found) if rank in f}))
+        > 1
+    }
+    notices = _compare(team, paths, found, twice) if twice else []
+    for rank, groups in twice.items():
+        for node in (node for group in groups[1:] for node in group):
+            seen[node].discard(rank)
+    gone = [rank for rank in paths if not any(rank in one for one in seen)]
+    if gone:
+        raise CheckpointError(f"{paths[gone[0]]}: there is no such file{asked(team)}")
+    return Sight(nodes.of, tuple(map(frozenset, seen))), notices
+
+
+def _compare(
+    team: Team,
+    paths: Mapping[int, Path],
+    found: list[dict[int, Identity]],
+    twice: Mapping[int, list[list[int]]],
+) -> list[str]:
+    """Compare files that nodes have under one name and that are not the same by their times."""
+    nodes = team.nodes
+    node = nodes.of[team.rank]
+    for rank, groups in twice.items():
+        sizes = {nodes.names[group[0]]: found[group[0]][rank].size for group in groups}
+        if len(set(sizes.values())) > 1:
+            places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
+            raise _different(paths[rank], rank, places)
+    mine = [
+        rank
+        for rank, groups in twice.items()
+        if nodes.speaks(team.rank) and any(group[0] == node for group in groups)
+    ]
+    digests = team.gather_work(lambda tick: {r: probes.digest(paths[r], tick) for r in mine})
+    for rank, groups in twice.items():
+        speakers = [nodes.processes[group[0]][0] for group in groups]
+        if len({digests[process][rank] for process in speakers}) > 1:
+            names = [nodes.names[group[0]] for group in groups]
+            raise _different(paths[rank], rank, names)
+    total = sum(found[groups[0][0]][rank].size * len(groups) for rank, groups in twice.items())
+    return [
+        f"{len(twice)} source files are on several nodes with other times (such as "
+        f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "
+        "that keep times (cp -p, rsync -t) need no comparing"
+    ]
+
+
+def _different(path: Path, rank: int, places: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: is another file on each of {', '.join(places)}, and which one is rank {rank}'s "
+        "cannot be told; remove, or move away, what does not belong to this checkpoint"
+    )
+
+
+def asked(team: Team) -> str:
+    """Return, for messages, on which nodes was looked, if there are several."""
+    names = team.nodes.names
+    if len(names) == 1:
+        return ""
+    return f" (looked on {', '.join(names[:8])}{', ...' if names[8:] else ''})"

@@ -1,0 +1,104 @@
+"""What one process has written into a target, as far as it is on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+
+from rankxform.errors import StorageError
+from rankxform.planning.transfers import Targets
+from rankxform.publish import records
+from rankxform.storage.posix import Tick, create, fsync, opened_to_write, size_of, sync, write_from
+
+from .lock import boot_id
+from .records import MODULUS, Part
+from .target import FOLDER_NAME, State
+
+JOURNAL_SECONDS = 30.0
+"""Between two entries of a journal: what is lost at most when a run is killed."""
+
+
+class Journal:
+    """What one process has written: an entry every half minute, after what it says is synced.
+
+    parts: the part files that this process created, by rank. seconds: what syncing took. sums:
+    fingerprints of all that it says is moved, by rank.
+    """
+
+    def __init__(
+        self, state: State, process: int, owned: Mapping[int, tuple[Path, str]], durable: bool
+    ) -> None:
+        """Begin a journal.
+
+        `owned` are, by rank, the part files that this process created, and digests of their
+        layouts.
+        """
+        self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
+        self._durable, self._last = durable, monotonic()
+        self.seconds = 0.0
+        self.sums: dict[int, int] = {}
+        self._fresh: dict[tuple[int, ...], list[str]] = {}
+        self._fresh_sums: dict[int, int] = {}
+        self._failed = False
+        self._ranks: dict[int, tuple[int, ...]] = {}
+        self._known: list[Targets] = []
+        create(self._path)
+        self._end = 0
+        self.parts = {
+            rank: Part(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()
+        }
+        self._append(records.started(self.parts, durable, boot_id(), ()))
+        if durable:
+            sync(self._path.parent)
+
+    def moved(self, name: str, targets: Targets) -> None:
+        """Take note that the slices of `name` in the files of `targets` are put."""
+        ranks = self._ranks.get(id(targets))
+        if ranks is None:
+            ranks = tuple(sorted(rank for some in targets.values() for rank in some))
+            self._ranks[id(targets)] = ranks
+            self._known.append(targets)  # so that its id stays its own
+        self._fresh.setdefault(ranks, []).append(name)
+
+    @property
+    def due(self) -> bool:
+        return bool(self._fresh) and monotonic() - self._last >= JOURNAL_SECONDS
+
+    def settle(self, parts: Mapping[int, Path], sums: Mapping[int, int], tick: Tick) -> None:
+        """Sync `parts`, which hold all that was moved, and write down what that is.
+
+        parts: by rank. sums: fingerprints of what was moved since the last time, by rank. What
+        `tick` interrupts can be tried again. What failed cannot: after an error the kernel takes
+        pages that it could not write for clean, and the next sync succeeds; so nothing more is
+        noted.
+        """
+        for rank, value in sums.items():
+            self._fresh_sums[rank] = (self._fresh_sums.get(rank, 0) + value) % MODULUS
+        if self._failed:
+            return
+        began = monotonic()
+        try:
+            if self._durable:
+                for part in parts.values():
+                    sync(part)
+                    tick(0)
+            if self._fresh:
+                sizes = {rank: size_of(part) for rank, part in parts.items()}
+                done = list(self._fresh.items())
+                self._append(records.moved(done, self._fresh_sums, sizes))
+        except StorageError:
+            self._failed = True
+            raise
+        for rank, value in self._fresh_sums.items():
+            self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
+        self._fresh, self._fresh_sums = {}, {}
+        self._last = monotonic()
+        self.seconds += self._last - began
+
+    def _append(self, line: bytes) -> None:
+        with opened_to_write(self._path) as fd:
+            write_from(fd, self._path, self._end, memoryview(line))
+            if self._durable:
+                fsync(fd, self._path)
+        self._end += len(line)

@@ -1,0 +1,396 @@
+"""A destination folder's own records: who works there, how far it came, and that it is done.
+
+::
+
+    DST/rankxform.json              the manifest: appears last, and means that its files are done
+    DST/.rankxform/lock             who works here
+    DST/.rankxform/job.json         what is being made, of what
+    DST/.rankxform/journal-*.jsonl  what each process has written and synced
+
+Process 0 opens and closes a target; the others write their journals.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from rankxform.engine.file_sink import part_of
+from rankxform.errors import StorageError
+from rankxform.publish import records
+from rankxform.storage.posix import read_bytes, read_record, remove, sync, write_small
+
+from .lock import Lock, boot_id, is_of_lock
+from .records import JOB, MANIFEST, Part, Progress, RecordError
+
+MANIFEST_NAME = "rankxform.json"
+FOLDER_NAME = ".rankxform"
+JOB_NAME = "job.json"
+
+Facts = dict[str, int]
+"""Of a file: its inode, its size in bytes, and its time of modification in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What was found in a target when it was opened; every process gets it.
+
+    kept: ranks whose files are complete. progress: of those that are not. seed: of fingerprints.
+    """
+
+    folder: Path
+    token: str
+    seed: int
+    kept: frozenset[int]
+    progress: Progress
+
+    def with_all(self, states: Iterable[State]) -> State:
+        """Return this folder's state with what is complete in all folders."""
+        kept, progress = self.kept, Progress()
+        for state in states:
+            kept |= state.kept
+            progress.add(state.progress)
+        return replace(self, kept=kept, progress=progress)
+
+
+class Target:
+    """A destination folder, as process 0 holds it during a run.
+
+    The job lists the files that are being made, by all runs since the manifest was written. Just
+    before files get their final names their inodes are noted; a file is complete if the manifest
+    or such a note knows it, and every other that bears a final name is in the way.
+    """
+
+    state: State
+    begun: bool
+    """Whether there is something to continue: part files, or files of a stopped run."""
+    resumed: bool
+    """Whether this run continues another."""
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any],
+        finals: Mapping[int, Path],
+        *,
+        overwrite: bool,
+        durable: bool,
+    ) -> None:
+        """Take the folder and find out what is to be done there.
+
+        `identity` says what is made of what; `finals` are the files by destination rank. Raises
+        StorageError where another run is at work, or files would be lost.
+        """
+        self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
+        self._finals = finals
+        self._identity = dict(identity)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._made = not folder.exists()
+        for inside in dict.fromkeys((self._own, *(final.parent for final in finals.values()))):
+            refuse_link(inside)
+        self._lock = Lock(self._own / "lock")
+        try:
+            self._open(overwrite)
+        except BaseException:
+            self._let_go()
+            raise
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _open(self, overwrite: bool) -> None:
+        manifest, job = self._read(MANIFEST), self._read(JOB)
+        self.begun = job is not None
+        if job is not None and self._changed(job, overwrite, "a run that was stopped"):
+            self._discard(job)
+            job = None
+        if manifest is not None and self._changed(
+            manifest, overwrite or job is not None, "an earlier run"
+        ):
+            manifest = None
+        for record in filter(None, (job, manifest)):  # they may have needed other source ranks
+            known = record["identity"]["source files"]
+            self._identity["source files"] = {**known, **self._identity["source files"]}
+        self.resumed = job is not None
+        self._files = job["files"] if job else {}
+        listed = manifest["files"] if manifest and not overwrite else {}
+        kept = frozenset(r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite))
+        for rank, final in self._finals.items():
+            name = self._name(final)
+            if rank not in kept:
+                self._files[name] = {"rank": rank}
+            elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
+                remove(part_of(final))
+                del self._files[name]
+        seed = (job or manifest or {"seed": secrets.randbits(63)})["seed"]
+        self.state = State(self._folder, secrets.token_hex(4), seed, kept, Progress())
+        self._write_job()
+        progress = self._progress().only(rank for rank in self._finals if rank not in kept)
+        self.state = replace(self.state, progress=progress)
+
+    def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
+        """Tell whether a file is complete, or else may be made. Raises StorageError."""
+        name, facts = self._name(final), known_facts(final)
+        if facts is None:
+            return False
+        noted = self._files.get(name)
+        if noted is not None and _is_same(noted, facts, "inode", "size", "modified"):
+            if noted["boot"] not in ("", boot_id()):
+                return False  # it was not synced, and the machine was started anew
+            if self._durable:
+                sync(final.parent)  # a run may have ended between its name and this
+            return True
+        if _is_same(listed.get(name, {}), facts, "size", "modified"):
+            return True
+        if overwrite:
+            return False
+        what = "was changed after it was written" if name in listed else "is already there"
+        raise StorageError(f"{final}: {what}; remove it, choose another folder, or say --overwrite")
+
+    def _read(self, kind: str) -> dict[str, Any] | None:
+        path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / JOB_NAME
+        if _status(path) is None:
+            return None
+        try:
+            found = records.parse(kind, _read_record(path))
+            for name in found["files"]:
+                refuse_link((self._folder / name).parent)
+            return found
+        except RecordError as error:
+            raise StorageError(
+                f"{path}: {error}; it is not known what this folder holds, choose another or "
+                "remove it"
+            ) from error
+
+    def _changed(self, record: Mapping[str, Any], allowed: bool, whose: str) -> bool:
+        """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
+        changed = records.differences(record["identity"], self._identity)
+        if changed and not allowed:
+            more = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
+            raise StorageError(
+                f"{self._folder}: holds the work of {whose}, and since then "
+                f"{'; '.join(changed[:3])}{more}. Run with what it was begun with, choose another "
+                "folder, or say --overwrite to begin anew"
+            )
+        return bool(changed)
+
+    def _discard(self, job: Mapping[str, Any]) -> None:
+        """Remove what a stopped run left that is not to be continued."""
+        for name in job["files"]:
+            remove(part_of(self._folder / name))
+        self._remove_records()
+
+    def _journals(self) -> list[Path]:
+        return sorted(self._own.glob("journal-*.jsonl"))
+
+    def _progress(self) -> Progress:
+        """Return what is on the device, and write it down in place of all journals.
+
+        A part file is continued if it is the one that a journal speaks of, not shorter than it was,
+        and no file shares its bytes.
+        """
+        old = self._journals()
+        found = records.progress({path.name: _read_record(path) for path in old}, boot_id())
+        there = {file["rank"]: part_of(self._folder / name) for name, file in self._files.items()}
+        found = found.only(
+            rank
+            for rank, part in there.items()
+            if rank in found.done and _is_own(part, found.parts.get(rank), found.sizes.get(rank, 0))
+        )
+        if old:
+            self._consolidate(found, old)
+        return found
+
+    def _consolidate(self, found: Progress, old: Sequence[Path]) -> None:
+        """Write down what is on the device in place of `old` journals."""
+        done = [((rank,), sorted(names)) for rank, names in found.done.items()]
+        first = records.started(found.parts, found.durable, boot_id(), [path.name for path in old])
+        more = records.moved(done, found.sums, found.sizes)
+        fresh = self._own / f"journal-{secrets.token_hex(4)}.jsonl"
+        write_small(fresh, first + more, durable=self._durable)
+        for path in old:
+            remove(path)
+
+    def forget_all_but(self, ranks: Iterable[int]) -> None:
+        """Keep of the journals what they say of `ranks` alone: the others are begun anew.
+
+        Before a part file is: it may get the inode of the one that they speak of.
+        """
+        left = self.state.progress.only(ranks)
+        if left.done.keys() != self.state.progress.done.keys():
+            self.state = replace(self.state, progress=left)
+            self._consolidate(left, self._journals())
+
+    def _name(self, final: Path) -> str:
+        return str(final.relative_to(self._folder))
+
+    # -- while the work goes on -------------------------------------------------------------
+
+    def check_room(self, sizes: Mapping[Path, int]) -> None:
+        """Raise StorageError where `sizes`, of part files, will not fit."""
+        there = sum(status.st_blocks * 512 for part in sizes if (status := _status(part)))
+        room = os.statvfs(self._folder)
+        free, needed = room.f_bavail * room.f_frsize, sum(sizes.values()) - there
+        if needed > free:
+            raise StorageError(
+                f"{self._folder}: {needed / 1e6:,.1f} MB are to be written, {free / 1e6:,.1f} MB "
+                "are free; make room, or choose another folder"
+            )
+        self.begun = True
+
+    def complete(self, found: Mapping[Path, Facts], digests: Mapping[Path, str]) -> None:
+        """Write down what is about to get a final name: facts of the complete part files.
+
+        What the manifest says of files that these replace is taken out of it. Raises StorageError
+        where another run has taken the folder.
+        """
+        self._lock.check()
+        boot = "" if self._durable else boot_id()
+        for final, facts in found.items():
+            noted = self._files[self._name(final)]
+            noted.update(facts, boot=boot)
+            if final in digests:
+                noted["digest"] = digests[final]
+        self._write_job()
+        old = self._read(MANIFEST)
+        if old is not None:
+            gone = {self._name(final) for final in found}
+            left = {name: facts for name, facts in old["files"].items() if name not in gone}
+            if records.differences(old["identity"], self._identity):
+                remove(self._folder / MANIFEST_NAME)
+                self._remove_stale({n: f for n, f in left.items() if n not in self._files})
+            elif not left:
+                remove(self._folder / MANIFEST_NAME)
+            elif left != old["files"]:
+                self._write_manifest({**old, "files": left})
+
+    def _remove_stale(self, files: Mapping[str, Any]) -> None:
+        """Remove what another conversion made here, and nobody has changed since.
+
+        Its ranks beyond this one's would be taken for ranks of this one.
+        """
+        for name, known in files.items():
+            path = self._folder / name
+            if _is_same(known, known_facts(path), "size", "modified"):
+                remove(path)
+                with suppress(OSError):
+                    path.parent.rmdir()
+
+    def _write_job(self) -> None:
+        content = {"identity": self._identity, "seed": self.state.seed, "files": self._files}
+        write_small(self._own / JOB_NAME, records.document(JOB, content), durable=self._durable)
+
+    def _write_manifest(self, content: Mapping[str, Any]) -> None:
+        data = records.document(MANIFEST, content)
+        write_small(self._folder / MANIFEST_NAME, data, durable=self._durable)
+
+    # -- closing ----------------------------------------------------------------------------
+
+    def finish(self, contents: Mapping[str, Any]) -> None:
+        """Write the manifest: the files of this run are done. `contents` is recorded as it is."""
+        mine = set(map(self._name, self._finals.values()))
+        known = self._read(MANIFEST) or {}
+        files = dict(known.get("files", {}))
+        for name, noted in list(self._files.items()):
+            there = known_facts(self._folder / name)
+            if name in mine or _is_same(noted, there, "inode", "size", "modified"):
+                facts = ("rank", "size", "modified", "digest")
+                files[name] = {key: noted[key] for key in facts if key in noted}
+                del self._files[name]
+        content = {"identity": self._identity, "seed": self.state.seed, "files": files, **contents}
+        if "stages" in contents:
+            content["stages"] = {**known.get("stages", {}), **contents["stages"]}
+        self._write_manifest(content)
+        self.close(keep=False)
+
+    def close(self, keep: bool) -> None:
+        """Let the folder go; with `keep`, what is needed to continue stays.
+
+        Without, nothing stays of what this run began; other runs' unfinished files do.
+        """
+        if not (keep and self.begun):
+            for name in set(map(self._name, self._finals.values())) & set(self._files):
+                if "inode" not in self._files[name]:
+                    remove(part_of(self._folder / name))
+                    del self._files[name]
+            if self._files:
+                self._write_job()
+            else:
+                self._remove_records()
+        self._let_go()
+
+    def _remove_records(self) -> None:
+        for path in self._own.iterdir():
+            if not is_of_lock(path):
+                remove(path)
+
+    def _let_go(self) -> None:
+        self._lock.release()
+        if self._made:
+            with suppress(OSError):
+                self._folder.rmdir()  # where nothing came of it
+
+
+def refuse_link(path: Path) -> None:
+    """Raise StorageError where a folder of a destination is a link: what is there is another's."""
+    if path.is_symlink():
+        raise StorageError(
+            f"{path}: is a link, and inside a destination none is followed; remove it, or choose "
+            "another folder"
+        )
+
+
+def _read_record(path: Path) -> bytes:
+    try:
+        return read_record(path)
+    except OSError as error:
+        raise StorageError.of(error, path, "read, as a file of its own") from error
+
+
+def facts_of(part: Path) -> Facts:
+    """Return what tells later whether a file is this one."""
+    found = known_facts(part)
+    if found is None:
+        raise StorageError(f"{part}: is gone; does something else clean up this folder?")
+    return found
+
+
+def known_facts(path: Path) -> Facts | None:
+    """Return what tells a file from another, or None where none is."""
+    status = _status(path)
+    if status is None:
+        return None
+    return {"inode": status.st_ino, "size": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
+def _is_own(path: Path, noted: Part | None, size: int) -> bool:
+    """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
+    status = _status(path)
+    if status is None or noted is None or not S_ISREG(status.st_mode):
+        return False
+    return (status.st_ino, status.st_nlink) == (noted.inode, 1) and status.st_size >= size
+
+
+def _is_same(noted: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
+    return facts is not None and all(noted.get(key) == facts[key] for key in keys)
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """Return a folder's manifest. Raises StorageError where there is none that can be read."""
+    path = folder / MANIFEST_NAME
+    try:
+        return records.parse(MANIFEST, read_bytes(path))
+    except RecordError as error:
+        raise StorageError(f"{path}: {error}") from error

@@ -1,0 +1,1 @@
+"""The only file access for reading."""

@@ -1,0 +1,167 @@
+"""How fast this process reads the source and writes to the destination, measured in a moment."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from rankxform.errors import StorageError
+
+from .posix import (
+    SYSCALL_BYTES,
+    Buffer,
+    Descriptors,
+    create,
+    existing,
+    fsync,
+    opened_to_write,
+    picking,
+    read_into,
+    remove,
+    start_writing,
+    status_of,
+    write_from,
+)
+
+PROBE_BYTES = 64 << 20
+"""Most bytes that are read and written to predict how long something takes."""
+
+_RUN, _RUNS, _STRIDE = 128 << 10, 16, 4
+_BESIDE = 1.3e-6
+"""Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
+
+_SAMPLE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Bytes a second of one process, while its peers measure too; and the seconds that a read takes
+    beside its bytes."""
+
+    read: float
+    write: float = inf
+    call: float = 0.0
+
+
+class Sample:
+    """Reads a little of a file, from `part` of it on, to see how fast that is."""
+
+    def __init__(self, path: Path, part: float = 0.0) -> None:
+        self._path, self._part = path, part
+        self._row, self._picks = Descriptors(os.O_RDONLY), picking()
+        self._block = memoryview(bytearray(SYSCALL_BYTES))
+        self._next = 0
+
+    def speed(self, least: float = 0.0, most: float = 0.05) -> Speed:
+        """Read a few runs, and then a little in a row: 16 MiB, but from `least` to `most` seconds
+        if that is faster or slower. What a run takes beside its bytes, usually, is waiting."""
+        fd, size = self._picks.get(self._path), self.size
+        run = min(_RUN, size // (_RUNS * _STRIDE))
+        span = run * _RUNS * _STRIDE
+        behind = int((1 - self._part) * (size - span))  # from the other end than the row
+        places = iter(range(behind, behind + span, run * _STRIDE) if run else ())
+        runs: list[float] = []
+        while sum(runs) < most and (at := next(places, None)) is not None:
+            runs.append(_read(fd, self._path, at, at + run, self._block))
+        first = self._next = int(self._part * max(0, size - _SAMPLE))
+        passed = 0.0
+        paces: list[float] = []
+        while self._next < size and passed < (least if self._next - first >= _SAMPLE else most):
+            nbytes = min(SYSCALL_BYTES, size - self._next)
+            seconds = self.more(nbytes)
+            passed += seconds
+            paces.append(seconds / nbytes)
+        read = max(1, self._next - first) / max(passed, 1e-9)
+        call = median(runs or [0.0]) - run * median(paces or [0.0])
+        return Speed(read, call=max(0.0, call) + _BESIDE)
+
+    def more(self, nbytes: int) -> float:
+        """Read so much more in a row, and from the start again if the file ends; return the
+        seconds that took."""
+        fd, size = self._row.get(self._path), self.size
+        done, passed = 0, 0.0
+        while done < nbytes and size:
+            first = self._next % size
+            last = min(first + SYSCALL_BYTES, first + nbytes - done, size)
+            passed += _read(fd, self._path, first, last, self._block)
+            done += last - first
+            self._next = last
+        return passed
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return status_of(self._row.get(self._path), self._path).st_size
+
+    def __enter__(self) -> Sample:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptors in (self._row, self._picks):
+            with suppress(StorageError):  # nothing can be lost
+                descriptors.close()
+
+
+def reading(path: Path) -> float:
+    """Read from the start of a file; return bytes a second."""
+    with Sample(path) as sample:
+        nbytes = min(PROBE_BYTES, sample.size)
+        return max(1, nbytes) / max(sample.more(nbytes), 1e-9)
+
+
+def reading_for(path: Path, seconds: float) -> float:
+    """Read a file for so long, again if it ends; return bytes a second.
+
+    A process that gets the processor for a part of the time only is told by nothing shorter.
+    """
+    done, began, passed = 0, perf_counter(), 0.0
+    with Sample(path) as sample:
+        while passed < seconds and sample.more(SYSCALL_BYTES):
+            done += SYSCALL_BYTES
+            passed = perf_counter() - began
+    return max(1, done) / max(passed, 1e-9)
+
+
+def _read(fd: int, path: Path, first: int, last: int, block: Buffer) -> float:
+    """Read, in one call; return the seconds that took."""
+    began = perf_counter()
+    read_into(fd, path, first, block[: last - first])
+    return perf_counter() - began
+
+
+def copying(nbytes: int = 16 << 20) -> float:
+    """Copy in memory, more than a cache holds; return bytes a second."""
+    source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    target[:] = source  # so that the pages are there
+    began = perf_counter()
+    target[:] = source
+    return nbytes / (perf_counter() - began)
+
+
+def measure(source: Path | None, folder: Path, *, durable: bool) -> Speed:
+    """Read from the file `source`, and write a file below `folder` that is removed again.
+
+    Without a source, nothing is read, in no time.
+    """
+    block = memoryview(bytearray(SYSCALL_BYTES))
+    read = reading(source) if source else inf
+    probe = existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
+    try:
+        create(probe)
+        with opened_to_write(probe) as fd:
+            began = perf_counter()
+            for start in range(0, PROBE_BYTES, SYSCALL_BYTES):
+                write_from(fd, probe, start, block)
+                if durable:
+                    start_writing(fd, start, SYSCALL_BYTES)
+            if durable:
+                fsync(fd, probe)
+            write = PROBE_BYTES / (perf_counter() - began)
+    finally:
+        remove(probe)
+    return Speed(read, write)

@@ -1,0 +1,161 @@
+"""What tells files and folders of several nodes apart, or that they are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+from rankxform.formats.base import Span
+
+from .posix import Tick, blocks, create, existing, opened, remove
+
+_NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
+            "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
+"""How the types of file systems begin that several hosts may have mounted."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+_STALE_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a file or folder of one node from that of another: size, time, inode number.
+
+    On a disk of the node's own the inode number says nothing, and times count in milliseconds; so
+    of a file there, a digest of some of its bytes stands in its place.
+    """
+
+    size: int
+    modified: int
+    inode: int | None
+    samples: bytes = b""
+
+
+def identity(path: Path) -> Identity | None:
+    """Return what tells a file from another, or None where there is none."""
+    try:
+        status = path.stat()
+        if _is_network(path):
+            return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
+        return Identity(status.st_size, status.st_mtime_ns, None, _sampled(path))
+    except OSError:
+        return None
+
+
+def network_folder(path: Path) -> Identity | None:
+    """Return what tells a folder on the network from another; None of one that is nowhere else."""
+    if not path.is_dir() or not _is_network(path):
+        return None
+    status = path.stat()
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _is_network(path: Path) -> bool:
+    """Tell whether other hosts may have mounted the file system that `path` is on."""
+    place, longest, kind = os.path.realpath(path), -1, "nfs"  # without /proc nothing is known
+    for point, mounted in _mounts():
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= longest:  # of two mounted in one place, the later counts
+            longest, kind = len(point), mounted
+    return kind.startswith(_NETWORK)
+
+
+@cache
+def _mounts() -> tuple[tuple[str, str], ...]:
+    """Return where file systems are mounted, and of which type they are."""
+    found = []
+    with suppress(OSError):
+        for line in _MOUNTS.read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].encode().decode("unicode_escape")
+            found.append((point, after.split()[0]))
+    return tuple(found)
+
+
+def _sampled(path: Path) -> bytes:
+    state = blake2b(digest_size=16)
+    with opened(path) as (fd, status):
+        step = max(_SAMPLE_BYTES, status.st_size // _SAMPLES)
+        for start in range(0, status.st_size, step):
+            state.update(os.pread(fd, _SAMPLE_BYTES, start))
+    return state.digest()
+
+
+def digest(path: Path, tick: Tick = lambda nbytes: None) -> bytes:
+    """Return a digest of all bytes of a file."""
+    state = blake2b(digest_size=16)
+    with opened(path) as (fd, status):
+        for block in blocks(fd, path, [Span(0, status.st_size)]):
+            state.update(block)
+            tick(0)
+    return state.digest()
+
+
+class Probe:
+    """An empty file by which nodes find out whether a folder is one for all of them."""
+
+    def __init__(self, folder: Path, token: str, node: int) -> None:
+        """Leave one where `folder` is, or will be made."""
+        self._folder, self._token = existing(folder), token
+        self._own = self._path(node)
+        create(self._own)
+        self._remove_stale()
+
+    def _path(self, node: int) -> Path:
+        return self._folder / f".rankxform-{self._token}-{node}.part"
+
+    def seen(self, nodes: int) -> tuple[int, ...]:
+        """Return the nodes whose probes are here."""
+        return tuple(node for node in range(nodes) if self._path(node).exists())
+
+    def remove(self) -> None:
+        remove(self._own)
+
+    def _remove_stale(self) -> None:
+        """Remove what runs left that were killed while they looked, by this file system's clock."""
+        with suppress(OSError):
+            now = self._own.stat().st_mtime
+            for path in self._folder.glob(".rankxform-*.part"):
+                if now - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+
+
+def own_addresses(hosts: Iterable[str], name: str) -> frozenset[str]:
+    """Return those of `hosts`, names or addresses, that mean this host, called `name`."""
+    return frozenset(
+        host for host in hosts if _short(host) == _short(name) or host == name or _is_local(host)
+    )
+
+
+def _short(host: str) -> str:
+    return host if host.replace(".", "").isdigit() else host.split(".")[0]
+
+
+def _is_local(host: str) -> bool:
+    """Tell whether an address is one of this host's, which only then can be bound."""
+    import socket  # milliseconds, for those alone who name hosts
+
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as one:
+                one.bind(address)
+                return True
+    return False
+
+
+def differing(found: Mapping[int, Identity]) -> list[list[int]]:
+    """Group nodes by whose file is the same.
+
+    >>> differing({0: Identity(1, 5, 7), 1: Identity(1, 5, 7), 2: Identity(1, 5, 8)})
+    [[0, 1], [2]]
+    """
+    groups: dict[Identity, list[int]] = {}
+    for node, one in found.items():
+        groups.setdefault(one, []).append(node)
+    return list(groups.values())

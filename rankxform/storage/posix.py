@@ -1,0 +1,362 @@
+"""Reads and writes by position, with messages that name the file.
+
+Plain POSIX calls: a range is read or written complete, or an error is raised. Nothing is
+memory-mapped: a file that shrinks under a map ends the process without a word, a short read
+can be told.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rankxform.errors import CheckpointError, StorageError
+from rankxform.formats.base import ReadAt, Span
+
+Buffer = memoryview
+Tick = Callable[[int], None]
+"""Told of progress in bytes, often; it may raise to stop."""
+
+SYSCALL_BYTES = 1 << 20
+"""Most bytes of one read or write call; larger ones are slow where memory is fragmented."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return all bytes of a small file, such as a strategy."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError.of(error, path, "read") from error
+
+
+Inode = tuple[int, int]
+
+
+def inode(path: Path) -> Inode | None:
+    """Return what only one file or folder of this host has: device and inode. None of nothing.
+
+    By that, and never by name, are two paths the same: links and bind mounts give more names.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def is_same(a: Path, b: Path) -> bool:
+    """Tell whether two paths lead to one file or folder that is there."""
+    return inode(a) is not None and inode(a) == inode(b)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Tell whether `path`, which need not be there, is `folder`, which is, or lies below it."""
+    return lies_in(path, {inode(folder)})
+
+
+def lies_in(path: Path, folders: Collection[Inode | None]) -> bool:
+    """Tell whether `path`, which need not be there, is one of some folders, or below one."""
+    real = Path(os.path.realpath(path))
+    known = {one for one in folders if one is not None}
+    return any(inode(one) in known for one in (real, *real.parents))
+
+
+def read_record(path: Path) -> bytes:
+    """Return all bytes of a small file of our own, not through a link. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        return file.read()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Open `path` for reading; yield its descriptor and status."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError.of(error, path, "open") from error
+    try:
+        yield fd, status_of(fd, path)
+    finally:
+        _let_go(fd)
+
+
+def status_of(fd: int, path: Path) -> os.stat_result:
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "look at") from error
+
+
+@contextmanager
+def opened_to_write(path: Path) -> Iterator[int]:
+    """Open a file that is there for writing; yield its descriptor."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError.of(error, path, "open") from error
+    try:
+        yield fd
+    except BaseException:
+        _let_go(fd)
+        raise
+    close(fd, path)
+
+
+def close(fd: int, path: Path) -> None:
+    """Close what was written to; network file systems tell only then that there was no room."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "close") from error
+
+
+def _let_go(fd: int) -> None:
+    """Close what was only read: nothing can be lost."""
+    with suppress(OSError):
+        os.close(fd)
+
+
+def range_reader(fd: int, path: Path) -> ReadAt:
+    """Return a `read_at` over an open file, for the formats' header readers."""
+
+    def read_at(offset: int, nbytes: int) -> bytes:
+        data = b""
+        while len(data) < nbytes:
+            try:
+                got = os.pread(fd, nbytes - len(data), offset + len(data))
+            except OSError as error:
+                raise StorageError.of(error, path, f"read {nbytes} bytes at {offset}") from error
+            if not got:
+                break
+            data = data + got if data else got
+        return data
+
+    return read_at
+
+
+class Descriptors:
+    """Open files by path, the least recently used closed when there are too many.
+
+    advice: how they will be read, one of POSIX_FADV_*.
+    """
+
+    def __init__(self, flags: int, advice: int = os.POSIX_FADV_NORMAL) -> None:
+        self._flags, self._advice = flags | os.O_CLOEXEC, advice
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._most = max(16, _descriptor_limit() // 6)
+
+    def get(self, path: Path) -> int:
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        while len(self._open) >= self._most:
+            oldest, fd = self._open.popitem(last=False)
+            close(fd, oldest)
+        try:
+            fd = os.open(path, self._flags)
+        except OSError as error:
+            raise StorageError.of(error, path, "open") from error
+        if self._advice:
+            advise(fd, self._advice)
+        self._open[path] = fd
+        return fd
+
+    def close(self) -> None:
+        """Close all; raise what the first that failed did."""
+        failures = []
+        while self._open:
+            path, fd = self._open.popitem()
+            try:
+                close(fd, path)
+            except StorageError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def picking() -> Descriptors:
+    """Return files to pick ranges out of, of which the system reads nothing ahead."""
+    return Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
+
+
+def _descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return soft
+
+
+def read_into(fd: int, path: Path, offset: int, target: Buffer) -> None:
+    """Fill `target` from byte `offset` on. Raises CheckpointError where the file ends before."""
+    done = 0
+    while done < len(target):
+        part = target[done : done + SYSCALL_BYTES]
+        try:
+            got = os.preadv(fd, [part], offset + done)
+        except OSError as error:
+            raise StorageError.of(
+                error, path, f"read {len(part)} bytes at {offset + done}"
+            ) from error
+        if not got:
+            raise CheckpointError(
+                f"{path}: ends at byte {offset + done}, where its headers place data up to "
+                f"{offset + len(target)}; it was changed while it was read"
+            )
+        done += got
+
+
+def blocks(fd: int, path: Path, spans: Iterable[Span]) -> Iterator[Buffer]:
+    """Yield the bytes of `spans` in order, in blocks; each is gone when the next is asked for."""
+    block = memoryview(bytearray(SYSCALL_BYTES))
+    for span in spans:
+        for start in range(0, span.nbytes, SYSCALL_BYTES):
+            part = block[: min(SYSCALL_BYTES, span.nbytes - start)]
+            read_into(fd, path, span.offset + start, part)
+            yield part
+
+
+def write_from(fd: int, path: Path, offset: int, *sources: Buffer) -> None:
+    """Write all of `sources`, one behind the other, from byte `offset` on."""
+    waiting = [source for source in sources if len(source)]
+    while waiting:
+        parts, room = [], SYSCALL_BYTES
+        for source in waiting:
+            parts.append(source[:room])
+            room -= len(parts[-1])
+            if not room:
+                break
+        try:
+            done = os.pwritev(fd, parts, offset)
+        except OSError as error:
+            nbytes = sum(map(len, parts))
+            raise StorageError.of(error, path, f"write {nbytes} bytes at {offset}") from error
+        offset += done
+        while waiting and done >= len(waiting[0]):
+            done -= len(waiting.pop(0))
+        if done:
+            waiting[0] = waiting[0][done:]
+
+
+def start_writing(fd: int, offset: int, nbytes: int) -> None:
+    """Ask the kernel to begin writing a range to the device.
+
+    "Don't need" starts the writing of what is dirty, and drops nothing of it.
+    """
+    advise(fd, os.POSIX_FADV_DONTNEED, max(0, offset), nbytes)
+
+
+def advise(fd: int, advice: int, offset: int = 0, nbytes: int = 0) -> None:
+    """Tell the kernel what will be done with a range, or, of 0 bytes, with all from `offset` on;
+    a hint, so errors do not matter."""
+    with suppress(OSError):
+        os.posix_fadvise(fd, offset, nbytes, advice)
+
+
+def create(path: Path) -> None:
+    """Make an empty file that does not share its bytes with anything that had its name."""
+    try:
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError.of(error, path, "create") from error
+    close(fd, path)
+
+
+def remove(path: Path) -> None:
+    """Remove an unfinished file, if it is there and can be removed."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file that is there."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise StorageError.of(error, path, "look at") from error
+
+
+def existing(folder: Path) -> Path:
+    """Return `folder`, or the nearest one above it that is there."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError.of(error, path, "make the folder") from error
+
+
+def fsync(fd: int, path: Path) -> None:
+    """Wait until an open file's contents are on the device."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "sync") from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's, or a folder's, contents are on the device."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            _let_go(fd)
+    except OSError as error:
+        raise StorageError.of(error, path, "sync") from error
+
+
+def publish(part: Path, final: Path, *, durable: bool) -> None:
+    """Give a complete file its final name, in one step."""
+    try:
+        os.replace(part, final)
+    except OSError as error:
+        raise StorageError.of(error, final, "rename the finished file to this name") from error
+    if durable:
+        sync(final.parent)
+
+
+def own_name(path: Path) -> Path:
+    """Return a name beside `path` that no other process has."""
+    return path.with_name(f"{path.name}.{os.uname().nodename}-{os.getpid()}")
+
+
+def write_small(path: Path, data: bytes, *, durable: bool = True, crowd: bool = False) -> None:
+    """Write a small file under its final name, complete or not at all.
+
+    With `crowd` several processes may do so at the same moment.
+    """
+    make_folder(path.parent)
+    beside = own_name(path) if crowd else path
+    part = beside.with_name(beside.name + ".part")
+    try:
+        _write_all(part, data)
+        if durable:
+            sync(part)
+        publish(part, path, durable=durable)
+    except BaseException:
+        remove(part)
+        raise
+
+
+def _write_all(part: Path, data: bytes) -> None:
+    create(part)
+    with opened_to_write(part) as fd:
+        write_from(fd, part, 0, memoryview(data))

@@ -1,0 +1,58 @@
+"""Source files, read by rank, parameter and content byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankxform.errors import CheckpointError
+from rankxform.formats.base import Index, locate
+
+from .posix import Buffer, Descriptors, picking, read_into, status_of
+
+
+class Sources:
+    """The source files of one process.
+
+    paths, indexes: by rank. nbytes: read so far.
+    """
+
+    def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
+        self._paths, self._indexes = paths, indexes
+        self._descriptors = {False: Descriptors(os.O_RDONLY), True: picking()}
+        self._checked: set[tuple[int, bool]] = set()
+        self.nbytes = 0
+
+    def read(self, rank: int, name: str, start: int, room: Buffer, picked: bool = False) -> None:
+        """Fill `room` with the content of rank's `name` from content byte `start` on.
+
+        What is `picked` out of bytes that nobody wants is read through a descriptor of its own,
+        on which the system reads nothing ahead.
+        """
+        path, index = self._paths[rank], self._indexes[rank]
+        fd = self._descriptors[picked].get(path)
+        if (rank, picked) not in self._checked:
+            check_unchanged(path, status_of(fd, path), index)
+            self._checked.add((rank, picked))
+        done = 0
+        for span in locate(index.spans(name), start, len(room)):
+            read_into(fd, path, span.offset, room[done : done + span.nbytes])
+            done += span.nbytes
+        self.nbytes += done
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptors in self._descriptors.values():
+            descriptors.close()
+
+
+def check_unchanged(path: Path, status: os.stat_result, index: Index) -> None:
+    """Raise CheckpointError where a source file is no longer the one that was indexed."""
+    if (status.st_size, status.st_mtime_ns) != (index.size, index.modified):
+        raise CheckpointError(
+            f"{path}: was changed after it was first read ({index.size} bytes then, "
+            f"{status.st_size} now); wait until the checkpoint is complete and run again"
+        )

@@ -1,0 +1,155 @@
+"""Strategy files as people have them: none, one file, or a folder of stage files."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from rankxform.errors import RankxformError, StrategyError, UsageError
+from rankxform.formats import strategy_json, strategy_proto
+from rankxform.formats.wire import FormatError
+from rankxform.layout.strategy import (
+    HAND_CUT,
+    HandCut,
+    Strategy,
+    StrategyRecord,
+    WholeStrategy,
+    combine,
+)
+
+from .posix import is_same, opened, range_reader, read_bytes, write_small
+
+SUFFIXES = (".ckpt", ".json")
+
+
+def load(where: str | Strategy | None) -> Strategy:
+    """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
+
+    A cut by hand is ``cut:REGEX=AXIS@RANKS`` (`HandCut`).
+    ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
+    ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
+    not accept (`rankxform.job.unsharded`). Raises StrategyError that names the file.
+    """
+    if isinstance(where, Strategy):
+        return where
+    if where is None or is_none(where):
+        return WholeStrategy()
+    if where.startswith(HAND_CUT):
+        return HandCut.parse(where)
+    return combine([read(path) for path in files(Path(where))], where)
+
+
+def is_none(where: str | Strategy | None) -> bool:
+    """Tell whether `where` stands for whole tensors on one rank."""
+    return where in (None, "", "none", "None") or isinstance(where, WholeStrategy)
+
+
+def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
+    """Return strategies for at least so many ranks that lie in a checkpoint's folder or beside it.
+
+    What counts is what has "strategy" in its name, as in MindFormers' ``output/strategy`` beside
+    ``output/checkpoint``. Those for just so many ranks come first. What cannot be read is left out.
+    """
+    found = []
+    for where in (folder.parent, folder):
+        entries: list[Path] = []
+        with suppress(OSError):
+            entries = [path for path in sorted(where.iterdir()) if "strategy" in path.name.lower()]
+        for path in entries:
+            if path.is_dir() or (path.is_file() and path.suffix in SUFFIXES):
+                with suppress(RankxformError, OSError):
+                    found.append((path, load(str(path))))
+    fitting = [one for one in found if one[1].ranks >= ranks]
+    return sorted(fitting, key=lambda one: one[1].ranks != ranks)
+
+
+def files(path: Path) -> list[Path]:
+    """Return the strategy files at `path`, ordered as a person would number them."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such strategy file or folder")
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"{path}: is no file and no folder")
+    found = in_folder(path)
+    if not found:
+        raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json)")
+    return found
+
+
+def in_folder(path: Path) -> list[Path]:
+    """Return what may be strategy files in a folder, in their order."""
+    found = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def read(path: Path) -> StrategyRecord:
+    """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
+    as_json = path.name.endswith(".json")
+    parse = strategy_json.parse if as_json else strategy_proto.parse
+    if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
+        what = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
+        raise StrategyError(f"{path}: is {what}")
+    try:
+        return parse(read_bytes(path), str(path))
+    except (FormatError, StrategyError) as error:
+        raise StrategyError(f"{path}: {error}") from error
+
+
+_JSON_BYTES = 1 << 20
+"""Within so many bytes of its start or end a strategy in JSON says what it is."""
+
+_FIRST_BYTES = (b"", b"\x08", b"\x12", b"\x1a")
+"""How a strategy may start: its stage, an operator, a layout. A checkpoint starts with b"\\n"."""
+
+
+def first_byte(path: Path) -> bytes:
+    """Return the first byte of a file, none of an empty one."""
+    with opened(path) as (fd, _):
+        return range_reader(fd, path)(0, 1)
+
+
+def is_strategy(path: Path) -> bool:
+    """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
+    if path.suffix == ".json":
+        with opened(path) as (fd, status):
+            read_at = range_reader(fd, path)
+            ends = 0, max(0, status.st_size - _JSON_BYTES)
+            return any(strategy_json.is_strategy(read_at(start, _JSON_BYTES)) for start in ends)
+    return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
+
+
+def merge(folder: Path, target: Path) -> Strategy:
+    """Write the stage files in `folder` as one merged file that MindSpore reads.
+
+    The format is the inputs'; the content is what merge_pipeline_strategys writes. Returns the
+    merged strategy. Raises StrategyError where stages are missing or contradict each other.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder of strategy files")
+    paths = [path for path in files(folder) if not is_same(path, target)]
+    records = {path: read(path) for path in paths}
+    strategy = combine(list(records.values()), str(folder))
+    parts = {path: record for path, record in records.items() if not record.merged}
+    as_json = target.name.endswith(".json")
+    chosen: dict[int, Path] = {}
+    for path, record in parts.items():
+        if record.json == as_json:
+            chosen.setdefault(record.stage, path)
+    missing = sorted(set(range(len(strategy.stages))) - set(chosen))
+    if missing:
+        kind = "JSON" if as_json else "protobuf"
+        raise UsageError(
+            f"{folder}: no {kind} file of pipeline stage {missing[0]} to merge; MindSpore takes "
+            "the format from the name, so name the merged file .json for JSON stages, .ckpt for "
+            "protobuf"
+        )
+    join = strategy_json.merge if as_json else strategy_proto.merge
+    data = join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
+    write_small(target, data, crowd=True)
+    return strategy

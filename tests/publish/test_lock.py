@@ -1,0 +1,156 @@
+"""The lock of a destination folder tells a live run from a dead one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import rankxform
+from rankxform.publish import lock
+from rankxform.publish.lock import Lock
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rankxform.publish.lock import Lock
+held = Lock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "own" / "lock"
+
+
+@pytest.fixture
+def other(path):
+    """A process that holds the lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_live_run_is_not_disturbed(path, other):
+    with pytest.raises(rankxform.StorageError, match=f"process {other.pid} on .* works on this"):
+        Lock(path)
+
+
+def test_a_suspended_run_is_alive(path, other):
+    other.send_signal(19)
+    with pytest.raises(rankxform.StorageError, match="works on this folder"):
+        Lock(path)
+
+
+def test_a_dead_run_lets_go_at_once(path, other):
+    other.kill()
+    other.wait()
+    Lock(path).release()
+    assert not path.exists()
+
+
+def test_a_process_that_only_has_the_number_of_a_dead_one(path):
+    Lock(path)._ended.set()
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "start": record["start"] - 5}))
+    Lock(path).release()
+
+
+def test_elsewhere_the_age_of_the_lock_counts(path):
+    Lock(path)._ended.set()
+    record = {**json.loads(path.read_text()), "host": "node7", "boot": "another"}
+    path.write_text(json.dumps(record))
+    with pytest.raises(rankxform.StorageError, match=r"on node7 works on this .* after 60 s"):
+        Lock(path)
+    old = time.time() - lock.DEAD_AFTER_SECONDS - 1
+    os.utime(path, (old, old))
+    Lock(path).release()
+
+
+def test_a_run_whose_folder_was_taken_over_stops(path):
+    mine = Lock(path)
+    mine.check()
+    path.write_text(json.dumps({"host": "node7"}))
+    with pytest.raises(rankxform.StorageError, match="another run has taken"):
+        mine.check()
+    mine.release()
+    assert path.exists(), "another's lock is left alone"
+
+
+def test_of_many_that_come_at_once_one_gets_it(path):
+    program = HOLDER.replace("held = ", "print('ready', flush=True); sys.stdin.read(); held = ")
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(8)
+    ]
+    for process in crowd:
+        assert process.stdout.readline() == b"ready\n", process.stderr.read()
+    for process in crowd:
+        process.stdin.close()
+        process.stdin = None
+    until = time.monotonic() + 60
+    while sum(one.poll() is None for one in crowd) > 1 and time.monotonic() < until:
+        time.sleep(0.1)
+    for process in crowd:
+        process.kill()
+    outputs = [process.communicate() for process in crowd]
+    assert sum(out == b"held\n" for out, _ in outputs) == 1
+    assert sum(b"works on this folder" in err for _, err in outputs) == 7
+
+
+def test_the_last_one_removes_the_folder_and_nobody_elses_work(path):
+    mine = Lock(path)
+    kept = path.with_name("journal")
+    kept.write_text("of the next run")
+    mine.release()
+    assert kept.exists()
+    kept.unlink()
+    Lock(path).release()
+    assert not path.parent.exists()
+
+
+TAKER = """
+import sys, time
+from pathlib import Path
+from rankxform.errors import StorageError
+from rankxform.publish.lock import Lock
+path, until, taken = Path(sys.argv[1]), time.time() + 3, 0
+while time.time() < until:
+    try:
+        held = Lock(path)
+    except StorageError:
+        continue
+    own = path.with_name("record")
+    with own.open("x") as file:  # raises where two are in
+        file.write("mine")
+    assert own.read_text() == "mine"
+    own.unlink()
+    held.release()
+    taken += 1
+print(taken)
+"""
+
+
+def test_taken_and_let_go_at_a_run_no_two_are_ever_in(path):
+    crowd = [
+        subprocess.Popen([sys.executable, "-c", TAKER, path], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in crowd]
+    assert [process.returncode for process in crowd] == [0, 0, 0]
+    assert all(int(taken) > 0 for taken in outputs)
+    assert not path.parent.exists()

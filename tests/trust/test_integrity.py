@@ -1,0 +1,159 @@
+"""`transform --verify`: faults between reading and writing end the run, and its manifest tells
+later whether a file is still what was written."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.engine import checksum as fingerprint
+from rankxform.publish import target
+from tests import reference
+from tests.cases import random_case
+from tests.mpi_launch import environment, mpirun, run
+from tests.trust.test_resume import Place, stop_after
+
+
+def corrupt(source, band, turn, item, rng):
+    """Change something of what is wanted of a region that was read: a bit, or two swapped runs."""
+    box = source.part.relative_to(source.held)
+    whole = source.data.view(np.uint8).reshape(*source.held.shape, item)
+    wanted = whole[box.slices()]
+    places = np.argwhere(np.ones(wanted.shape, bool))
+    if rng.random() < 0.5:
+        wanted[tuple(rng.choice(places))] ^= 1 << rng.randrange(8)
+        return
+    before = wanted.copy()
+    a, b = (tuple(rng.choice(places)[:-1]) for _ in range(2))
+    wanted[a], wanted[b] = before[b], before[a]
+    if (wanted == before).all():
+        wanted[a] ^= 255
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeypatch):
+    real = fingerprint.Witness.read
+    for seed in range(first, first + 50):
+        rng = random.Random(seed)
+        case, tmp = random_case(seed, stages=((1, 1),)), tmp_path / str(seed)
+        src = reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras)
+        a, b = (
+            stages and reference.write_strategy(tmp / f"{n}.ckpt", stages)
+            for n, stages in (("a", case.src), ("b", case.dst))
+        )
+        hit = []
+
+        def read(self, move, band, turn, rng=rng, hit=hit):
+            real(self, move, band, turn)
+            sources = [source for source in band.sources if source.part.size]
+            if not hit and sources and rng.random() < 0.2:
+                hit.append(move.parameter.name)
+                item = reference.ITEM[move.parameter.dtype]
+                corrupt(rng.choice(sources), band, turn, item, rng)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fingerprint.Witness, "read", read)
+            try:
+                rankxform.transform(src, tmp / "dst", a, b, fsync=False, verify=True)
+            except rankxform.DifferenceError as error:
+                assert hit and str(error).startswith(repr(hit[0])), f"seed {seed}"
+                assert error.exit_code == 6 and not error.resumable
+                assert not list((tmp / "dst").rglob("*.ckpt"))
+            else:
+                assert not hit, f"seed {seed}: a fault in {hit[0]} was not found"
+        rankxform.transform(src, tmp / "dst", a, b, fsync=False, verify=True)
+        assert rankxform.verify(tmp / "dst").differences == ()
+
+
+def test_an_honest_run_passes_in_little_memory(tmp_path):
+    params = {"w": ((2048, 512), "Float32"), "v": ((3, 70_000), "Float16"), "s": ((), "Int32")}
+    src = [{"w": ([4], [0, -1], 0, 0), "v": ([4], [-1, 0], 0, 0), "s": ([4], [], 0, 0)}]
+    dst = [{"w": ([2, 3], [-1, 1], 0, 0), "v": ([3, 2], [1, 0], 0, 0), "s": ([6], [], 0, 0)}]
+    folder = reference.write_checkpoint(tmp_path / "src", src, params)
+    a, b = (
+        reference.write_strategy(tmp_path / f"{n}.ckpt", s) for n, s in (("a", src), ("b", dst))
+    )
+    rankxform.transform(folder, tmp_path / "d", a, b, memory=1 << 20, verify=True)
+    assert reference.wrong_slices(tmp_path / "d", dst, params) == []
+    assert rankxform.verify(tmp_path / "d").differences == ()
+
+
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_the_manifest_tells_what_was_changed(kind, tmp_path):
+    place = Place(tmp_path, kind)
+    place.transform(verify=True)
+    verdict = rankxform.verify(place.dst)
+    assert verdict.differences == () and not verdict.sizes_only and verdict.files == 3
+    rng = random.Random(3)
+    for _ in range(50):
+        path = place.final(rng.randrange(3))
+        before = path.read_bytes()
+        data = bytearray(before)
+        data[-1 - rng.randrange(200)] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        (found,) = rankxform.verify(place.dst).differences
+        assert found.why == "was changed since it was written" and found.name == path.name
+        path.write_bytes(before)
+    place.final(2).write_bytes(before[:-1])
+    place.final(0).unlink()
+    assert [(one.rank, one.why) for one in rankxform.verify(place.dst).differences] == [
+        (0, "is missing"),
+        (2, f"is not of the {len(before)} bytes written"),
+    ]
+
+
+def test_without_fingerprints_only_sizes_are_compared(tmp_path):
+    place = Place(tmp_path)
+    place.transform()
+    verdict = rankxform.verify(place.dst)
+    assert verdict.sizes_only and verdict.differences == () and verdict.compared == 0
+    with pytest.raises(rankxform.StorageError, match="rankxform.json: cannot read"):
+        rankxform.verify(tmp_path / "src")
+
+
+@pytest.mark.parametrize("link", ["none", "hard"])
+def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypatch):
+    place = Place(tmp_path)
+    for moves in (5, 3):
+        stop_after(monkeypatch, moves)
+        with pytest.raises(rankxform.StoppedError):
+            place.transform(verify=True, link=link)
+    real = target.Target.finish
+    with monkeypatch.context() as patch:
+        failing = rankxform.StorageError("no room for the manifest")
+        patch.setattr(target.Target, "finish", lambda *a: (_ for _ in ()).throw(failing))
+        with pytest.raises(rankxform.StorageError):
+            place.transform(verify=True, link=link)
+    assert real is target.Target.finish
+    assert place.transform(verify=True, link=link).kept == 3
+    verdict = rankxform.verify(place.dst)
+    assert verdict.differences == () and not verdict.sizes_only
+    with pytest.raises(rankxform.StorageError, match="verify was True, is False"):
+        place.transform()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_command(processes, tmp_path):
+    place = Place(tmp_path)
+    line = [*mpirun(processes), sys.executable, "-m", "rankxform"]
+
+    def command(*words):
+        return run([str(w) for w in [*line, *words]], 60, env=environment())
+
+    options = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    code, output = command("transform", place.src, place.dst, *options, "--verify")
+    assert code == 0, output
+    code, output = command("verify", place.dst)
+    assert code == 0 and "the same: every byte compared" in output, output
+    data = bytearray(place.final(1).read_bytes())
+    data[-5] ^= 4
+    place.final(1).write_bytes(data)
+    code, output = command("verify", place.dst, "--json")
+    assert code == 6, output
+    facts = json.loads(output[: output.rindex("}") + 1])
+    assert [one["rank"] for one in facts["differences"]] == [1]
