@@ -45,13 +45,13 @@ def copies(layout):
     """Return how many ranks hold each element."""
     matrix, tensor_map, step, size = layout
     ranks = int(np.prod(matrix))
-    cut = [a for entry in tensor_map for a in reference.axes_of(entry)]
-    free = ranks // int(np.prod([matrix[len(matrix) - 1 - a] for a in cut], dtype=int))
+    sharded = [a for entry in tensor_map for a in reference.axes_of(entry)]
+    free = ranks // int(np.prod([matrix[len(matrix) - 1 - a] for a in sharded], dtype=int))
     return free // (size if step and size > 0 else free if step and size else 1)
 
 
 def mixed(gigabytes):
-    """8 to 4 ranks, mp4 dp2 to mp2 dp2; every fifth parameter is cut on its last axis."""
+    """8 to 4 ranks, mp4 dp2 to mp2 dp2; every fifth parameter is sharded on its last axis."""
     count = gigabytes * 1024 // 2 // 16
     params = {f"layers.{i}.weight": ((2048, 2048), "Float32") for i in range(count)}
     maps = {name: [-1, 0] if i % 5 == 4 else [0, -1] for i, name in enumerate(params)}
@@ -62,23 +62,23 @@ def mixed(gigabytes):
 
 
 def inner(merge):
-    """1 to 8 ranks, or back, cut on the last axis in runs of 256 bytes."""
+    """1 to 8 ranks, or back, sharded on the last axis in runs of 256 bytes."""
     params = {f"w{i}": ((1 << 16, 512), "Float32") for i in range(4)}
-    cut = [dict.fromkeys(params, ([8], [-1, 0], 0, 0))]
+    sharded = [dict.fromkeys(params, ([8], [-1, 0], 0, 0))]
     if merge:
-        return Case("inner-8to1", "8 to 1, last axis, 256-byte runs", params, cut, None)
-    return Case("inner-1to8", "1 to 8, last axis, 256-byte runs", params, None, cut)
+        return Case("inner-8to1", "8 to 1, last axis, 256-byte runs", params, sharded, None)
+    return Case("inner-1to8", "1 to 8, last axis, 256-byte runs", params, None, sharded)
 
 
 def restage():
-    """2 pipeline stages to 1, cuts unchanged."""
+    """2 pipeline stages to 1, sharding unchanged."""
     params = {f"layers.{i}.weight": ((2048, 2048), "Float32") for i in range(64)}
     layout = ([2], [0, -1], 0, 0)
     names = list(params)
     src = [dict.fromkeys(names[:32], layout), dict.fromkeys(names[32:], layout)]
     return Case(
         "restage",
-        "pipeline 2 x 2 to 1 x 2, cuts unchanged",
+        "pipeline 2 x 2 to 1 x 2, sharding unchanged",
         params,
         src,
         [dict.fromkeys(names, layout)],

@@ -31,13 +31,13 @@ def worker(task, folder, gigabytes):
     count = gigabytes * 1024 // 2 // 16
     state = {}
     for i in range(count):
-        cut = [Replicate(), Shard(1 if i % 5 == 4 else 0)]
+        sharded = [Replicate(), Shard(1 if i % 5 == 4 else 0)]
         if task == "make":
             torch.manual_seed(i)
             full = torch.randint(0, 1 << 30, (2048, 2048), dtype=torch.int32).view(torch.float32)
-            state[f"layers.{i}.weight"] = distribute_tensor(full, mesh, cut)
+            state[f"layers.{i}.weight"] = distribute_tensor(full, mesh, sharded)
         else:
-            state[f"layers.{i}.weight"] = zeros(2048, 2048, device_mesh=mesh, placements=cut)
+            state[f"layers.{i}.weight"] = zeros(2048, 2048, device_mesh=mesh, placements=sharded)
     source, target = f"{folder}/dcp-src", f"{folder}/dcp-dst"
     dist.barrier()
     began = time.perf_counter()

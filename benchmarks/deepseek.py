@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.deepseek FOLDER`` writes those of 8,192 ranks (64 data x 4 tensor x 32
 pipeline, 64 expert parallel) and of 3,072 (64 x 4 x 12, 32 expert parallel), and ``shapes.json``.
-Names, shapes, and which axis is cut by what are those of the compiler's files in
-tests/data/models/deepseek_v3; the optimizer's states are cut over the data-parallel ranks where
+Names, shapes, and which axis is sharded by what are those of the compiler's files in
+tests/data/models/deepseek_v3; the optimizer's states are sharded over the data-parallel ranks where
 the first axis divides, as there.
 """
 
@@ -23,7 +23,7 @@ ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
 
 
 def layer(number):
-    """Yield (name, shape, cut, by experts) of one decoder layer's parameters."""
+    """Yield (name, shape, sharded, by experts) of one decoder layer's parameters."""
     prefix, width = f"decoder.layers.{number}.", 18432
     attention = prefix + "self_attention."
     yield prefix + "input_layernorm.weight", (HIDDEN,), WHOLE, False
@@ -58,10 +58,10 @@ def stages(count):
     return found
 
 
-def layout(shape, cut, by_experts, data, tensor, expert):
+def layout(shape, sharded, by_experts, data, tensor, expert):
     """Return (device matrix, tensor map, optimizer step, optimizer size)."""
     matrix = [data * tensor // expert, expert] if by_experts else [data, tensor]
-    axis = {ROWS: 0, COLUMNS: 1, WHOLE: None}[cut]
+    axis = {ROWS: 0, COLUMNS: 1, WHOLE: None}[sharded]
     tensor_map = [0 if j == axis else -1 for j in range(len(shape))]
     copies = matrix[0] if axis is not None else prod(matrix)
     held = shape[0] // (matrix[1] if axis == 0 else 1)
@@ -74,8 +74,8 @@ def strategy(data, tensor, pipeline, expert):
     """Return the layouts of every stage, by name, with the states of Adam."""
     return [
         {
-            state + name: layout(shape, cut, by_experts, data, tensor, expert)
-            for name, shape, cut, by_experts in stage
+            state + name: layout(shape, sharded, by_experts, data, tensor, expert)
+            for name, shape, sharded, by_experts in stage
             for state in ("", "adam_m.", "adam_v.")
         }
         for stage in stages(pipeline)

@@ -3,7 +3,7 @@
 ``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync]`` copies all files below FOLDER,
 each process its share by bytes, once for each way: read and write in blocks of 128 KiB, 256 KiB
 and 1 MiB, and copy_file_range. It prints, as JSON, seconds from barrier to barrier by way.
-A single file is cut among the processes. Every copy goes to new files.
+A single file is sharded among the processes. Every copy goes to new files.
 """
 
 from __future__ import annotations

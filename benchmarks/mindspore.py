@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.mindspore CASE [--kind safetensors --process-num 1,2,4] [--repeat 5]``. Both sides
 convert the same files, warm, each into an empty folder; rankxform with 2 processes and without fsync,
-as MindSpore does not sync. MindSpore's safetensors output is wrong for cuts on an inner axis; only its
+as MindSpore does not sync. MindSpore's safetensors output is wrong for sharding on an inner axis; only its
 time is of interest here.
 """
 

@@ -29,16 +29,16 @@ from tests.hosts.machines import LOCAL, NETWORK, Hosts
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
 SHAPE, PARAMETERS = (1536, 9216), 8
 NBYTES = SHAPE[0] * SHAPE[1] * 4
-WAYS = ("auto", "ranges", "rows", "exchange")
+WAYS = ("auto", "ranges", "sieving", "two-phase")
 OWN, ONE, SERVER = "own disks", "one disk that all see", "storage host"
 FAST, STORAGE, SLOW = "none", "storage", "all"
 
 
 def make(hosts, src, dst, place, shape=SHAPE, parameters=PARAMETERS):
-    """Write a checkpoint cut by `src`, to a `place`: the nodes' own disks in runs of ranks, one
+    """Write a checkpoint sharded by `src`, to a `place`: the nodes' own disks in runs of ranks, one
     that all see, or a storage host; return its folder and the strategies' options.
 
-    Cuts are (device matrix, map).
+    Layouts are (device matrix, map).
     """
     made = hosts.shared / "made"
     params = {f"w{n}": (shape, "Float32") for n in range(parameters)}
@@ -68,7 +68,7 @@ def convert(hosts, per_host, src, options, way="auto", dst=LOCAL / "dst"):
     before = hosts.sent()
     code, output = hosts.mpirun(
         per_host, sys.executable, "-m", "rankxform", "transform", src, dst, *options,
-        "--no-fsync", "--profile", "--reading", way,
+        "--no-fsync", "--profile", "--read-method", way,
     )  # fmt: skip
     if code:
         raise SystemExit(output)

@@ -16,7 +16,7 @@ from benchmarks.move import rankxform
 
 COLOURS = {
     "start": "#b0b0b0", "index": "#8fbcd4", "plan": "#5b8fb9", "compare": "#35608a",
-    "read": "#8cc084", "gather": "#e8c15a", "write": "#d9822b", "fsync": "#a23b3b",
+    "read": "#8cc084", "copy": "#e8c15a", "write": "#d9822b", "fsync": "#a23b3b",
     "publish": "#6b4c9a", "wait": "#e3e3e3",
 }  # fmt: skip
 

@@ -13,16 +13,15 @@ import shutil
 import statistics
 import sys
 import time
-from array import array
 from pathlib import Path
 
-from rankxform.formats.base import Contents, Index
+from rankxform.formats.base import Schema
 from rankxform.formats.dtype import item_size
-from rankxform.planning.assign import share
-from rankxform.planning.catalog import survey
+from rankxform.planning.assign import assign
+from rankxform.planning.catalog import build_catalog
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
-from rankxform.planning.transfers import Portion, needed_bytes
+from rankxform.planning.transfers import SliceRange, needed_bytes
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 from tests import reference
@@ -48,14 +47,14 @@ def saved(src):
     return params
 
 
-def indexes_of(src, params):
+def schemas_of(src, params):
     found = {}
     for stage, layouts in enumerate(src.stages):
         held = [(n, layouts[n], params[n]) for n in layouts if n in params]
         shapes = tuple(tuple(s // c for s, c in zip(shape, lay.counts)) for _, lay, shape in held)
-        contents = Contents(tuple(n for n, *_ in held), ("Float32",) * len(held), shapes)
+        schema = Schema(tuple(n for n, *_ in held), ("Float32",) * len(held), shapes)
         for rank in src.ranks_in(stage):
-            found[rank] = Index(contents, array("q"), {}, 0)
+            found[rank] = schema
     return found
 
 
@@ -63,24 +62,24 @@ def plan():
     src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
     dst = strategies.load(str(DST / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
-    indexes = indexes_of(src, params)
-    paths = {rank: f"rank_{rank}" for rank in indexes}
+    schemas = schemas_of(src, params)
+    paths = {rank: f"rank_{rank}" for rank in schemas}
     before = rss()
     began = time.perf_counter()
-    source = survey(src, indexes, paths, indexes)
+    source = build_catalog(src, schemas, paths, schemas)
     planner = Planner(source, dst, select(source, dst))
-    everything = [Portion(rank, 0, len(planner.names(rank))) for rank in range(dst.ranks)]
-    moves = planner.moves(everything)
+    everything = [SliceRange(rank, 0, len(planner.names(rank))) for rank in range(dst.ranks)]
+    transfers = planner.transfers(everything)
     seconds = time.perf_counter() - began
     memory = rss() - before
     began = time.perf_counter()
-    share(planner, range(dst.ranks), 64)
+    assign(planner, range(dst.ranks), 64)
     shared = time.perf_counter() - began
-    copies = sum(len(m.copies(c)) * len(ranks) for m in moves for c, ranks in m.targets.items())
+    copies = sum(len(m.copies(c)) * len(ranks) for m in transfers for c, ranks in m.targets.items())
     total = sum(item_size("Float32") * _elements(shape) for shape in params.values())
     return {
         "parameters": len(params), "copies": copies, "seconds": seconds, "memory": memory,
-        "sharing among 64": shared, "bytes to read": needed_bytes(moves), "bytes needed": total,
+        "sharing among 64": shared, "bytes to read": needed_bytes(transfers), "bytes needed": total,
     }  # fmt: skip
 
 
@@ -131,7 +130,7 @@ def index(folder="/tmp/rankxform-bench/index"):
         found = [indexer.index(path) for path in paths]
         seconds.append(time.perf_counter() - began)
         memory = rss() - before
-        entries = sum(len(one.contents.names) for one in found)
+        entries = sum(len(one.schema.names) for one in found)
     shutil.rmtree(root)
     return {
         "files": len(paths),

@@ -21,7 +21,7 @@ from tests import reference
 
 TOTAL = 256 << 20
 RUNS = (2, 8, 32, 128)
-WAYS = ("auto", "ranges", "rows")
+WAYS = ("auto", "ranges", "sieving")
 
 
 def forget(folder):
@@ -48,7 +48,13 @@ def measure(folder, parts, run, options):
             if options.cold:
                 forget(folder / "src")
             report = rankxform.transform(
-                folder / "src", folder / "dst", None, strategy, ranks=(1,), fsync=False, reading=way
+                folder / "src",
+                folder / "dst",
+                None,
+                strategy,
+                ranks=(1,),
+                fsync=False,
+                read_method=way,
             )
             found[way].append(report.move_seconds)
     return {way: statistics.median(some) for way, some in found.items()}
@@ -62,7 +68,7 @@ def main():
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    print("| of each row | run | auto | ranges | rows | auto over best |")
+    print("| of each row | run | auto | ranges | sieving | auto over best |")
     print("|---|---:|---:|---:|---:|---:|")
     worst = 0.0
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

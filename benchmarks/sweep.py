@@ -1,7 +1,7 @@
 """The move of one case at other block sizes than the engine's own.
 
 ``python -m benchmarks.sweep CASE --block 4M,8M --straight 2M,4M --buffer 64K [--repeat 5]`` prints, for every
-combination of arena, band of unchanged rows and write buffer, the median move and the median limit measured beside it.
+combination of arena, tile of unchanged rows and write buffer, the median move and the median limit measured beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.mpi_launch import environment, mpirun
 
 PROGRAM = """
 import sys
-from rankxform.engine import pipeline, schedule
-schedule._BLOCK, schedule._SMALL_BAND, pipeline._WRITE_BUFFER = {block}, {straight}, {buffer}
+from rankxform.engine import cache, file_sink, schedule
+cache._BLOCK, schedule._SMALL_TILE, file_sink._BUFFER = {block}, {straight}, {buffer}
 from rankxform.cli.main import main
 sys.exit(main())
 """
@@ -42,10 +42,10 @@ def main():
     _, src, a, b = make(options.case, options.folder)
     dst, copy = (f"{options.folder}/{options.case}-ckpt/{n}" for n in ("dst", "copy"))
     names = ("block", "straight", "buffer")
-    moves = {sizes: [] for sizes in product(*(getattr(options, n).split(",") for n in names))}
+    transfers = {sizes: [] for sizes in product(*(getattr(options, n).split(",") for n in names))}
     limits = []
     for _ in range(options.repeat):
-        for sizes, seconds in moves.items():
+        for sizes, seconds in transfers.items():
             shutil.rmtree(dst, ignore_errors=True)
             os.sync()
             program = PROGRAM.format(**dict(zip(names, map(parse_size, sizes))))
@@ -66,7 +66,7 @@ def main():
             seconds.append(float(re.search(r"moved in ([\d.]+)", done.stdout)[1]))
         limits.append(min(limit(dst, copy, options.processes).values()))
     least = statistics.median(limits)
-    for sizes, seconds in moves.items():
+    for sizes, seconds in transfers.items():
         move = statistics.median(seconds)
         told = "  ".join(f"{name} {size:>4}" for name, size in zip(names, sizes))
         print(f"{told}  move {move:.4f} s  {least / move:.0%} of the limit")

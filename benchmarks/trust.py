@@ -29,14 +29,14 @@ from rankxform.cli.main import main
 sys.exit(main())
 """
 NO_JOURNAL = """
-def settle(self, parts, sums, tick):
-    for part in parts:
+def commit(self, parts, sums, on_progress):
+    for part in parts.values():
         if self._durable:
             journal.sync(part)
 journal.create = lambda path: None
 journal.Journal._append = lambda self, line: None
 journal.Journal.moved = lambda self, name, targets: None
-journal.Journal.settle = settle
+journal.Journal.commit = commit
 """
 OFTEN = "journal.JOURNAL_SECONDS = 0.2"
 WAYS = {

@@ -1,7 +1,7 @@
 """16 devices to 4 and to 8; 64 to 56, which is no multiple nor divisor.
 
 The layouts are written by hand, for no compiled network has these numbers: data parallel with
-optimizer parallel on 16, model parallel on 4 and 8; rows cut by 64, then by 56.
+optimizer parallel on 16, model parallel on 4 and 8; rows sharded by 64, then by 56.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slices that the user cut (hybrid parallel): 4 of [2, 8] joined, and split into 2 of [4, 8].
+"""Slices that the user sharded (hybrid parallel): 4 of [2, 8] joined, and split into 2 of [4, 8].
 
 The values are those that MindSpore's tutorial on hybrid parallel prints: the weight's slices
 before, the moments' before and after joining. (The weight that it prints after joining is not
@@ -58,12 +58,12 @@ def main(folder):
         reference.write_ckpt(path, {n: ("Float32", v) for n, v in entries.items()})
     rankxform(
         "transform", folder / "stage1", folder / "joined",
-        "--src-pattern", "node{rank}/CKP_1-4_32.ckpt", "--src-strategy", "cut:weight=0@4",
+        "--src-pattern", "node{rank}/CKP_1-4_32.ckpt", "--src-strategy", "shard:weight=0@4",
         "--prefix", "CKP-Integrated_",
     )  # fmt: skip
     joined = folder / "joined/rank_0/CKP-Integrated_0.ckpt"
     check(joined, slice(0, 8))
-    rankxform("transform", joined, folder / "stage2", "--dst-strategy", "cut:weight=0@2")
+    rankxform("transform", joined, folder / "stage2", "--dst-strategy", "shard:weight=0@2")
     for rank in range(2):
         check(folder / f"stage2/rank_{rank}/checkpoint_{rank}.ckpt", slice(4 * rank, 4 * rank + 4))
 

@@ -1,9 +1,9 @@
 """A data-parallel job of 2 processes goes on after two conversions. Needs MindSpore.
 
 Two of msrun's workers train on halves of the data, their gradients averaged, and save. What one
-rank saved, complete as on every rank, is cut for 8 ranks and put together again; two new workers
-fill their networks from the 8 ranks' files, in memory, and go on. Each worker's losses are those
-of the job that was not stopped, to the bit.
+rank saved, complete as on every rank, is sharded for 8 ranks and put together again; two new
+workers fill their networks from the 8 ranks' files, in memory, and go on. Each worker's losses are
+those of the job that was not stopped, to the bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make the demo's checkpoint, and check what became of it.
 
-Uses `tests.reference`, which reads and writes strategies and checkpoints and cuts tensors without
+Uses `tests.reference`, which reads and writes strategies and checkpoints and shards tensors without
 a line of rankxform.
 """
 

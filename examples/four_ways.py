@@ -2,8 +2,8 @@
 
 Auto-parallel and semi-auto-parallel jobs save slices and a strategy file; the two here are what
 MindSpore compiled for this network on 8 and on 4 devices. Data-parallel jobs save all of it on
-every rank. Hybrid-parallel jobs save slices that their user cut. A CPU compiles no such graphs,
-so the slices are cut here of one set of values; the networks that are filled run.
+every rank. Hybrid-parallel jobs save slices that their user sharded. A CPU compiles no such graphs,
+so the slices are sharded here of one set of values; the networks that are filled run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(folder):
     ways = {
         "auto": TUTORIAL / "src_strategy.ckpt",
         "semi-auto": TUTORIAL / "dst_strategy_threshold0.ckpt",
-        "hybrid": "cut:layer2=0@4",
+        "hybrid": "shard:layer2=0@4",
     }
     for way, strategy in ways.items():
         rankxform("transform", complete, folder / way, "--dst-strategy", strategy)

@@ -1,8 +1,8 @@
-"""A layer cut ((2, 1), (1, 2)) on 4 devices becomes one cut ((2, 2), (2, 1)), optimizer parallel.
+"""A layer sharded ((2, 1), (1, 2)) on 4 devices, then ((2, 2), (2, 1)) with optimizer parallel.
 
-The strategies are written here, in MindSpore's form: the input's rows are cut by two, and the
+The strategies are written here, in MindSpore's form: the input's rows are sharded by two, and the
 weight's columns, then its rows. What the data-parallel axis leaves equal, optimizer parallel
-cuts by rows.
+shards by rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training goes on after two conversions as if there had been none. Needs MindSpore.
 
-A network is trained for some steps on the CPU and saved with its optimizer. The checkpoint is cut
-as 8 ranks would hold it, resharded to 6 ranks in 2 pipeline stages, and put together again. A
-new network that loads it goes on with the same losses, to the bit; so does one that is filled
+A network is trained for some steps on the CPU and saved with its optimizer. The checkpoint is
+sharded as 8 ranks would hold it, resharded to 6 ranks in 2 pipeline stages, and put together again.
+A new network that loads it goes on with the same losses, to the bit; so does one that is filled
 from the 6 ranks' files directly.
 """
 
@@ -32,7 +32,7 @@ SIX = (
 
 
 def with_states(layouts):
-    """Adam's two moments are cut as their parameters."""
+    """Adam's two moments are sharded as their parameters."""
     states = ("", "moment1.", "moment2.")
     return {state + name: layout for state in states for name, layout in layouts.items()}
 

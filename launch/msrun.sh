@@ -6,7 +6,7 @@
 # starts msrun with train.py and its words, the folder of the fitting checkpoint behind them. A
 # program that calls rankxform.mindspore.load_into needs none of this: it reads what it needs.
 # Change by environment variables:
-#   SRC, SRC_STRATEGY, DST_STRATEGY   the checkpoint, how it is cut, how the job wants it
+#   SRC, SRC_STRATEGY, DST_STRATEGY   the checkpoint, how it is sharded, how the job wants it
 #   OUTPUT      where transformed_checkpoint/ is made (default: output)
 #   WORKERS     of the job, and LOCAL_WORKERS on this machine (default: all of them)
 #   MSRUN       msrun and its options (default: msrun on this machine)

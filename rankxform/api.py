@@ -1,21 +1,20 @@
 """The verbs as functions, for programs.
 
-Under mpirun they are collective: every process calls them alike, with the communicator.
+Under mpirun they are collective: every process calls them alike, with the communicator. Each raises
+`rankxform.RankxformError`, of one class with one message on every process; a RankxformWarning is
+given on process 0 for each of a result's warnings.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
-from rankxform import inspection, job
-from rankxform.cli.planned import plan_summary
+from rankxform import inspection
 from rankxform.errors import (
     RankxformError,
     RankxformWarning,
@@ -23,137 +22,153 @@ from rankxform.errors import (
     UsageError,
     storage_errors,
 )
+from rankxform.job import load as loading
+from rankxform.job import plan as planning
+from rankxform.job import transform as transforming
+from rankxform.job import verify as verifying
+from rankxform.job.load import Parameters
+from rankxform.job.plan import Plan
+from rankxform.job.predict import predict_loads
+from rankxform.job.prepare import prepare
+from rankxform.job.request import LOAD, OPTIONS, Request, affecting
+from rankxform.job.transform import Report
+from rankxform.job.verify import Verdict
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
 from rankxform.transport import Team, team
 
-_OPTIONS = frozenset(option.name for option in fields(job.Request))
-_LOADING = _OPTIONS & {
-    "step", "suffix", "src_pattern", "include", "exclude", "one_sided", "unlisted", "replicas",
-    "allow_equal_slices", "allow_extra_ranks", "check_crc", "memory", "reading", "costs", "files",
-}  # fmt: skip
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from rankxform.job.request import LoadOptions, Options
+
+T = TypeVar("T")
+PathLike = Union[str, "os.PathLike[str]"]
 
 
 def transform(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
-    src_strategy: str | os.PathLike[str] | None = None,
-    dst_strategy: str | os.PathLike[str] | None = None,
+    src: PathLike,
+    dst: PathLike,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
     *,
     comm: Any = None,
-    **options: Any,
-) -> job.Report:
-    """Convert the checkpoint in `src` to `dst`; return what was done.
+    **options: Unpack[Options],
+) -> Report:
+    """Convert the checkpoint in `src` to the folder `dst`; return what was done.
 
     A strategy is a file, a folder of stage files, or "none" for whole tensors; the destination's
     may be left out then, and the source's where `src` is one complete file. `comm` is an mpi4py
-    communicator;
-    without one the launcher's world is used, or this process alone. `options` are the other
-    fields of `rankxform.job.Request`: prefix, format, ranks, src_pattern, step, suffix, include,
-    exclude, one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, crc,
-    overwrite, fsync, link, dst_placement, memory, reading, costs, verify, check_replicas. Raises
-    RankxformError, of one class on every process; a RankxformWarning is given on process 0 for each
-    of the report's warnings.
+    communicator; without one the launcher's world is used, or this process alone. `options` are
+    those of the command line (docs/cli.md), with underscores. A stopped call is continued by the
+    same call.
     """
-    with _together(comm) as together:
-        with together.together():
-            request = _request(src, dst, src_strategy, dst_strategy, options)
-        report = job.transform(request, together)
-        _warn(report.warnings, together)
-        return report
+
+    def run(processes: Team) -> Report:
+        request = processes.agree(
+            lambda: _request(src, dst, src_strategy, dst_strategy, options, _ALL)
+        )
+        return transforming.transform(request, processes)
+
+    return _collective(comm, run)
 
 
 def load(
-    src: str | os.PathLike[str],
-    src_strategy: str | os.PathLike[str] | Strategy | None = None,
-    dst_strategy: str | os.PathLike[str] | Strategy | None = None,
+    src: PathLike,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
     *,
     rank: int | None = None,
     comm: Any = None,
-    **options: Any,
-) -> job.Parameters:
+    **options: Unpack[LoadOptions],
+) -> Parameters:
     """Return this process's slices of the checkpoint in `src` as numpy arrays, by name.
 
     Nothing is written, and only what the slices need is read. `rank` is the destination rank;
     without it, the process's number in `comm` or in the launcher's world, or what RANK_ID says
-    to a process of msrun; 0 where the destination has no strategy, so that all get all.
-    All processes of `comm` or of the launcher's world call this together.
-    A strategy may also be a network's (`rankxform.mindspore.strategy_of`). `options` are those
-    of `transform` that do not concern files: step, suffix, src_pattern, include, exclude,
-    one_sided, unlisted, replicas, allow_equal_slices, allow_extra_ranks, check_crc, memory,
-    reading, costs.
+    to a process of msrun; 0 where the destination has no strategy, so that all get everything.
+    `options` are those of `transform` that concern no files of a destination, and `files`: the
+    source file of each rank. Processes may differ in `rank` and `include` only.
     """
-    with _together(comm) as together:
-        with together.together():
+
+    def run(processes: Team) -> Parameters:
+        def ask() -> tuple[Request, int]:
             request = _request(src, None, src_strategy, dst_strategy, options, _LOADING)
-            wanted = _own_rank(rank, request, together)
-        found = job.load(request, together, wanted)
-        _warn(found.warnings, together)
-        return found
+            return request, _own_rank(rank, request, processes)
+
+        request, own = processes.agree(ask)
+        return loading.load(request, processes, own)
+
+    return _collective(comm, run)
 
 
-def _own_rank(rank: int | None, request: job.Request, together: Team) -> int:
+def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
     if rank is None:
         whole = strategies.is_none(request.dst_strategy)
-        return 0 if whole else job.own_rank(together, os.environ)
+        return 0 if whole else loading.own_rank(processes, os.environ)
     try:
         return index(rank)
     except TypeError:
-        raise UsageError(f"rank is {rank!r}; a number is wanted") from None
+        raise UsageError(f"rank is {rank!r}; expected a number") from None
 
 
 def verify(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str] | None = None,
-    src_strategy: str | os.PathLike[str] | None = None,
-    dst_strategy: str | os.PathLike[str] | None = None,
+    src: PathLike,
+    dst: PathLike | None = None,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
     *,
     comm: Any = None,
-    **options: Any,
-) -> job.Verdict:
+    **options: Unpack[Options],
+) -> Verdict:
     """Compare every byte of `dst` with what `src` and the strategies make of it.
 
-    Whatever tool wrote `dst`; the arguments are those of `transform`. With one folder, it is
-    compared with its own manifest. The verdict's `differences` are empty where all is right.
+    Whatever tool wrote `dst`; the arguments are those of `transform`. A single folder is compared
+    with its own manifest. The verdict's `differences` are empty where all is right, and `same` is
+    None where no byte was compared.
     """
-    with _together(comm) as together:
+
+    def run(processes: Team) -> Verdict:
         if dst is None:
-            return job.verify_alone(os.fspath(src), together)
-        with together.together():
-            request = _request(src, dst, src_strategy, dst_strategy, options)
-        verdict = job.verify(request, together)
-        _warn(verdict.warnings, together)
-        return verdict
+            if src_strategy is not None or dst_strategy is not None or options:
+                raise UsageError("one folder is compared with its manifest, which has all options")
+            return verifying.verify_alone(os.fspath(src), processes)
+        request = processes.agree(
+            lambda: _request(src, dst, src_strategy, dst_strategy, options, _ALL)
+        )
+        return verifying.verify(request, processes)
+
+    return _collective(comm, run)
 
 
 def plan(
-    src: str | os.PathLike[str],
-    src_strategy: str | os.PathLike[str] | None = None,
-    dst_strategy: str | os.PathLike[str] | None = None,
+    src: PathLike,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
     *,
     processes: int | None = None,
     comm: Any = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Return what `transform` would read and write, as ``plan --json`` prints it.
+    **options: Unpack[Options],
+) -> Plan:
+    """Return what `transform` would read, exchange and write by so many `processes`.
 
-    `options` are those of `transform`, and `shapes`: a JSON file of full shapes in place of `src`.
+    No tensor byte is read. `options` are those of `transform`, and `shapes`: a JSON file of full
+    shapes in place of `src`.
     """
-    with _together(comm) as together:
-        with together.together():
-            request = _request(src, None, src_strategy, dst_strategy, options)
-        conversion = job.prepare(request, together)
-        _warn(conversion.warnings, together)
-        found, choice = job.foreseen(conversion, processes or together.size, together)
-        with together.together():
-            return plan_summary(conversion, found, choice.call)
-    raise AssertionError("together() raises or returns")
+
+    def run(members: Team) -> Plan:
+        request = members.agree(
+            lambda: _request(src, None, src_strategy, dst_strategy, options, _ALL)
+        )
+        conversion = prepare(request, members)
+        found, policy = predict_loads(conversion, processes or members.size, members)
+        return members.agree(lambda: planning.summarize(conversion, found, policy))
+
+    return _collective(comm, run)
 
 
 def ranks(
-    src_strategy: str | os.PathLike[str] | None,
-    dst_strategy: str | os.PathLike[str] | None,
-    wanted: tuple[int, ...] = (),
+    src_strategy: PathLike | None, dst_strategy: PathLike | None, wanted: tuple[int, ...] = ()
 ) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs."""
     with storage_errors():
@@ -164,9 +179,7 @@ def ranks(
     return inspection.needed_ranks(src, dst, wanted)
 
 
-def merge(
-    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, overwrite: bool = False
-) -> None:
+def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
     path = Path(target)
     if path.exists() and not overwrite:
@@ -175,68 +188,76 @@ def merge(
         strategies.merge(Path(folder), path)
 
 
-def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe a checkpoint file, a checkpoint folder or a strategy."""
+def inspect(path: PathLike) -> dict[str, Any]:
+    """Describe a checkpoint file, a checkpoint folder or a strategy, as ``inspect --json`` does.
+
+    "kind" says which it is, and so which other keys there are.
+    """
     with storage_errors():
         return inspection.inspect(Path(path))
 
 
-def _warn(texts: Iterable[str], together: Team) -> None:
+_ALL = frozenset(one.name for one in OPTIONS) | {"files"}
+_LOADING = frozenset(affecting(LOAD)) | {"files"}
+
+
+def _collective(comm: Any, run: Callable[[Team], T]) -> T:
+    """Work as a team, and let its communicator go when all have ended alike."""
+    processes = team(comm)
+    try:
+        found = run(processes)
+        _warn(getattr(found, "warnings", ()), processes)
+    except (RankxformError, RankxformWarning):  # raised on every process
+        processes.free()
+        raise
+    processes.free()
+    return found
+
+
+def _warn(texts: Iterable[str], processes: Team) -> None:
     """Warn the program on process 0, as the command line does in words. Collective.
 
     Where warnings are errors, every process raises the first.
     """
     for text in texts:
-        if together.share(lambda text=text: _is_refused(text)):  # type: ignore[misc]
+        if processes.bcast(lambda text=text: _is_refused(text)):  # type: ignore[misc]
             raise RankxformWarning(text)
 
 
 def _is_refused(text: str) -> bool:
     try:
-        warnings.warn(text, RankxformWarning, stacklevel=6)
+        warnings.warn(text, RankxformWarning, stacklevel=8)
     except RankxformWarning:
         return True
     return False
 
 
-@contextmanager
-def _together(comm: Any) -> Iterator[Team]:
-    """Work as a team, and let its communicator go when all have ended alike."""
-    together = team(comm)
-    try:
-        yield together
-    except (RankxformError, RankxformWarning):  # raised on every process
-        together.free()
-        raise
-    together.free()
-
-
 def _request(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str] | None,
-    src_strategy: str | os.PathLike[str] | Strategy | None,
-    dst_strategy: str | os.PathLike[str] | Strategy | None,
-    options: dict[str, Any],
-    known: Collection[str] = _OPTIONS,
-) -> job.Request:
-    for several in ("include", "exclude"):
-        if several in options:
-            given = options[several]
-            options[several] = (given,) if isinstance(given, str) else tuple(given)
+    src: PathLike,
+    dst: PathLike | None,
+    src_strategy: PathLike | Strategy | None,
+    dst_strategy: PathLike | Strategy | None,
+    options: Mapping[str, Any],
+    known: frozenset[str],
+) -> Request:
     unknown = sorted(set(options).difference(known))
     if unknown:
         raise UsageError(
             f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
         )
-    target = None if dst is None else os.fspath(dst)
-    return job.Request(
+    given = dict(options)
+    for one in OPTIONS:
+        if one.metadata["kind"] in ("repeated", "ranks") and one.name in given:
+            several = given[one.name]
+            given[one.name] = (several,) if isinstance(several, (str, int)) else tuple(several)
+    return Request(
         os.fspath(src),
-        target,
+        None if dst is None else os.fspath(dst),
         src_strategy=_strategy(src_strategy),
         dst_strategy=_strategy(dst_strategy),
-        **options,
+        **given,
     )
 
 
-def _strategy(given: str | os.PathLike[str] | Strategy | None) -> str | Strategy | None:
+def _strategy(given: PathLike | Strategy | None) -> str | Strategy | None:
     return given if given is None or isinstance(given, Strategy) else os.fspath(given)

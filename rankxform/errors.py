@@ -75,6 +75,14 @@ class StorageError(RankxformError):
         return cls(f"{path}: cannot {doing}: {error.strerror or error}")
 
 
+class FormatError(Exception):
+    """Bytes that are not what their format says: what was found, at which byte.
+
+    Readers of formats know no files; who reads one turns this into a StrategyError or a
+    CheckpointError that names it.
+    """
+
+
 @contextmanager
 def storage_errors() -> Iterator[None]:
     """Turn what the operating system refuses inside the block into a StorageError."""

@@ -30,7 +30,7 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{label}: not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{label}: not a rank table: a JSON object is wanted")
+        raise UsageError(f"{label}: not a rank table; expected a JSON object")
     status = document.get("status", "completed")
     if status != "completed":
         raise UsageError(

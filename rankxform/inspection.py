@@ -12,7 +12,8 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints import rank_folders as folder
+from rankxform.checkpoints.base import FORMS, USUAL, Listing, Wish
+from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN, find
 from rankxform.errors import (
     CheckpointError,
     RankxformError,
@@ -21,19 +22,17 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
-from rankxform.formats.base import Index
+from rankxform.formats.base import Index, suffixes
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.plan import check_ranks, needed_stages
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.storage import strategies
 from rankxform.storage.index import container, index
 
-_SUFFIXES = {*folder.SUFFIXES, *strategies.SUFFIXES}
 
-
-def inspect(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any]:
+def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     """Describe what is at `path`: a checkpoint file or folder, a strategy, or a folder with these.
 
     ``kind`` says which: "checkpoint", "folder" (rank folders), "destination" (what rankxform wrote
@@ -53,19 +52,23 @@ def inspect(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any]
     entries = sorted(path.iterdir())
     why = {}
     try:
-        listing = folder.look(path, pattern)
+        listing = _look(path, pattern)
         if listing.files:
             return _folder(path, listing, pattern)
     except (RankxformError, OSError) as error:
         why = {"why": str(error)}
     found = [entry for entry in entries if _is_strategy(entry)]
-    files = [e for e in entries if e.suffix in folder.SUFFIXES and e not in found and e.is_file()]
+    files = [e for e in entries if e.suffix in suffixes() and e not in found and e.is_file()]
     if found and not files:
         return _strategies(path, found)
     if files and not found:
         return {"kind": "files", "path": str(path), "files": list(map(_facts, files))}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
     return {"kind": "collection", "path": str(path), **why, "parts": parts}
+
+
+def _look(path: Path, pattern: str) -> Listing:
+    return FORMS[USUAL].look(path, Wish(pattern))
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def _file(path: Path) -> dict[str, Any]:
     return {"kind": "json", "path": str(path), "size": path.stat().st_size}
 
 
-def glance(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any] | None:
+def glance(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any] | None:
     """Say what is at `path` without opening checkpoint files; None if it is nothing of interest."""
     what = None
     try:
@@ -92,15 +95,15 @@ def glance(path: Path, pattern: str = folder.DEFAULT_PATTERN) -> dict[str, Any] 
 
 
 def _in_words(path: Path) -> str | None:
-    if path.suffix in _SUFFIXES and strategies.is_strategy(path):
+    if path.suffix in strategies.SUFFIXES and strategies.is_strategy(path):
         return f"strategy, {strategies.load(str(path)).extent}"
-    if path.suffix in folder.SUFFIXES:
+    if path.suffix in suffixes():
         return f"checkpoint file, {path.stat().st_size:,} bytes"
     return None
 
 
 def _folder_in_words(path: Path, pattern: str) -> str | None:
-    ranks = folder.look(path, pattern).files
+    ranks = _look(path, pattern).files
     if ranks:
         shards = _shards(path, pattern)
         steps = shards.get("unclear") or ", ".join(shards["steps"])
@@ -109,10 +112,10 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
     entries = sorted(path.iterdir())
     if any(_is_strategy(entry) for entry in entries):
         return f"strategy, {strategies.load(str(path)).extent}"
-    files = [e for e in entries if e.suffix in folder.SUFFIXES and e.is_file()]
+    files = [e for e in entries if e.suffix in suffixes() and e.is_file()]
     if files:
         return f"{len(files):,} checkpoint file" + ("s" if files[1:] else "")
-    inside = [e.name for e in entries if e.is_dir() and folder.look(e, pattern).files]
+    inside = [e.name for e in entries if e.is_dir() and _look(e, pattern).files]
     return f"holds {', '.join(inside)}" if inside else None
 
 
@@ -162,13 +165,13 @@ def _layout(layout: Layout) -> dict[str, Any]:
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     found = index(path)
-    contents = found.contents
+    schema = found.schema
     return {
         "kind": "checkpoint",
         "path": str(path),
         **_totals(found),
-        "format": container(path),
-        "checksum": found.crc is not None or "crc_num" in found.metadata,
+        "format": container(path).name,
+        "checksum": found.has_checksum,
         "metadata": dict(found.metadata),
         "entries": [
             {
@@ -178,13 +181,13 @@ def _checkpoint(path: Path) -> dict[str, Any]:
                 "nbytes": found.nbytes(name),
                 "pieces": len(found.spans(name)),
             }
-            for name, dtype, shape in zip(contents.names, contents.dtypes, contents.shapes)
+            for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
         ],
     }
 
 
 def _totals(found: Index) -> dict[str, int]:
-    names = found.contents.names
+    names = found.schema.names
     return {"parameters": len(names), "nbytes": sum(map(found.nbytes, names)), "size": found.size}
 
 
@@ -196,7 +199,7 @@ def _facts(path: Path) -> dict[str, Any]:
         return {"file": str(path), "error": str(error)}
 
 
-def _folder(path: Path, listing: folder.Listing, pattern: str) -> dict[str, Any]:
+def _folder(path: Path, listing: Listing, pattern: str) -> dict[str, Any]:
     """Describe rank folders: the files that a conversion would take, or all if none is clear."""
     shards = _shards(path, pattern)
     chosen = shards.pop("paths", listing.files)
@@ -209,7 +212,7 @@ def _folder(path: Path, listing: folder.Listing, pattern: str) -> dict[str, Any]
 def _shards(path: Path, pattern: str) -> dict[str, Any]:
     """Return which files of rank folders a conversion would take, or why it would take none."""
     try:
-        shards = folder.find(path, None, pattern)
+        shards = find(path, None, Wish(pattern))
     except RankxformError as error:
         return {"step": None, "unclear": str(error)}
     steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
@@ -227,19 +230,19 @@ def _destination(path: Path) -> dict[str, Any]:
     if not (path / MANIFEST_NAME).exists():
         return {**known, "complete": False, "source": None, "ranks": []}
     try:
-        told = manifest(path)
+        record = manifest(path)
     except StorageError as error:
         return {**known, "complete": False, "source": None, "ranks": [], "unclear": str(error)}
-    files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
+    files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
     ranks = [_written(path / name, facts) for name, facts in files]
-    options = told.get("verify")
+    options = record.get("verify")
     return {
         **known,
         "complete": not begun and not any("error" in one for one in ranks),
-        "source": told["identity"].get("source") or "-",
+        "source": record["identity"].get("source") or "-",
         "options": list(map(str, options)) if isinstance(options, list) else [],
         "written": (path / MANIFEST_NAME).stat().st_mtime,
-        "fingerprints": "stages" in told,
+        "fingerprints": "stages" in record,
         "begun": begun,
         "ranks": ranks,
     }
@@ -260,7 +263,7 @@ def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int
     MindSpore reads, and of parameters in no strategy the destination's own counterpart.
     """
     for strategy in (src, dst):
-        if isinstance(strategy, HandCut):
+        if isinstance(strategy, PatternStrategy):
             raise UsageError(
                 f"{strategy.label!r}: which names it means, the checkpoint tells; name SRC"
             )

@@ -65,13 +65,13 @@ def _layout(ndim, ranks, rng, mindspore_agrees, nested):
 
 def _shard(matrix, tensor_map, free, copies, rng, mindspore_agrees):
     nested = any(isinstance(e, list) for e in tensor_map)
-    cut = [e for e in tensor_map if e != -1]
+    sharded = [e for e in tensor_map if e != -1]
     step = prod(matrix[free[-1] + 1 :]) if len(free) == 1 else 1
     if mindspore_agrees:
-        leftmost = free == [0] or not cut
-        if leftmost and not nested and cut != sorted(cut, reverse=True):
+        leftmost = free == [0] or not sharded
+        if leftmost and not nested and sharded != sorted(sharded, reverse=True):
             return 0, 0  # item 1 of docs/mindspore.md: MindSpore permutes the data
-        if len(free) > 1 and cut:
+        if len(free) > 1 and sharded:
             return step, -1
     divisors = [d for d in range(2, copies + 1) if copies % d == 0]
     return step, rng.choice([-1, *divisors])
@@ -79,10 +79,10 @@ def _shard(matrix, tensor_map, free, copies, rng, mindspore_agrees):
 
 def _spread(names, stages, rng):
     """Deal names to stages, none of them empty."""
-    dealt = [[] for _ in range(stages)]
+    assigned = [[] for _ in range(stages)]
     for i, name in enumerate(names):
-        dealt[i % stages if i < stages else rng.randrange(stages)].append(name)
-    return dealt
+        assigned[i % stages if i < stages else rng.randrange(stages)].append(name)
+    return assigned
 
 
 STAGES = ((1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4))
@@ -118,8 +118,8 @@ def random_case(
     return case
 
 
-def unevenly_cut(case, seed):
-    """Return `case` with every second parameter cut into rows of any number, none too, by rank."""
+def unevenly_sharded(case, seed):
+    """Return `case` with every second parameter sharded into rows of any number, none too, by rank."""
     rng = random.Random(seed)
     for stage in [*(case.src or ()), *(case.dst or ())]:
         for name, (device_matrix, *_) in stage.items():

@@ -1,6 +1,6 @@
 """Runs the tests marked ``mpi`` under mpirun, from a plain ``pytest``.
 
-``pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))`` names the numbers of processes. Outside mpirun
+``@pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))`` names the numbers of processes. Outside mpirun
 the marked tests of one file and size are collected and run by one
 ``mpirun -n N python -m pytest --with-mpi``, in a session of its own and with a deadline; every
 process leaves its results in a file, and a test passes if it passed on all processes at all sizes.

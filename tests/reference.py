@@ -1,7 +1,7 @@
-"""A slow second truth: cuts, strategy files and checkpoints, written without the package.
+"""A slow second truth: slices, strategy files and checkpoints, written without the package.
 
 Nothing here imports rankxform. A layout is ``(device_matrix, tensor_map, step, size)``, the
-tensor map with -1 for an uncut axis and a list for one cut by several device axes; a fifth item is
+tensor map with -1 for an unsharded axis and a list for one sharded by several device axes; a fifth item is
 the rows of each part of axis 0, if they are not equal. A strategy is a list of stages, each
 ``{name: layout}``. A parameter is ``(shape, dtype)``.
 """
@@ -34,7 +34,7 @@ def axes_of(entry):
     )
 
 
-def cut(full, layout, rank):
+def shard(full, layout, rank):
     """Return what stage-local `rank` holds of the array `full`, by splitting axis after axis."""
     device_matrix, tensor_map, step, size, *rows = layout
     ranks = int(np.prod(device_matrix))
@@ -334,7 +334,7 @@ def held_by(rank, stages, params):
 def write_checkpoint(
     folder, stages, params, extras=None, kind="ckpt", make=full_tensor, name="checkpoint_{rank}"
 ):
-    """Write rank_N folders of the checkpoint that `stages` cut; `stages` None: one whole file.
+    """Write rank_N folders of the checkpoint that `stages` shard; `stages` None: one whole file.
 
     `extras` is ``{name: (dtype, words)}`` or a function of the rank: parameters in no strategy.
     """
@@ -348,7 +348,7 @@ def write_checkpoint(
             entries = {}
             for n, layout, local in held_by(rank, stages, params):
                 shape, dtype = params[n]
-                entries[n] = (dtype, cut(make(n, shape, dtype), layout, local))
+                entries[n] = (dtype, shard(make(n, shape, dtype), layout, local))
         entries.update(extras(rank) if callable(extras) else extras)
         write(Path(folder) / f"rank_{rank}" / f"{name.format(rank=rank)}.{kind}", entries)
     return str(folder)
@@ -365,7 +365,7 @@ def wrong_slices(folder, stages, params, kind="ckpt", ranks=None, make=full_tens
             wanted = {n: make(n, s, d) for n, (s, d) in params.items()}
         else:
             wanted = {
-                n: cut(make(n, *params[n]), layout, local)
+                n: shard(make(n, *params[n]), layout, local)
                 for n, layout, local in held_by(rank, stages, params)
             }
         for n, words in wanted.items():

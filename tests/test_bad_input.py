@@ -15,9 +15,10 @@ from rankxform.engine import pipeline as engine
 from rankxform.errors import exit_code
 from rankxform.publish import target
 from tests import reference
+from tests.place import Place
 
 PARAMS = {"w": ((8, 6), "Float32"), "b": ((8,), "Float16")}
-CUT = [{"w": ([2], [0, -1], 0, 0), "b": ([2], [0], 0, 0)}]
+SHARDED = [{"w": ([2], [0, -1], 0, 0), "b": ([2], [0], 0, 0)}]
 ACROSS = [{"w": ([2], [-1, 0], 0, 0), "b": ([2], [-1], 0, 0)}]
 
 
@@ -26,19 +27,12 @@ def kind(request):
     return request.param
 
 
-class Place:
-    """A source, two strategies and a target in a folder; remembers the source's bytes."""
+class RefusingPlace(Place):
+    """Remembers the source's bytes."""
 
     def __init__(self, tmp, kind):
-        self.tmp, self.kind = tmp, kind
-        self.src = reference.write_checkpoint(tmp / "src", CUT, PARAMS, kind=kind)
-        self.a = reference.write_strategy(tmp / "a.ckpt", CUT)
-        self.b = reference.write_strategy(tmp / "b.ckpt", ACROSS)
-        self.dst = tmp / "dst"
+        super().__init__(tmp, SHARDED, ACROSS, PARAMS, kind)
         self.before = self.source_bytes()
-
-    def shard(self, rank):
-        return self.tmp / "src" / f"rank_{rank}" / f"checkpoint_{rank}.{self.kind}"
 
     def source_bytes(self):
         return {p: p.read_bytes() for p in sorted((self.tmp / "src").rglob("*.*"))}
@@ -58,7 +52,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path, kind):
-    return Place(tmp_path, kind)
+    return RefusingPlace(tmp_path, kind)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.2, 0.5, 0.99])
@@ -122,7 +116,7 @@ def test_a_damaged_file_is_refused_or_read_never_a_crash(seed, place):
 def test_a_damaged_json_strategy(seed, place):
     rng = random.Random(seed)
     shapes = {n: s for n, (s, _) in PARAMS.items()}
-    data = bytearray(reference.json_strategy(list(CUT[0].items()), shapes=shapes))
+    data = bytearray(reference.json_strategy(list(SHARDED[0].items()), shapes=shapes))
     for _ in range(3):
         data[rng.randrange(len(data))] = rng.choice(b'0123456789[]{}",:-enu')
     path = place.tmp / "a.json"
@@ -172,7 +166,7 @@ def test_a_strategy_of_another_network(place):
 
 
 def test_a_strategy_with_another_number_of_axes(place):
-    other = reference.write_strategy(place.tmp / "o.ckpt", [{**CUT[0], "w": ([2], [0], 0, 0)}])
+    other = reference.write_strategy(place.tmp / "o.ckpt", [{**SHARDED[0], "w": ([2], [0], 0, 0)}])
     place.refused(
         rankxform.CheckpointError,
         "'w' does not fit .*o.ckpt: tensor map .* is for 1 axes",
@@ -188,7 +182,7 @@ def test_slices_of_different_shapes(place):
     }
     write = reference.write_ckpt if place.kind == "ckpt" else reference.write_safetensors
     write(place.shard(1), entries)
-    place.refused(rankxform.CheckpointError, r"rank_\d.*'w' has shape .* is wanted", 3)
+    place.refused(rankxform.CheckpointError, r"rank_\d.*'w' has shape .*expected", 3)
 
 
 def test_shapes_that_do_not_divide(place):
@@ -197,7 +191,7 @@ def test_shapes_that_do_not_divide(place):
     )
     place.refused(
         rankxform.RequestError,
-        r"o.ckpt: 'w': axis 0 of shape \[8, 6\] cannot be cut into 5",
+        r"o.ckpt: 'w': axis 0 of shape \[8, 6\] cannot be split into 5",
         3,
         dst_strategy=odd,
     )
@@ -206,7 +200,7 @@ def test_shapes_that_do_not_divide(place):
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (([2, 2], [0, 0], 0, 0), "uses one device-matrix axis for two cuts"),
+        (([2, 2], [0, 0], 0, 0), "uses one device-matrix axis twice"),
         (([2], [3, -1], 0, 0), "names axis 3, but the device matrix"),
         (([2], [-5, -1], 0, 0), "names axis -5"),
         (([0], [-1, -1], 0, 0), "must be one or more positive sizes"),
@@ -293,7 +287,7 @@ def test_an_encrypted_file(place):
 
 
 def test_a_maptensor(tmp_path):
-    place = Place(tmp_path, "ckpt")
+    place = RefusingPlace(tmp_path, "ckpt")
     value = reference.field(1, b"table") + reference.field(3, reference.field(1, b""))
     with place.shard(0).open("ab") as file:
         file.write(reference.field(1, value))
@@ -301,7 +295,7 @@ def test_a_maptensor(tmp_path):
 
 
 def test_a_type_that_mindspore_does_not_have(tmp_path):
-    place = Place(tmp_path, "ckpt")
+    place = RefusingPlace(tmp_path, "ckpt")
     with place.shard(0).open("ab") as file:
         file.write(reference.ckpt_entry("odd", "Complex64", (2,), bytes(16)))
     place.refused(rankxform.CheckpointError, "'Complex64' is not one of MindSpore's", 3)
@@ -332,7 +326,7 @@ def nobody(tmp_path):
     """Become somebody who owns nothing, with a source that everybody may read."""
     if os.getuid() != 0:
         pytest.skip("needs root, to become somebody else")
-    place = Place(tmp_path, "ckpt")
+    place = RefusingPlace(tmp_path, "ckpt")
     for path in [tmp_path, *list(tmp_path.parents)[:2]]:
         path.chmod(0o755)
     yield place
@@ -366,9 +360,9 @@ def small_disk(tmp_path):
     """A place whose target is a disk of 1 MiB, and twice as much to be written."""
     if os.getuid():
         pytest.skip("needs root, to mount a small disk")
-    place = Place(tmp_path, "ckpt")
+    place = RefusingPlace(tmp_path, "ckpt")
     params = {"w": ((1024, 512), "Float32"), "b": ((8,), "Float16")}
-    reference.write_checkpoint(tmp_path / "src", CUT, params)
+    reference.write_checkpoint(tmp_path / "src", SHARDED, params)
     place.dst.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place.dst]
     if subprocess.run(mount, check=False).returncode:

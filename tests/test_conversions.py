@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 import rankxform
 from tests import reference
-from tests.cases import random_case, unevenly_cut
+from tests.cases import random_case, unevenly_sharded
 
 
 def convert(case, tmp, kind="ckpt", strategy="files", make=reference.full_tensor, **options):
@@ -39,7 +40,7 @@ def test_any_strategy_to_any_other(seed, tmp_path):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_parts_need_not_be_equal(seed, tmp_path):
-    case = unevenly_cut(random_case(seed, mindspore_agrees=False), seed)
+    case = unevenly_sharded(random_case(seed, mindspore_agrees=False), seed)
     kind = ("ckpt", "safetensors")[seed % 2]
     assert convert(case, tmp_path, kind, verify=seed % 3 == 0)[0] == []
 
@@ -74,7 +75,7 @@ def test_the_same_layout_reads_only_its_own_file(tmp_path):
     src = reference.write_checkpoint(tmp_path / "src", layouts, params)
     strategy = reference.write_strategy(tmp_path / "s.ckpt", layouts)
     plan = rankxform.plan(src, strategy, strategy)
-    assert [rank["src_ranks"] for rank in plan["ranks"]] == [[0], [1], [2], [3]]
+    assert [rank.src_ranks for rank in plan.ranks] == [(0,), (1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -129,7 +130,7 @@ def test_a_source_without_redundant_copies(kind, dst, tmp_path):
             group = [rank % 2, rank % 2 + 2]
             if group[i % 2] == rank:
                 full = reference.full_tensor(name, shape, dtype)
-                entries[name] = dtype, reference.cut(full, layout, rank)
+                entries[name] = dtype, reference.shard(full, layout, rank)
         entries["global_step"] = "Int32", np.array([3], "<i4")
         path = tmp_path / "src" / f"rank_{rank}" / f"checkpoint_{rank}.{kind}"
         if kind == "ckpt":
@@ -173,15 +174,16 @@ def test_one_complete_file_is_a_source(tmp_path):
 
 @pytest.mark.parametrize("pieces", ["bytes", "rows"])
 def test_a_parameter_in_pieces_is_joined(pieces, tmp_path):
-    """Synchronous saving cuts bytes, asynchronous saving cuts rows; both state the whole dims."""
+    """Synchronous saving splits bytes, asynchronous saving splits rows; both state the whole dims."""
     full = reference.full_tensor("w", (6, 5), "Float32")
     data = full.tobytes()
-    cuts = [0, 33, 50, 120] if pieces == "bytes" else [0, 40, 80, 120]
+    ends = [0, 33, 50, 120] if pieces == "bytes" else [0, 40, 80, 120]
     path = tmp_path / "src" / "rank_0" / "checkpoint_0.ckpt"
     path.parent.mkdir(parents=True)
     path.write_bytes(
         b"".join(
-            reference.ckpt_entry("w", "Float32", (6, 5), data[a:b]) for a, b in zip(cuts, cuts[1:])
+            reference.ckpt_entry("w", "Float32", (6, 5), data[a:b])
+            for a, b in itertools.pairwise(ends)
         )
     )
     layouts = [{"w": ([3], [0, -1], 0, 0)}]
@@ -196,7 +198,7 @@ def test_parameters_are_chosen_by_regular_expressions(tmp_path):
     report = rankxform.transform(src, tmp_path / "dst", include=(r"\.w$",), exclude=("net.b",))
     found = reference.read_ckpt(tmp_path / "dst" / "rank_0" / "checkpoint_0.ckpt")
     assert list(found) == ["net.a.w"]
-    assert report.conversion.selection.left_out[0].names == ("net.a.b", "net.b.w")
+    assert report.left_out[0].names == ("net.a.b", "net.b.w")
     with pytest.raises(rankxform.UsageError, match="no parameter is left"):
         rankxform.transform(src, tmp_path / "none", include=("nothing",))
 
@@ -214,13 +216,13 @@ def test_optimizer_state_is_left_out_for_inference(tmp_path):
     b = reference.write_strategy(tmp_path / "b.ckpt", dst_stages)
     report = rankxform.transform(src, tmp_path / "dst", a, b)
     assert reference.wrong_slices(tmp_path / "dst", dst_stages, weights) == []
-    assert set(report.conversion.selection.left_out[0].names) == set(state)
+    assert set(report.left_out[0].names) == set(state)
     names = reference.read_ckpt(tmp_path / "dst" / "rank_0" / "checkpoint_0.ckpt")
     assert set(names) == set(weights)
 
 
 def test_memory_does_not_grow_with_the_parameter(tmp_path):
-    """A parameter of 1 GiB, cut on both axes, in a process that may allocate 256 MiB at all."""
+    """A parameter of 1 GiB, sharded on both axes, in a process that may allocate 256 MiB at all."""
     shape = (1 << 14, 1 << 14)
     words = np.lib.format.open_memmap(tmp_path / "w.npy", mode="w+", dtype="<u4", shape=shape)
     for start in range(0, shape[0], 1024):
@@ -229,7 +231,7 @@ def test_memory_does_not_grow_with_the_parameter(tmp_path):
         ).reshape(1024, -1)
     src_layout, dst_layout = ([2], [0, -1], 0, 0), ([2], [-1, 0], 0, 0)
     for rank in range(2):
-        part = reference.cut(words, src_layout, rank)
+        part = reference.shard(words, src_layout, rank)
         path = tmp_path / "src" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
         path.parent.mkdir(parents=True)
         with path.open("wb") as file:  # two pieces of 256 MiB
@@ -256,7 +258,7 @@ def test_memory_does_not_grow_with_the_parameter(tmp_path):
         dtype, found, data = reference.read_ckpt(path)["w"]
         assert (dtype, found) == ("Float32", (shape[0], shape[1] // 2))
         assert np.array_equal(
-            np.frombuffer(data, "<u4").reshape(found), reference.cut(words, dst_layout, rank)
+            np.frombuffer(data, "<u4").reshape(found), reference.shard(words, dst_layout, rank)
         )
         path.unlink()
 

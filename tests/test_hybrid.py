@@ -1,4 +1,4 @@
-"""Checkpoints that their users cut by hand (layerwise_parallel): joined, split, cut anew."""
+"""Checkpoints that their users sharded by pattern (layerwise_parallel): joined, split, sharded anew."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 import rankxform
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import HandCut, Strategy
+from rankxform.layout.strategy import PatternStrategy, Strategy
 from tests import reference
 
 NAMES = ("weight", "moments.weight")
@@ -43,13 +43,15 @@ PATTERN = {"src_pattern": "node{rank}/CKP_1-4_32.ckpt", "fsync": False}
 
 
 def test_slices_are_joined_and_split(nodes, tmp_path):
-    rankxform.transform(nodes, tmp_path / "full", "cut:weight=0@4", None, **PATTERN)
+    rankxform.transform(nodes, tmp_path / "full", "shard:weight=0@4", None, **PATTERN)
     whole = tmp_path / "full/rank_0/checkpoint_0.ckpt"
     found = values(whole)
     assert all(np.array_equal(found[name], full(name)) for name in NAMES)
     assert found["learning_rate"].shape == (1,)
-    rankxform.transform(whole, tmp_path / "two", None, "cut:^weight$=0@2", fsync=False)
-    rankxform.transform(nodes, tmp_path / "direct", "cut:weight=0@4", "cut:weight=0@2", **PATTERN)
+    rankxform.transform(whole, tmp_path / "two", None, "shard:^weight$=0@2", fsync=False)
+    rankxform.transform(
+        nodes, tmp_path / "direct", "shard:weight=0@4", "shard:weight=0@2", **PATTERN
+    )
     for rank in range(2):
         name = f"rank_{rank}/checkpoint_{rank}.ckpt"
         found = values(tmp_path / "two" / name)
@@ -89,20 +91,20 @@ def test_states_of_another_shape_or_in_a_strategy_do_not_follow(tmp_path):
         tmp_path / "b.ckpt", [dict.fromkeys(NAMES, ([4], [0, -1], 0, 0))]
     )
     report = rankxform.transform(src, tmp_path / "predict", both, a, fsync=False)
-    (left,) = report.conversion.selection.left_out
+    (left,) = report.left_out
     assert left.names == ("moments.weight",), "listed on one side: for training alone"
 
 
 def test_the_last_axis(tmp_path):
     src = write_sliced(tmp_path / "src", 2, axis=1)
-    rankxform.transform(src, tmp_path / "full", "cut:weight=-1@2", None, fsync=False)
+    rankxform.transform(src, tmp_path / "full", "shard:weight=-1@2", None, fsync=False)
     found = values(tmp_path / "full/rank_0/checkpoint_0.ckpt")
     assert all(np.array_equal(found[name], full(name)) for name in NAMES)
 
 
 def test_words():
-    cut = HandCut.parse("cut:embed=0,w.*t=-1@8")
-    strategy = cut.over({"embed": (8, 4), "weight": (4, 8), "bias": (8,)}, str, states=True)
+    sharded = PatternStrategy.parse("shard:embed=0,w.*t=-1@8")
+    strategy = sharded.over({"embed": (8, 4), "weight": (4, 8), "bias": (8,)}, states=True)
     assert isinstance(strategy, Strategy) and strategy.ranks == 8
     assert strategy.stages == (
         {"embed": Layout((8,), ((0,), ())), "weight": Layout((8,), ((), (0,)))},
@@ -112,14 +114,14 @@ def test_words():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("cut:weight=0", "cut:REGEX=AXIS@RANKS is wanted"),
-        ("cut:weight=0@", "cut:REGEX=AXIS@RANKS is wanted"),
-        ("cut:weight=0@0", "cut:REGEX=AXIS@RANKS is wanted"),
-        ("cut:weight@4", "cut:REGEX=AXIS@RANKS is wanted"),
-        ("cut:weight=x@4", "'weight=x': invalid literal"),
-        ("cut:(=0@4", r"'\(=0': missing"),
-        ("cut:weight=2@4", "'weight' has 2 axes, and no axis 2"),
-        ("cut:other=0@4", "no parameter of the checkpoint has such a name"),
+        ("shard:weight=0", "expected shard:REGEX=AXIS@RANKS"),
+        ("shard:weight=0@", "expected shard:REGEX=AXIS@RANKS"),
+        ("shard:weight=0@0", "expected shard:REGEX=AXIS@RANKS"),
+        ("shard:weight@4", "expected shard:REGEX=AXIS@RANKS"),
+        ("shard:weight=x@4", "'weight=x': invalid literal"),
+        ("shard:(=0@4", r"'\(=0': missing"),
+        ("shard:weight=2@4", "'weight' has 2 axes, and no axis 2"),
+        ("shard:other=0@4", "no parameter of the checkpoint has such a name"),
     ],
 )
 def test_words_that_make_no_sense(nodes, tmp_path, words, message):
@@ -130,37 +132,39 @@ def test_words_that_make_no_sense(nodes, tmp_path, words, message):
 
 def test_slices_that_were_not_named_are_not_taken_for_whole_ones(nodes, tmp_path):
     with pytest.raises(rankxform.CheckpointError, match=r"moments\.weight"):
-        rankxform.transform(nodes, tmp_path / "dst", "cut:^moments.weight$=0@4", None, **PATTERN)
+        rankxform.transform(nodes, tmp_path / "dst", "shard:^moments.weight$=0@4", None, **PATTERN)
 
 
 def test_a_number_of_ranks_that_does_not_divide(nodes, tmp_path):
-    with pytest.raises(rankxform.RequestError, match="cannot be cut into 3 equal parts"):
-        rankxform.transform(nodes, tmp_path / "d", "cut:weight=0@4", "cut:weight=0@3", **PATTERN)
+    with pytest.raises(rankxform.RequestError, match="cannot be split into 3 equal parts"):
+        rankxform.transform(
+            nodes, tmp_path / "d", "shard:weight=0@4", "shard:weight=0@3", **PATTERN
+        )
 
 
 def test_ranks_and_plans(nodes, tmp_path):
     with pytest.raises(rankxform.UsageError, match="the checkpoint tells; name SRC"):
-        rankxform.ranks("cut:weight=0@4", "cut:weight=0@2")
+        rankxform.ranks("shard:weight=0@4", "shard:weight=0@2")
     plan = rankxform.plan(
-        nodes, "cut:weight=0@4", "cut:weight=0@2", src_pattern=PATTERN["src_pattern"]
+        nodes, "shard:weight=0@4", "shard:weight=0@2", src_pattern=PATTERN["src_pattern"]
     )
-    assert len(plan["ranks"]) == 2
+    assert len(plan.ranks) == 2
     shapes = tmp_path / "shapes.json"
     shapes.write_text('{"weight": {"shape": [8, 8], "dtype": "Float32"}}')
-    imagined = rankxform.plan("", "cut:weight=0@4", "cut:weight=0@2", shapes=str(shapes))
-    assert len(imagined["ranks"]) == 2
+    imagined = rankxform.plan("", "shard:weight=0@4", "shard:weight=0@2", shapes=str(shapes))
+    assert len(imagined.ranks) == 2
 
 
 def test_only_states_of_the_parameters_shape_follow(tmp_path):
     factored = {"exp_avg_sq_col.weight": ("Float32", np.arange(8, dtype=np.float32)), **RATE}
     src = write_sliced(tmp_path / "src", 4, extra=factored)
-    for words in ("cut:weight=0@4", "cut:^weight$=0@4"):
+    for words in ("shard:weight=0@4", "shard:^weight$=0@4"):
         found = rankxform.load(src, words, None)
         assert found["exp_avg_sq_col.weight"].shape == (8,)
         assert found["moments.weight"].shape == (8, 8)
     assert (
-        "cut:weight=0@4 cuts moments.weight, weight"
-        in rankxform.load(src, "cut:weight=0@4", None).notices
+        "shard:weight=0@4 shards moments.weight, weight"
+        in rankxform.load(src, "shard:weight=0@4", None).notices
     )
 
 
@@ -169,34 +173,36 @@ def test_states_of_another_shape_are_whole_on_every_rank(tmp_path):
     row = np.arange(8, dtype=np.float32).view("<u4")
     factored = {"exp_avg_sq_row.weight": ("Float32", row)}
     src = write_sliced(tmp_path / "src", 1, extra=factored)
-    report = rankxform.transform(src, tmp_path / "dst", "none", "cut:^weight$=0@2")
-    assert report.conversion.selection.left_out == ()
+    report = rankxform.transform(src, tmp_path / "dst", "none", "shard:^weight$=0@2")
+    assert report.left_out == ()
     for rank in range(2):
         found = reference.read_ckpt(tmp_path / f"dst/rank_{rank}/checkpoint_{rank}.ckpt")
         assert found["exp_avg_sq_row.weight"] == ("Float32", (8,), row.tobytes())
         assert found["weight"][1] == found["moments.weight"][1] == (4, 8)
 
 
-def test_what_all_ranks_hold_alike_was_not_cut(tmp_path):
+def test_what_all_ranks_hold_alike_was_not_sharded(tmp_path):
     norm = {"norm.weight": ("Float32", np.arange(8, dtype=np.float32))}
     src = write_sliced(tmp_path / "src", 4, extra=norm)
-    with pytest.raises(rankxform.CheckpointError, match=r"cuts 'norm\.weight', and all ranks hold"):
-        rankxform.load(src, "cut:weight=0@4", None)
-    assert rankxform.load(src, "cut:^weight=0@4", None)["norm.weight"].shape == (8,)
+    with pytest.raises(
+        rankxform.CheckpointError, match=r"shards 'norm\.weight', and all ranks hold"
+    ):
+        rankxform.load(src, "shard:weight=0@4", None)
+    assert rankxform.load(src, "shard:^weight=0@4", None)["norm.weight"].shape == (8,)
 
 
-def test_states_follow_whichever_way_the_cuts_are_told(nodes, tmp_path):
+def test_states_follow_whichever_way_the_shards_are_told(nodes, tmp_path):
     two = reference.write_strategy(tmp_path / "two.ckpt", [{"weight": ([2], [0, -1], 0, 0)}])
     four = reference.write_strategy(tmp_path / "four.ckpt", [{"weight": ([4], [0, -1], 0, 0)}])
     same = write_sliced(tmp_path / "same", 1, "rank_0/net.ckpt")
     write_sliced(tmp_path / "same", 1, "rank_1/net.ckpt")
-    uncut = reference.write_strategy(tmp_path / "dp.ckpt", [{"weight": ([2], [-1, -1], 0, 0)}])
+    unsharded = reference.write_strategy(tmp_path / "dp.ckpt", [{"weight": ([2], [-1, -1], 0, 0)}])
     pattern = {"src_pattern": PATTERN["src_pattern"]}
     for src, a, b, more in (
-        (nodes, "cut:weight=0@4", two, pattern),
-        (nodes, four, "cut:weight=0@2", pattern),
+        (nodes, "shard:weight=0@4", two, pattern),
+        (nodes, four, "shard:weight=0@2", pattern),
         (nodes, four, two, pattern),
-        (same, uncut, two, {}),
+        (same, unsharded, two, {}),
     ):
         for rank in range(2):
             found = rankxform.load(src, a, b, rank=rank, **more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import rankxform
 from rankxform.cli import report
 from tests import reference
 
-CUT = [{"w": ([4], [0, -1], 0, 0)}]
+SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
 HALF = [{"w": ([2], [0, -1], 0, 0)}]
 PARAMS = {"w": ((8, 6), "Float32")}
 
@@ -22,8 +23,10 @@ def job(tmp_path):
     """What a MindFormers job leaves: two steps of four ranks, and the strategy beside."""
     output = tmp_path / "output"
     for step in ("1_100", "2_200"):
-        reference.write_checkpoint(output / "checkpoint", CUT, PARAMS, name=f"net_{{rank}}-{step}")
-    reference.write_stage_files(output / "strategy", CUT)
+        reference.write_checkpoint(
+            output / "checkpoint", SHARDED, PARAMS, name=f"net_{{rank}}-{step}"
+        )
+    reference.write_stage_files(output / "strategy", SHARDED)
     (output / "checkpoint/rank_0/meta.json").write_text('{"last_epoch": 2}')
     return output
 
@@ -79,7 +82,7 @@ def test_one_ranks_folder_and_what_lies_in_it(job):
 
 
 def test_several_strategies_are_a_line_each(tmp_path):
-    reference.write_strategy(tmp_path / "four.ckpt", CUT)
+    reference.write_strategy(tmp_path / "four.ckpt", SHARDED)
     reference.write_strategy(tmp_path / "two.ckpt", HALF)
     found = look(tmp_path)
     assert [part["what"] for part in found["parts"]] == ["strategy, 4 ranks", "strategy, 2 ranks"]
@@ -88,7 +91,7 @@ def test_several_strategies_are_a_line_each(tmp_path):
 def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
     folder = tmp_path / "mixed"
     reference.write_ckpt(folder / "full.ckpt", {})
-    reference.write_strategy(folder / "strategy.ckpt", CUT)
+    reference.write_strategy(folder / "strategy.ckpt", SHARDED)
     os.mkfifo(folder / "pipe.ckpt")
     os.mkfifo(folder / "rankxform.json")
     (folder / "loop.ckpt").symlink_to("loop.ckpt")
@@ -150,12 +153,11 @@ def test_what_rankxform_wrote_says_from_what_and_whether_it_is_whole(verify, job
 
 
 def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
-    from rankxform.job import convert
 
     def stop(*_, **__):
         raise rankxform.StoppedError("stopped by a test")
 
-    monkeypatch.setattr(convert, "publish", stop)
+    monkeypatch.setattr(import_module("rankxform.job.finish"), "publish", stop)
     with pytest.raises(rankxform.StoppedError):
         rankxform.transform(job / "checkpoint", tmp_path / "dst", job / "strategy", "none")
     found = look(tmp_path / "dst")
@@ -164,15 +166,14 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
 
 def test_replicas_are_not_compared_without_a_strategy(job):
     """What a pipeline's or a sharded checkpoint's ranks hold under one name is not the same."""
-    from rankxform import job as verbs
+    from rankxform.job.replicas import compare_replicas
+    from rankxform.job.request import Request
     from rankxform.transport import Serial
 
     with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):
-        verbs.compare_replicas(verbs.Request(str(job / "checkpoint"), None), Serial())
+        compare_replicas(Request(str(job / "checkpoint"), None), Serial())
     strategy = str(job / "strategy")
-    found = verbs.compare_replicas(
-        verbs.Request(str(job / "checkpoint"), None, strategy, strategy), Serial()
-    )
+    found = compare_replicas(Request(str(job / "checkpoint"), None, strategy, strategy), Serial())
     assert found.unequal == ()
 
 

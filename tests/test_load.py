@@ -138,7 +138,7 @@ def test_one_of_several_workers_must_know_which(place, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rank": "0"}, "rank is '0'; a number is wanted"),
+        ({"rank": "0"}, "rank is '0'; expected a number"),
         ({"rank": 7}, "destination rank 7 does not exist"),
         ({"verify": True}, "unknown option 'verify'"),
         ({"shapes": "x"}, "unknown option 'shapes'"),
@@ -159,8 +159,8 @@ def test_a_text_that_is_none(tmp_path):
 def test_errors_of_the_call_and_the_inputs_are_value_errors(place):
     for call in (
         lambda: rankxform.load("nowhere", None, None),
-        lambda: rankxform.load(place[0], "cut:w=0@²", None),
-        lambda: rankxform.load(place[0], "cut:w=0@9999999", None),
+        lambda: rankxform.load(place[0], "shard:w=0@²", None),
+        lambda: rankxform.load(place[0], "shard:w=0@9999999", None),
     ):
         with pytest.raises(ValueError, match=r"nowhere|REGEX=AXIS") as caught:
             call()

@@ -10,7 +10,7 @@ import pytest
 
 import rankxform
 from tests import reference
-from tests.reference import cut, full_tensor, write_checkpoint, write_ckpt, write_strategy
+from tests.reference import full_tensor, shard, write_checkpoint, write_ckpt, write_strategy
 
 STEP = {"global_step": ("Int32", np.array([7], "<i4"))}
 
@@ -31,8 +31,8 @@ def test_item_1_optimizer_shard_with_axes_out_of_order(tmp_path):
     assert convert(tmp_path / "2", None, [{"w": layout}], params) == []
 
 
-def test_item_2_safetensors_cut_on_an_inner_axis(tmp_path):
-    """MindSpore writes a cut along axis 1 from the wrong memory."""
+def test_item_2_safetensors_sharded_on_an_inner_axis(tmp_path):
+    """MindSpore writes what is sharded along axis 1 from the wrong memory."""
     params = {"w": ((8, 16), "Float32"), "v": ((4, 6, 8), "Float16")}
     src = [{"w": ([2], [0, -1], 0, 0), "v": ([2], [0, -1, -1], 0, 0)}]
     dst = [{"w": ([2], [-1, 0], 0, 0), "v": ([2], [-1, -1, 0], 0, 0)}]
@@ -41,7 +41,7 @@ def test_item_2_safetensors_cut_on_an_inner_axis(tmp_path):
 
 @pytest.mark.parametrize("side", ["source", "destination"])
 def test_items_3_and_4_a_parameter_that_only_one_strategy_lists(side, tmp_path):
-    """MindSpore writes the raw slice, or the whole tensor, where the other cut is wanted."""
+    """MindSpore writes the raw slice, or the whole tensor, where the other sharding is wanted."""
     params = {"both": ((8, 4), "Float32"), "net.0.alone": ((8, 4), "Float32")}
     layout = ([2], [0, -1], 0, 0)
     every, fewer = [dict.fromkeys(params, layout)], [{"both": layout}]
@@ -51,16 +51,16 @@ def test_items_3_and_4_a_parameter_that_only_one_strategy_lists(side, tmp_path):
         extras["net.0.alone"] = "Float32", full_tensor("net.0.alone", (8, 4), "Float32")
     folder = write_checkpoint(tmp_path / "src", src, params, extras)
     a, b = write_strategy(tmp_path / "a.ckpt", src), write_strategy(tmp_path / "b.ckpt", dst)
-    with pytest.raises(rankxform.RequestError, match=r"lists net\.0\.alone.*--one-sided leave-out"):
+    with pytest.raises(rankxform.RequestError, match=r"lists net\.0\.alone.*--unmatched drop"):
         rankxform.transform(folder, tmp_path / "dst", a, b)
     assert not (tmp_path / "dst").exists()
-    rankxform.transform(folder, tmp_path / "less", a, b, one_sided="leave-out")
+    rankxform.transform(folder, tmp_path / "less", a, b, unmatched="drop")
     assert "net.0.alone" not in reference.read_ckpt(tmp_path / "less/rank_0/checkpoint_0.ckpt")
-    rankxform.transform(folder, tmp_path / "dst", a, b, one_sided="whole")
+    rankxform.transform(folder, tmp_path / "dst", a, b, unmatched="replicate")
     for rank in range(2):
         found = reference.read_ckpt(tmp_path / f"dst/rank_{rank}/checkpoint_{rank}.ckpt")
         full = full_tensor("net.0.alone", (8, 4), "Float32")
-        wanted = full if side == "source" else cut(full, layout, rank)
+        wanted = full if side == "source" else shard(full, layout, rank)
         assert found["net.0.alone"] == ("Float32", wanted.shape, wanted.tobytes())
 
 
@@ -252,7 +252,7 @@ def test_types_that_differ_between_ranks_are_not_promoted(tmp_path):
         rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None)
 
 
-def test_a_frozen_parameter_that_was_cut_is_found(tmp_path):
+def test_a_frozen_parameter_that_was_sharded_is_found(tmp_path):
     """It is in no strategy, and MindSpore copies one rank's slice as if it were the whole."""
     layouts = [{"w": ([2], [0], 0, 0)}]
     full = full_tensor("frozen", (8, 4), "Float32")

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform import job
+from rankxform.job.fit import already_fits
+from rankxform.job.replicas import compare_replicas
+from rankxform.job.request import Request
 from rankxform.mindspore import calls
 from rankxform.transport import Serial
 from tests import reference
-from tests.reference import cut, full_tensor, write_checkpoint, write_ckpt, write_strategy
+from tests.reference import full_tensor, shard, write_checkpoint, write_ckpt, write_strategy
 
 TIED = [{"emb": ([2], [0, -1], 0, 0), "a": ([2], [0], 0, 0)}, {"b": ([2], [0], 0, 0)}]
 PARAMS = {"emb": ((8, 4), "Float32"), "a": ((8,), "Float32"), "b": ((8,), "Float32")}
@@ -26,7 +28,7 @@ def tied_source(tmp):
     emb = full_tensor("emb", (8, 4), "Float32")
 
     def extras(rank):
-        return {"emb": ("Float32", cut(emb, TIED[0]["emb"], rank % 2))} if rank > 1 else {}
+        return {"emb": ("Float32", shard(emb, TIED[0]["emb"], rank % 2))} if rank > 1 else {}
 
     return write_checkpoint(tmp / "src", TIED, PARAMS, extras), write_strategy(tmp / "s.ckpt", TIED)
 
@@ -62,7 +64,7 @@ def test_missing_keepers_of_a_box_are_told_from_what_was_never_saved(tmp_path):
         tmp_path / "src/rank_0/c_0.ckpt", {"a": ("Float32", full_tensor("a", (8,), "Float32"))}
     )
     report = rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None)
-    assert report.conversion.selection.absent == ("accu_grads.a",)
+    assert report.absent == ("accu_grads.a",)
 
 
 def test_a_tied_copy_does_not_stand_in_for_its_stage(tmp_path):
@@ -105,7 +107,7 @@ def test_extra_ranks_that_are_replicas_are_a_notice(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
-def test_a_data_parallel_source_that_was_dealt_out(kind, tmp_path):
+def test_a_data_parallel_source_that_was_assigned_out(kind, tmp_path):
     """remove_redundancy without a strategy deals whole parameters to the ranks."""
     params = {f"p{i}": ((4, 4), "Float32") for i in range(5)}
     step = ("Int32", np.array([3], "<i4"))
@@ -348,12 +350,8 @@ def verbs(src, tmp, **options):
         lambda: rankxform.verify(src, tmp / "dst", **options),
         lambda: rankxform.plan(src, **options),
         lambda: rankxform.load(src, **options),
-        lambda: job.compare_replicas(
-            job.Request(str(src), None, options.get("src_strategy")), Serial()
-        ),
-        lambda: job.already_fits(
-            job.Request(str(src), None, options.get("src_strategy")), Serial()
-        ),
+        lambda: compare_replicas(Request(str(src), None, options.get("src_strategy")), Serial()),
+        lambda: already_fits(Request(str(src), None, options.get("src_strategy")), Serial()),
     ]
 
 
@@ -547,7 +545,7 @@ def test_a_stage_of_nothing_but_unmatched_names_may_be_taken_as_whole(kind, rank
     source = write_checkpoint(tmp_path / "src", src, {"a": ((8,), "Float32")}, x, kind)
     a, b = write_strategy(tmp_path / "a.ckpt", src), write_strategy(tmp_path / "b.ckpt", dst)
     params = dict.fromkeys("ax", ((8,), "Float32"))
-    rankxform.transform(source, tmp_path / "dst", a, b, one_sided="whole", ranks=ranks)
+    rankxform.transform(source, tmp_path / "dst", a, b, unmatched="replicate", ranks=ranks)
     assert reference.wrong_slices(tmp_path / "dst", dst, params, kind, ranks or None) == []
 
 

@@ -1,1 +1,5 @@
-"""Folder conventions: where a checkpoint's files lie."""
+"""Folder conventions of checkpoints: which file is which, and where a new one belongs."""
+
+from . import rank_folders  # it registers itself
+
+__all__ = ["rank_folders"]

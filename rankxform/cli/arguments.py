@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.job import Request
+from rankxform.job.request import Request
 
+from .options import given
 from .parser import parser
 
 
@@ -20,7 +21,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         argv.insert(0, "transform")
     options = parser().parse_args(argv)
     if program and options.verb != "launch":
-        raise UsageError(f"what is {' '.join(program)!r} behind -- for? launch starts a program")
+        raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
     options.program = program
     return options
 
@@ -46,11 +47,10 @@ def _plain(word: str) -> str:
 
 
 def request(options: argparse.Namespace) -> Request:
-    """Turn the options of ``transform`` or ``plan`` into a request. Raises UsageError."""
-    given: dict[str, Any] = vars(options)
-    shapes = given.get("shapes")
-    src = "" if shapes else _one("SRC", options.src, given.get("src_option"))
-    dst = given.get("dst") or given.get("dst_option")
+    """Turn the options of a conversion into a request. Raises UsageError."""
+    facts: dict[str, Any] = vars(options)
+    src = "" if facts.get("shapes") else _one("SRC", options.src, facts.get("src_option"))
+    dst = facts.get("dst") or facts.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
         dst = _one("DST", options.dst, options.dst_option)
     return Request(
@@ -58,31 +58,7 @@ def request(options: argparse.Namespace) -> Request:
         dst=dst,
         src_strategy=options.src_strategy,
         dst_strategy=options.dst_strategy,
-        prefix=options.prefix,
-        format=options.format,
-        ranks=options.ranks,
-        src_pattern=options.src_pattern,
-        step=options.step,
-        suffix=options.suffix,
-        include=tuple(options.include),
-        exclude=tuple(options.exclude),
-        one_sided=options.one_sided,
-        unlisted=options.unlisted,
-        replicas=options.replicas,
-        allow_equal_slices=options.allow_equal_slices,
-        allow_extra_ranks=options.allow_extra_ranks,
-        check_crc=options.check_crc,
-        crc=given.get("crc", False),
-        overwrite=given.get("overwrite", False),
-        fsync=not given.get("no_fsync", False),
-        link=options.link,
-        memory=options.memory,
-        reading=options.reading,
-        costs=options.costs,
-        dst_placement=options.dst_placement,
-        shapes=shapes,
-        verify=given.get("verify", False),
-        check_replicas=given.get("check_replicas") or "no",
+        **given(options),
     )
 
 

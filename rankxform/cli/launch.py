@@ -14,15 +14,18 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from rankxform import job
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import StorageError, UsageError
+from rankxform.job.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
+
+if TYPE_CHECKING:
+    from rankxform.job.transform import Begin, Report
 
 CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"
 
@@ -44,37 +47,39 @@ class Program:
 
 def launch(
     options: argparse.Namespace,
-    request: job.Request,
+    request: Request,
     team: Team,
-    begin: Callable[..., Any],
+    begin: Begin,
     tell: Callable[[str], None],
-) -> tuple[job.Report | None, Program]:
+) -> tuple[Report | None, Program]:
     """Convert the checkpoint if it does not fit; return the report and the program to become.
 
     Of several steps no older one is taken than the newest: a training would go on from there.
     """
-    team.share(lambda: _check(options, team))
+    from rankxform.job.fit import already_fits
+    from rankxform.job.transform import transform
+
+    team.bcast(lambda: _check(options, team))
     request = replace(request, step=request.step or LATEST)
     output = Path(options.output).absolute()
-    if job.already_fits(replace(request, dst=None), team):
+    if already_fits(replace(request, dst=None), team):
         where = str(Path(request.src).absolute())
         if team.rank == 0:
             name = request.dst_strategy or "none"
-            tell(f"{where}: is cut as {name} wants it; nothing is converted")
+            tell(f"{where}: is sharded as {name} wants it; nothing is converted")
         return None, program(options, where, team)
     where = str(output / CHECKPOINT)
     folder = output / STRATEGY
-    wanted = team.share(lambda: _strategies(request, folder))
-    team.share(lambda: _check_source(request, folder, wanted))
-    speaks = team.nodes.speaks(team.rank)
-    with team.together():
-        if speaks and wanted and not request.overwrite:
-            _check_strategies(folder, wanted, str(request.dst_strategy))
-    report = job.transform(replace(request, dst=where), team, begin)
-    team.share(lambda: _keep(folder, wanted))
-    with team.together():
-        if speaks and team.rank != 0:  # where the folder is process 0's, all is there now
-            _keep(folder, wanted)
+    wanted = team.bcast(lambda: _strategies(request, folder))
+    team.bcast(lambda: _check_source(request, folder, wanted))
+    leader = team.nodes.is_leader(team.rank)
+    if_other = leader and wanted and not request.overwrite
+    name = str(request.dst_strategy)
+    team.agree(lambda: _check_strategies(folder, wanted, name) if if_other else None)
+    report = transform(replace(request, dst=where), team, begin)
+    team.bcast(lambda: _keep(folder, wanted))
+    # where the folder is process 0's, all is there now
+    team.agree(lambda: _keep(folder, wanted) if leader and team.rank != 0 else None)
     return report, program(options, where, team)
 
 
@@ -109,10 +114,10 @@ def _check(options: argparse.Namespace, team: Team) -> None:
         )
 
 
-def _strategies(request: job.Request, folder: Path) -> dict[Path, bytes]:
+def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:
     """Return what belongs in the folder of strategies, if it is not there already.
 
-    That is the strategy that the result is cut by: the next job's source strategy.
+    That is the strategy that the result is sharded by: the next job's source strategy.
     """
     if not isinstance(request.dst_strategy, str) or not Path(request.dst_strategy).exists():
         return {}
@@ -122,7 +127,7 @@ def _strategies(request: job.Request, folder: Path) -> dict[Path, bytes]:
     return {folder / path.name: read_bytes(path) for path in paths}
 
 
-def _check_source(request: job.Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:
+def _check_source(request: Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:
     """Refuse a folder in which another strategy would take the place of the source's."""
     given = request.src_strategy
     if not wanted or not isinstance(given, str) or not Path(given).exists():
@@ -161,4 +166,4 @@ def _keep(folder: Path, wanted: Mapping[Path, bytes]) -> None:
         remove(old)
     for path, data in wanted.items():
         if not path.exists():
-            write_small(path, data, crowd=True)
+            write_small(path, data, shared=True)

@@ -1,23 +1,20 @@
-"""Options that several verbs have, and the forms of their values."""
+"""Options of verbs, made of the one table in `rankxform.job.request`, and the forms of values."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any
 
-from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
-from rankxform.engine.pipeline import DEFAULT_MEMORY
-from rankxform.planning.cost_model import AUTO, READINGS, Costs
-from rankxform.planning.plan import REPLICAS
-from rankxform.planning.selection import ONE_SIDED
-from rankxform.publish.links import LINKS, REFLINK
-from rankxform.storage.index import FORMATS
+from rankxform.job.request import OPTIONS
+from rankxform.planning.cost_model import Costs
 from rankxform.transport import Team
 
 from .stopping import parse_time
 from .units import number_ranges, parse_moment, parse_size
 
-MOMENTS, SHARE = ("call", "letter"), "overlap"
+LATENCIES, SHARE = ("read_latency", "latency"), "overlap"
 """What of `Costs` is in seconds, and what has no unit."""
 
 
@@ -28,23 +25,21 @@ def add_json(verb: argparse.ArgumentParser) -> None:
 def add_strategies(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategies",
-        "a file; a folder of stage files; none: whole tensors; or cut:REGEX=AXIS@RANKS, in equal "
-        "slices by hand, states too",
+        "a file; a folder of stage files; none: whole tensors; or shard:REGEX=AXIS@RANKS: equal "
+        "slices by pattern, optimizer states too",
     )
     group.add_argument(
         "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
         dest="src_strategy", metavar="STRATEGY",
-        help="how SRC is cut; to be given, be it as none, where SRC holds files of several ranks",
+        help="how SRC is sharded; required, be it as none, where SRC holds files of several ranks",
     )  # fmt: skip
     group.add_argument(
         "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
-        dest="dst_strategy", metavar="STRATEGY", help="how DST shall be cut (default: none)",
+        dest="dst_strategy", metavar="STRATEGY", help="how to shard DST (default: none)",
     )  # fmt: skip
 
 
-def add_conversion(
-    parser: argparse.ArgumentParser, dst: str = "folder to write rank_N/ into"
-) -> None:
+def add_folders(parser: argparse.ArgumentParser, dst: str = "folder to write rank_N/ into") -> None:
     parser.add_argument(
         "src", nargs="?", metavar="SRC", help="folder with rank_N/ folders, or one complete file"
     )
@@ -55,134 +50,47 @@ def add_conversion(
     ):
         parser.add_argument(*flags, dest=where, help=argparse.SUPPRESS)
     add_strategies(parser)
-    add_choice(parser)
-    add_source(parser)
-    add_output(parser)
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what is converted")
-    what.add_argument(
-        "--ranks",
-        type=ranks,
-        default=(),
-        metavar="N,N-N",
-        help="destination ranks to make (default: all)",
-    )
-    what.add_argument(
-        "--include",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="convert only parameters whose name has this; repeatable",
-    )
-    what.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="leave out parameters whose name has this; repeatable",
-    )
-    what.add_argument(
-        "--one-sided",
-        choices=ONE_SIDED,
-        default="error",
-        help="parameters that only one strategy lists: leave them out, or take them to be "
-        "whole on the other side (default: error)",
-    )
-    what.add_argument(
-        "--unlisted",
-        choices=("error", "take-one"),
-        default="error",
-        help="parameters in no strategy that differ between ranks: take one's (default: error)",
-    )
-    what.add_argument(
-        "--replicas",
-        choices=REPLICAS,
-        default="spread",
-        help="which of equal source copies is read: one for all, or MindSpore's (default: spread)",
-    )
+def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse._ArgumentGroup]:
+    """Add the table's options of a verb; return their groups by title."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for one in OPTIONS:
+        if verb in one.metadata["verbs"]:
+            title = one.metadata["group"]
+            if title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            add_option(groups[title], one)
+    return groups
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_argument_group("which source files")
-    source.add_argument(
-        "--src-pattern",
-        default=DEFAULT_PATTERN,
-        metavar="PATTERN",
-        help="where rank files lie in SRC (default: %(default)s)",
-    )
-    source.add_argument(
-        "--step",
-        metavar="E_S",
-        help="epoch and step to take, such as 10_73; latest: the newest, an error if a rank lacks "
-        "it (default: the newest that all ranks have; of launch: latest)",
-    )
-    source.add_argument(
-        "--suffix", metavar="TEXT", help="end of the files' names before .ckpt, such as _breakpoint"
-    )
-    source.add_argument(
-        "--check-crc",
-        action="store_true",
-        help="compare source files with the checksums they carry",
-    )
-    source.add_argument(
-        "--allow-extra-ranks",
-        action="store_true",
-        help="do not use ranks beyond the strategy's, whatever they hold",
-    )
-    source.add_argument(
-        "--allow-equal-slices",
-        action="store_true",
-        help="accept that every rank holds the same bytes of cut parameters",
-    )
+def add_option(group: argparse._ActionsContainer, one: Field[Any]) -> None:
+    """Add one option of the table."""
+    facts = one.metadata
+    flag = facts["flag"] or "--" + one.name.replace("_", "-")
+    known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts["help"]}
+    if facts["kind"] == "flag":
+        group.add_argument(flag, action="store_true", **known)
+    elif facts["kind"] == "off":
+        group.add_argument(flag, action="store_false", **known)
+    else:
+        if facts["kind"] == "repeated":
+            known.update(action="append", default=[])
+        if facts["choices"]:
+            known["choices"] = tuple(facts["choices"])
+        parse = KINDS.get(facts["kind"], str)
+        group.add_argument(flag, type=parse, metavar=facts["metavar"], **known)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    out = parser.add_argument_group("output")
-    out.add_argument(
-        "--prefix", default="checkpoint_", help="files are rank_N/<prefix>N (default: %(default)s)"
-    )
-    out.add_argument("--format", choices=FORMATS, help="default: the source's")
-    out.add_argument(
-        "--link",
-        choices=LINKS,
-        default=REFLINK,
-        help="equal files: shared blocks where the file system can, hard links, or each written "
-        "(default: reflink)",
-    )
-    out.add_argument(
-        "--memory",
-        type=_size,
-        default=DEFAULT_MEMORY,
-        metavar="SIZE",
-        help="buffers on each process (default: 64M)",
-    )
-    out.add_argument(
-        "--dst-placement",
-        default="auto",
-        metavar="WHERE",
-        help="with processes on several nodes: shared, if DST must be one folder for all; node, "
-        "for a folder of each node; or a hostfile or rank table that says which ranks belong on "
-        "which node (default: auto, finds out)",
-    )
-    out.add_argument(
-        "--costs",
-        type=_costs,
-        metavar="WHAT=VALUE,..",
-        help="bytes a second that a process reads and writes, a node sends, and a process copies "
-        "in memory; seconds for a read of little and a letter; how much of the shorter of reading "
-        "and sending the longer hides; such as read=1G,write=1G,network=10G,copy=5G,call=100us,"
-        "letter=30us,overlap=1 (default: measured; if some are given, these for the others)",
-    )
-    out.add_argument(
-        "--reading",
-        choices=READINGS,
-        default=AUTO,
-        help="how source files are read: the wanted ranges, the rows that hold them, or each byte "
-        "by one process that sends it to the others (exchange); auto: what costs least, exchange "
-        "for files that a process's node does not have",
-    )
+def option(name: str) -> Field[Any]:
+    """Return an option of the table."""
+    return next(one for one in OPTIONS if one.name == name)
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the table that a verb has, as `Request` takes them."""
+    found = {one.name: getattr(options, one.name) for one in OPTIONS if hasattr(options, one.name)}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
 def add_progress(run: argparse._ArgumentGroup) -> None:
@@ -199,8 +107,8 @@ def add_limits(run: argparse._ArgumentGroup) -> None:
         "--time-limit",
         type=_time,
         metavar="TIME",
-        help="stop in time before so long has passed (3600, 90m, 2:30:00), so that the same "
-        "command can continue; default: what Slurm gives (SLURM_JOB_END_TIME), else none",
+        help="stop before so long has passed (3600, 90m, 2:30:00), so that the same command can "
+        "continue (default: what Slurm gives, SLURM_JOB_END_TIME, else none)",
     )
     run.add_argument(
         "--stall-limit",
@@ -211,18 +119,18 @@ def add_limits(run: argparse._ArgumentGroup) -> None:
     )
 
 
-def ranks(text: str) -> tuple[int, ...]:
+def _ranks(text: str) -> tuple[int, ...]:
     try:
         return number_ranges(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers such as 0,2-5 are wanted") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 0,2-5") from None
 
 
 def _size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a size such as 256M is wanted") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 256M") from None
 
 
 def _costs(text: str) -> Costs:
@@ -231,19 +139,21 @@ def _costs(text: str) -> Costs:
     for one in text.split(","):
         name, equals, value = one.partition("=")
         if name not in known or name in given or not equals:
-            raise argparse.ArgumentTypeError(f"{one!r}: one =VALUE each of {', '.join(known)}")
-        parse = _share if name == SHARE else _moment if name in MOMENTS else _size
+            raise argparse.ArgumentTypeError(
+                f"{one!r}: expected one =VALUE each of {', '.join(known)}"
+            )
+        parse = _share if name == SHARE else _latency if name in LATENCIES else _size
         given[name] = parse(value)
         if not given[name] and name != SHARE:
-            raise argparse.ArgumentTypeError(f"{one!r}: more than nothing is wanted")
+            raise argparse.ArgumentTypeError(f"{one!r}: expected more than nothing")
     return Costs(**given)
 
 
-def _moment(text: str) -> float:
+def _latency(text: str) -> float:
     try:
         return parse_moment(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 100us is wanted") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 100us") from None
 
 
 def _share(text: str) -> float:
@@ -252,7 +162,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to 1 is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 to 1")
     return share
 
 
@@ -262,11 +172,15 @@ def _time(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds:
-        raise argparse.ArgumentTypeError(f"{text!r}: a time such as 90m is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 90m")
     return seconds
 
 
 def count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 on is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
     return int(text)
+
+
+KINDS: dict[str, Callable[[str], Any]] = {"ranks": _ranks, "size": _size, "costs": _costs}
+"""How the values of options are read, by the kinds of the table."""

@@ -6,21 +6,19 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
 from rankxform.errors import UsageError
-from rankxform.job import PLACES
+from rankxform.job.request import PLACES, RUN
 
 from .options import (
-    add_choice,
-    add_conversion,
+    add_folders,
     add_json,
     add_limits,
-    add_output,
+    add_option,
     add_progress,
-    add_source,
     add_strategies,
+    add_table,
     count,
-    ranks,
+    option,
 )
 
 DESCRIPTION = """\
@@ -28,7 +26,7 @@ Move a distributed MindSpore checkpoint between parallel strategies.
 
   mpirun -n P python -m rankxform transform SRC DST --src-strategy A --dst-strategy B
 
-reads SRC/rank_0 .. rank_M-1, which strategy A cut, and writes DST/rank_0 .. rank_N-1 for
+reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes DST/rank_0 .. rank_N-1 for
 strategy B. P processes share the work; P, M and N need not be equal nor divide one another.
 Without mpirun one process does it all, and no MPI is needed. A strategy is a file that
 MindSpore saved, a folder with the files of all pipeline stages, or "none" (whole tensors
@@ -53,12 +51,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the installed version; the metadata are read only when somebody asks."""
+    """Prints the version; the package is asked only when somebody asks."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import version
+        from rankxform import __version__
 
-        print(f"rankxform {version('rankxform')}")
+        print(f"rankxform {__version__}")
         parser.exit()
 
 
@@ -82,8 +80,8 @@ _PROCESS_COUNTS = ("--transform-process-num", "--process-num")
 
 
 def _transform(verb: argparse.ArgumentParser) -> None:
-    add_conversion(verb)
-    run = verb.add_argument_group("how it is done")
+    add_folders(verb)
+    run = add_table(verb, "transform")[RUN]
     run.add_argument(
         "--dry-run",
         action="store_true",
@@ -91,37 +89,19 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         "64 MiB a process in DST, which is removed",
     )
     run.add_argument("--profile", action="store_true", help="print where each process's time went")
-    run.add_argument("--overwrite", action="store_true", help="replace destination files")
-    run.add_argument(
-        "--crc", action="store_true", help="write the checksum that MindSpore's crc_check expects"
-    )
-    run.add_argument(
-        "--check-replicas",
-        choices=("warn", "error"),
-        help="read all source replicas first; say, or refuse, where they differ",
-    )
-    run.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare fingerprints of what is read with those of what is written, and keep the "
-        "latter for `verify DST`",
-    )
-    run.add_argument(
-        "--no-fsync",
-        action="store_true",
-        help="do not wait for the device before a file gets its name",
-    )
     add_limits(run)
     add_progress(run)
+    add_json(verb)
     for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
 
 def _verify(verb: argparse.ArgumentParser) -> None:
-    add_conversion(
+    add_folders(
         verb, dst="folder whose rank_N/ are compared; one folder alone: with its own manifest"
     )
-    run = verb.add_argument_group("how it is done")
+    add_table(verb, "verify")
+    run = verb.add_argument_group(RUN)
     add_limits(run)
     add_progress(run)
     add_json(verb)
@@ -148,43 +128,34 @@ def _launch(verb: argparse.ArgumentParser) -> None:
         help="the program uses MPI itself, be it by rankxform.load",
     )
     add_strategies(verb)
-    add_choice(verb)
-    add_source(verb)
-    add_output(verb)
-    run = verb.add_argument_group("how it is done")
-    run.add_argument("--overwrite", action="store_true", help="replace files in DIR")
-    run.add_argument("--no-fsync", action="store_true", help="do not wait for the device")
+    run = add_table(verb, "launch")[RUN]
     add_limits(run)
     add_progress(run)
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:
-    add_conversion(verb)
-    verb.add_argument(
-        "--shapes",
-        metavar="FILE",
-        help='plan without a checkpoint: JSON {name: {"shape": [...], "dtype": "Float32"}}',
-    )
+    add_folders(verb)
+    add_table(verb, "plan")
     verb.add_argument(
         "--processes",
         type=count,
         metavar="P",
         help="plan for so many processes (default: those that run)",
     )
-    paper = verb.add_argument_group("on paper, for any cluster")
-    paper.add_argument(
+    cluster = verb.add_argument_group("simulated, for any cluster")
+    cluster.add_argument(
         "--simulate",
         type=count,
         metavar="P",
-        help="say what each of P processes would read, send and write, and how long it would take",
+        help="print what each of P processes would read, send and write, and how long it takes",
     )
-    paper.add_argument(
+    cluster.add_argument(
         "--nodes", type=count, metavar="N", help="on N nodes (default: of 8 processes each)"
     )
-    paper.add_argument(
+    cluster.add_argument(
         "--src-placement",
         choices=PLACES,
-        help="all nodes see all source files, or each has its own share (default: shared)",
+        help="all nodes see all source files, or each has its own part (default: shared)",
     )
     add_json(verb)
 
@@ -194,9 +165,8 @@ def _ranks_options(verb: argparse.ArgumentParser) -> None:
         "src", nargs="?", metavar="SRC", help="the checkpoint, for the exact choice among replicas"
     )
     add_strategies(verb)
-    verb.add_argument(
-        "--ranks", type=ranks, default=(), metavar="N,N-N", help="destination ranks (default: all)"
-    )
+    add_option(verb, option("ranks"))
+    add_option(verb, option("rename"))
     add_json(verb)
 
 
@@ -209,16 +179,16 @@ def _merge(verb: argparse.ArgumentParser) -> None:
 
 
 def _inspect(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("path", metavar="PATH")
+    verb.add_argument("path", metavar="PATH", help="a checkpoint file or folder, or a strategy")
     verb.add_argument(
         "--replicas",
         action="store_true",
         help="compare all bytes that several ranks should hold alike; needs --src-strategy",
     )
     verb.add_argument(
-        "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is cut"
+        "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
     )
-    verb.add_argument("--src-pattern", default=DEFAULT_PATTERN, metavar="PATTERN")
+    add_option(verb, option("src_pattern"))
     add_json(verb)
 
 
@@ -226,7 +196,12 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "table", metavar="RANK_TABLE", help="rank table (JSON), version 0, 1.0 or 1.2"
     )
-    verb.add_argument("--style", choices=("openmpi", "mpich"), default="openmpi")
+    verb.add_argument(
+        "--style",
+        choices=("openmpi", "mpich"),
+        default="openmpi",
+        help="whose mpirun reads it (default: %(default)s)",
+    )
     verb.add_argument(
         "--slots", type=count, metavar="N", help="processes on each host (default: its devices)"
     )

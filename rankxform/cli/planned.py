@@ -1,137 +1,174 @@
-"""``plan``: what would be read and written, how, and how long it would take."""
+"""What ``plan`` prints: of the processes that run, or of a cluster that is simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
-from rankxform.job import Conversion, Prediction
-from rankxform.layout.names import in_few_words
-from rankxform.planning.simulate import Simulation
-from rankxform.planning.transfers import RANGES, ROWS, needed_bytes, read_by_rank
+from rankxform.job.plan import MethodUse, Plan, methods_of
+from rankxform.job.predict import Prediction, simulate_cluster
+from rankxform.job.prepare import Conversion
+from rankxform.job.request import PLACES
+from rankxform.layout.names import summarize_names
+from rankxform.planning.cost_model import Costs
+from rankxform.planning.read_method import RANGES, SIEVING
+from rankxform.planning.simulate import Simulation, spread_of
 from rankxform.storage.bandwidth import PROBE_BYTES
 
-from .report import left_out, opening, some_names, warnings
-from .units import few, seconds, shortened, size, table
+from .options import LATENCIES, SHARE
+from .report import as_json, header, left_out, some_names, warnings
+from .units import abbreviate, seconds, size, table, truncate
 
 _FEW_PATTERNS = 2
 
-
-def plan_summary(conversion: Conversion, found: Simulation, call: float) -> dict[str, Any]:
-    """Return the whole plan in numbers: for each destination rank, and in all.
-
-    `call` is what a read of little costs, in bytes.
-    """
-    processes = len(found.loads)
-    planner, shares = conversion.planner, conversion.shares(processes)
-    plans = [planner.plan(rank) for rank in conversion.ranks]
-    moves = [planner.moves(portions) for portions in shares]
-    writers: dict[int, list[int]] = {}
-    for process, portions in enumerate(shares):
-        for portion in portions:
-            writers.setdefault(portion.rank, []).append(process)
-    from_rank = read_by_rank(move for some in moves for move in some)
-    selection = conversion.selection
-    return {
-        "src": conversion.request.src,
-        "src_ranks": conversion.source.strategy.ranks,
-        "dst_ranks": conversion.dst.ranks,
-        "processes": processes,
-        "step": "_".join(map(str, conversion.shards.step)) if conversion.shards.step else None,
-        "parameters": len(selection.cut) + len(selection.everywhere),
-        "bytes_needed": needed_bytes(planner.moves(conversion.everything)),
-        "bytes_read": sum(load.read for load in found.loads),
-        "bytes_exchanged": sum(load.sent + load.passed for load in found.loads),
-        "ways": ways(found),
-        "read_call_bytes": None if call == inf else round(call),
-        "bytes_written": sum(plan.nbytes for plan in plans),
-        "buffer_bytes_a_process": conversion.request.memory,
-        "bytes_from_source_rank": {str(r): from_rank[r] for r in sorted(from_rank)},
-        "ranks": [
-            {
-                "rank": plan.rank,
-                "processes": writers[plan.rank],
-                "parameters": len(plan.slices),
-                "copies": sum(len(s.copies) for s in plan.slices),
-                "bytes_needed": plan.nbytes,
-                "bytes_written": plan.nbytes,
-                "src_ranks": list(plan.src_ranks),
-            }
-            for plan in plans
-        ],
-        "left_out": [
-            {"reason": left.reason, "bytes": left.nbytes, "names": list(left.names)}
-            for left in selection.left_out
-        ],
-        "not_in_checkpoint": list(selection.absent),
-        "notices": conversion.notices,
-        "warnings": conversion.warnings,
-    }
-
-
-def plan_table(conversion: Conversion, summary: Mapping[str, Any]) -> str:
-    """Write the plan for people."""
-    head = ("rank", "process", "parameters", "copies", "needs", "writes", "from source ranks")
-    rows = [
-        (
-            r["rank"], few(r["processes"]), r["parameters"], r["copies"],
-            size(r["bytes_needed"]), size(r["bytes_written"]), few(r["src_ranks"]),
-        )
-        for r in summary["ranks"]
-    ]  # fmt: skip
-    processes = summary["processes"]
-    lines = [opening(conversion, processes), "", shortened(table(head, rows))]
-    lines += ["", ways_table(summary["ways"])]
-    if {way["way"] for way in summary["ways"]} & {RANGES, ROWS} and summary["read_call_bytes"]:
-        call = size(summary["read_call_bytes"])
-        lines.append(f"ranges or rows by what a read of little costs here: as much as {call} more")
-    lines += [
-        "",
-        f"in all: {size(summary['bytes_needed'])} of the source are needed, "
-        f"{size(summary['bytes_read'])} read, {size(summary['bytes_written'])} written; "
-        f"buffers of at most {size(summary['buffer_bytes_a_process'])} on each of "
-        f"{processes} process{'es' if processes > 1 else ''}",
-    ]
-    lines += [left_out(left) for left in conversion.selection.left_out]
-    if conversion.selection.absent:
-        lines.append(
-            some_names("in the strategies, not in the checkpoint", conversion.selection.absent)
-        )
-    lines += [f"note: {notice}" for notice in conversion.notices]
-    return "\n".join(lines + warnings(conversion.warnings))
-
-
-_WAYS = {
+_METHODS = {
     "whole": "in one piece",
     "ranges": "wanted ranges",
-    "rows": "rows that hold them",
-    "exchange": "once, and exchanged",
+    "sieving": "whole rows (sieving)",
+    "two-phase": "once, and exchanged (two-phase)",
+}
+
+_COUNTS = ("reads", "messages", "slices")
+_NAMES = {
+    "read": "read from files",
+    "sent": "sent to other nodes",
+    "sent_nearby": "sent on its node",
+    "received": "received from other nodes",
+    "received_nearby": "received on its node",
+    "written": "written",
+    "reads": "reads, at least",
+    "messages": "messages, at least",
+    "slices": "slices",
 }
 
 
-def ways(found: Simulation) -> list[dict[str, Any]]:
-    """Return how source files are read: the way, which parameters, and the bytes."""
-    return [
-        {"way": name, "bytes_read": way.nbytes, "names": list(way.names)}
-        for name, way in found.ways.items()
-    ]
+def plan_facts(plan: Plan, prediction: Prediction | None) -> dict[str, Any]:
+    """Return a plan for JSON, with the time it would take if that is known."""
+    more = {"predicted_seconds": prediction.seconds} if prediction else {}
+    return {**plan.as_dict(), **more}
 
 
-def ways_table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Write for people what `ways` returns."""
+def plan_table(head: str, plan: Plan, prediction: Prediction | None) -> str:
+    """Write a plan for people, under `head`."""
+    titles = ("rank", "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
-        (_WAYS[one["way"]], f"{len(one['names']):,}", size(one["bytes_read"]),
-         in_few_words(one["names"], _FEW_PATTERNS))
-        for one in found
+        (
+            r.rank, abbreviate(r.processes), r.parameters, r.copies, size(r.bytes_needed),
+            size(r.bytes_written), abbreviate(r.src_ranks),
+        )
+        for r in plan.ranks
+    ]  # fmt: skip
+    lines = [head, "", truncate(table(titles, rows)), "", methods_table(plan.methods)]
+    if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
+        gap = size(plan.read_latency_bytes)
+        lines.append(
+            f"Ranges are read separately where that saves more than {gap} a read (its latency)."
+        )
+    processes = plan.processes
+    lines += [
+        "",
+        f"in all: {size(plan.bytes_needed)} of the source are needed, "
+        f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
+        f"buffers of at most {size(plan.buffer_bytes_a_process)} on each of "
+        f"{processes} process{'es' if processes > 1 else ''}",
+    ]
+    lines += [left_out(left) for left in plan.left_out]
+    if plan.absent:
+        lines.append(some_names("in the strategies, not in the checkpoint", plan.absent))
+    lines += [f"note: {notice}" for notice in plan.notices]
+    if prediction:
+        lines.append(_prediction(prediction))
+    return "\n".join(lines + warnings(plan.warnings))
+
+
+def methods_table(methods: Iterable[MethodUse]) -> str:
+    """Write how source files are read."""
+    rows = [
+        (_METHODS.get(use.method, use.method), f"{len(use.names):,}", size(use.bytes_read),
+         summarize_names(use.names, _FEW_PATTERNS))
+        for use in methods
     ]  # fmt: skip
     return table(("how files are read", "parameters", "reads", "which"), rows)
 
 
-def prediction(found: Prediction) -> str:
-    """Say how long the move is expected to take, and from what that follows."""
+def _prediction(found: Prediction) -> str:
     reads, writes = (min(getattr(s, n) for s in found.speeds) for n in ("read", "write"))
     return (
         f"the move would take about {seconds(found.seconds)}: the slowest process reads "
         f"{size(reads)}/s and writes {size(writes)}/s, measured with {size(PROBE_BYTES)}"
     )
+
+
+# -- simulated ----------------------------------------------------------------------------------
+
+
+def simulated(conversion: Conversion, options: argparse.Namespace) -> str:
+    """Simulate a cluster, and return the table or JSON."""
+    processes = options.simulate
+    nodes = options.nodes or -(-processes // 8)
+    placement = options.src_placement or PLACES[0]
+    found = simulate_cluster(conversion, processes, nodes, placement)
+    facts = _facts(conversion, found, processes, nodes, placement)
+    if options.json:
+        return as_json(facts)
+    return _simulation_table(conversion, found, facts)
+
+
+def _facts(
+    conversion: Conversion, found: Simulation, processes: int, nodes: int, src_placement: str
+) -> dict[str, Any]:
+    request, planner = conversion.request, conversion.planner
+    spread = spread_of(found.workloads)
+    return {
+        "processes": processes,
+        "nodes": nodes,
+        "src_ranks": planner.catalog.strategy.ranks,
+        "dst_ranks": planner.dst.ranks,
+        "src_placement": src_placement,
+        "dst_placement": request.dst_placement,
+        "read_method": request.read_method,
+        "methods": [asdict(use) for use in methods_of(found)],
+        "costs": vars(request.costs or Costs()),
+        "seconds": found.total,
+        "seconds_of_processes": list(found.seconds),
+        "seconds_of_networks": list(found.network),
+        "workloads": {name: [getattr(one, name) for one in found.workloads] for name in spread},
+        "least_mean_largest": {name: list(three) for name, three in spread.items()},
+        "buffer_bytes_a_process": request.memory,
+        "peak_memory_bytes": found.memory,
+    }
+
+
+def _simulation_table(conversion: Conversion, found: Simulation, facts: dict[str, Any]) -> str:
+    rows = []
+    for name, (least, mean, largest) in facts["least_mean_largest"].items():
+        show = "{:,.0f}".format if name in _COUNTS else size
+        times = f"{largest / mean:.2f}" if mean else ""
+        total = sum(facts["workloads"][name])
+        rows.append((_NAMES[name], show(least), show(mean), show(largest), times, show(total)))
+    costs = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
+    lines = [
+        header(conversion, facts["processes"]),
+        f"on           {facts['nodes']:,} nodes; source {facts['src_placement']}, destination "
+        f"{facts['dst_placement']}",
+        "",
+        table(("of a process", "least", "mean", "largest", "over mean", "all"), rows),
+        "",
+        methods_table(methods_of(found)),
+        "",
+        f"about {seconds(found.total)}: the busiest process {seconds(max(found.seconds))}, the "
+        f"busiest node's network {seconds(max(found.network))}",
+        f"if {costs}",
+        f"Peak memory per process: {size(found.memory)} "
+        f"({size(facts['buffer_bytes_a_process'])} buffers, the rest plan), excluding MPI.",
+    ]
+    notes = [f"note: {notice}" for notice in conversion.notices]
+    return "\n".join([*lines, *notes, *warnings(conversion.warnings)])
+
+
+def _cost(name: str, value: float) -> str:
+    if name == SHARE:
+        return f"{value:.0%}"
+    return seconds(value) if name in LATENCIES else f"{size(value)}/s"

@@ -5,32 +5,38 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rankxform.job import Agreement, Conversion, Report, Verdict
+from rankxform.job.prepare import Conversion
+from rankxform.job.replicas import ReplicaVerdict
+from rankxform.job.transform import Report
+from rankxform.job.verify import Verdict
 from rankxform.layout.names import patterns
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.selection import NOT_CHOSEN, LeftOut
+from rankxform.ops.drop import NOT_CHOSEN
+from rankxform.planning.selection import LeftOut
 
-from .units import few, seconds, shortened, size, table
+from .units import abbreviate, seconds, size, table, truncate
 
 
-def opening(conversion: Conversion, processes: int) -> str:
+def header(conversion: Conversion, processes: int) -> str:
     """Say which files were found and what is about to happen."""
-    source, dst, shards = conversion.source, conversion.dst, conversion.shards
+    files, request = conversion.files, conversion.request
+    source, dst, shards = conversion.planner.catalog, conversion.planner.dst, files.shards
     step = f", epoch {shards.step[0]} step {shards.step[1]}" if shards.step else ""
-    found = _count(len(conversion.indexes), "rank")
-    where = f"{conversion.request.dst}: " if conversion.request.dst else ""
+    found = _count(len(files.indexes), "rank")
+    where = f"{request.dst}: " if request.dst else ""
     some, every = len(conversion.ranks), dst.ranks
     ranks = _count(every, "rank") if some == every else f"{some} of {_count(every, 'rank')}"
     return "\n".join(
         (
             *warnings(conversion.warnings),
-            f"source       {conversion.request.src or 'imagined from shapes'}: {found}{step}",
-            f"             cut by {_strategy(source.strategy)}",
+            f"source       {request.src or 'imagined from shapes'}: {found}{step}",
+            f"             sharded by {_strategy(source.strategy)}",
             f"destination  {where}{ranks}",
-            f"             cut by {_strategy(dst)}",
+            f"             sharded by {_strategy(dst)}",
             f"processes    {processes} (need not equal the number of ranks)",
         )
     )
@@ -51,9 +57,8 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def closing(done: Report) -> str:
+def summary(done: Report) -> str:
     """Say what was moved, what was left out, and what deserves a look."""
-    selection = done.conversion.selection
     times = done.read / done.needed if done.needed else 1
     why = "; equal slices are read by every process that writes one" if times > 1.05 else ""
     linked = f" ({done.linked} linked to equal ones)" if done.linked else ""
@@ -76,13 +81,12 @@ def closing(done: Report) -> str:
         f"peak memory {size(done.peak_memory)} a process",
     ]
     if done.compared:
-        source = done.conversion.source
-        names = patterns((source.unlisted or source.listed).keys())
-        few = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-        lines.append(f"compared between ranks, in no strategy: {few} ({size(done.compared)})")
-    lines += [left_out(left) for left in selection.left_out]
-    if selection.absent:
-        lines.append(some_names("in the strategies, not in the checkpoint", selection.absent))
+        names = done.compared_names
+        some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        lines.append(f"compared between ranks, in no strategy: {some} ({size(done.compared)})")
+    lines += [left_out(left) for left in done.left_out]
+    if done.absent:
+        lines.append(some_names("in the strategies, not in the checkpoint", done.absent))
     lines += [f"note: {notice}" for notice in done.notices]
     return "\n".join(lines + warnings(done.warnings))
 
@@ -119,24 +123,24 @@ def verdict(found: Verdict) -> str:
         + ([_count(len(files), "file")] if files else [])
     )
     last = f"DIFFERENT: {where}; compared {what}"
-    return "\n".join([shortened(table(head, rows), "slices"), *notes, last])
+    return "\n".join([truncate(table(head, rows), "slices"), *notes, last])
 
 
-def agreement(found: Agreement) -> str:
+def replicas(found: ReplicaVerdict) -> str:
     """Say where source ranks that should hold the same bytes do not."""
     what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
     notes = "".join(f"\n{line}" for line in warnings(found.warnings))
     if not found.unequal:
         return f"the same: all bytes that several ranks hold, {what}{notes}"
     rows = [
-        (one.name, one.box, " | ".join(few(list(ranks)) for ranks in one.groups))
+        (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
         for one in found.unequal
     ]
-    lines = shortened(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
+    lines = truncate(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
     return f"{lines}\nDIFFERENT: {_count(len(rows), 'place')}; compared {what}{notes}"
 
 
-def agreement_facts(found: Agreement) -> dict[str, Any]:
+def replica_facts(found: ReplicaVerdict) -> dict[str, Any]:
     """Return a comparison of replicas for JSON."""
     return {
         "same": not found.unequal,
@@ -324,4 +328,5 @@ def _destination_table(found: Mapping[str, Any]) -> str:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, indent=1)
+    """Write facts, or a dataclass of them, as JSON."""
+    return json.dumps(asdict(value) if is_dataclass(value) else value, indent=1)  # type: ignore

@@ -27,7 +27,7 @@ def size(nbytes: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read bytes such as ``256M`` or ``1.5GiB``; the letters mean powers of 1024.
+    """Read bytes such as ``256M`` or ``1.5GiB``; the messages mean powers of 1024.
 
     >>> parse_size("64M"), parse_size("1.5GiB"), parse_size("4096")
     (67108864, 1610612736, 4096)
@@ -105,13 +105,13 @@ def number_ranges(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def few(ranks: Sequence[int]) -> str:
+def abbreviate(ranks: Sequence[int]) -> str:
     """Write the first of some ranks, and how many there are."""
     shown = ", ".join(map(str, ranks[:12]))
     return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
 
 
-def shortened(text: str, what: str = "ranks") -> str:
+def truncate(text: str, what: str = "ranks") -> str:
     """Leave out rows of a long table, and say how many."""
     lines = text.splitlines()
     if len(lines) <= _MANY_ROWS + 1:

@@ -1,1 +1,1 @@
-"""Moving bytes: schedules, the pipeline of tiles, and where the bytes go."""
+"""Carries transfers out: schedules, the pipeline of tiles, checksums, and sinks."""

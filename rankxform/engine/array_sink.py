@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from rankxform.errors import CheckpointError
+from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import TEXT, content_bytes
 from rankxform.storage.posix import Buffer
-
-from .file_sink import Entry
 
 _NUMPY = {
     "Bool": "?",
@@ -35,12 +34,12 @@ _NUMPY = {
 class Arrays:
     """One destination rank's slices, each in memory of its own (`engine.Sink`)."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        """`entries` are name, type and slice shape of each."""
-        self._entries = list(entries)
+    def __init__(self, tensors: Iterable[TensorSpec]) -> None:
+        """`tensors`: what the rank gets, in order."""
+        self._tensors = list(tensors)
         self._bytes = {
             name: np.empty(content_bytes(dtype, shape), np.uint8)
-            for name, dtype, shape in self._entries
+            for name, dtype, shape in self._tensors
         }
         self._buffers = {name: array.data for name, array in self._bytes.items()}
         self.written = 0
@@ -56,7 +55,7 @@ class Arrays:
     def take(self) -> dict[str, Any]:
         """Return the arrays, by name; a text as a str."""
         found: dict[str, Any] = {}
-        for name, dtype, shape in self._entries:
+        for name, dtype, shape in self._tensors:
             data = self._bytes[name]
             if dtype == TEXT:
                 found[name] = _text(name, data.tobytes())

@@ -1,4 +1,4 @@
-"""Fingerprints of tensor content that do not depend on how the tensor is cut.
+"""Fingerprints of tensor content that do not depend on how the tensor is sharded.
 
 The fingerprint of a region is the sum, modulo 2**64, of every 4-byte word times a key that belongs
 to the word's place in the full tensor; so the fingerprints of regions that tile a larger one add up
@@ -24,14 +24,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rankxform.errors import DifferenceError
+from rankxform.formats.base import Shape
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.geometry.runs import first_element
-from rankxform.geometry.tiles import bands
-from rankxform.planning.transfers import Move
-from rankxform.storage.posix import Buffer, Tick
+from rankxform.geometry.tiles import tiles
+from rankxform.planning.transfers import Transfer
+from rankxform.storage.posix import Buffer, OnProgress
 
-from .schedule import Band, Region, Source
+from .arena import Region, typed
+from .array_sink import numpy_type
+from .schedule import CHECKSUM_BYTES, TileWork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,16 +45,11 @@ if TYPE_CHECKING:
     _Keys = npt.NDArray[np.uint64]
 
 MODULUS = 1 << 64
-SEAL_BYTES = 8
-"""What a letter between processes has at its end where its bytes are compared."""
-
 _WORD = 4
 _UNIT = 1 << 16
 _SMALL = 16 << 10
 _KEPT = 16 << 20
 _BLOCK = 4 << 20
-
-Shape = tuple[int, ...]
 
 
 class Fingerprint:
@@ -214,92 +212,92 @@ def _mixed(numbers: _Keys, seed: int, level: int) -> _Keys:
     return keys
 
 
-class SourceFile(Protocol):
-    """Files that are read by rank, parameter and content byte (`rankxform.storage.sources`)."""
-
-    def read(self, rank: int, name: str, start: int, room: Buffer) -> None:
-        """Fill `room` with the content of rank's `name` from content byte `start` on."""
-
-
-class Witness:
-    """Sees what one process reads and what it puts together, and compares the two.
+class IntegrityChecker:
+    """Compares what one process reads with what it assembles.
 
     For every parameter the fingerprints of all regions that were read for some destination slice
-    are summed before they are put together, and those of the slices afterwards, from the
-    buffers that are written. Both sums must agree. The slices' are kept, by destination rank.
-    What is sent to another process is sealed with a fingerprint of its own, under a seed that all
-    processes know.
+    are summed before they are assembled, and those of the slices afterwards, from the buffers
+    that are written. Both sums must agree. The slices' are kept, by destination rank. A message to
+    another process gets a checksum of its own, under a seed that all processes know.
     """
 
     def __init__(self, seed: int) -> None:
-        self._prints, self._seals = Fingerprint(seed), Fingerprint(0)
+        self._prints, self._messages = Fingerprint(seed), Fingerprint(0)
         self._before = 0
         self._after: dict[Any, int] = {}
         self._ready: dict[tuple[int, int], Any] = {}
         self._kept = 0
         self.sums: dict[int, int] = {}
 
-    def read(self, move: Move, band: Band, turn: int) -> None:
-        """Look at what was read for a band, and lies in the arena."""
-        for source in band.sources:
-            self._before += self._of(move, band, turn, source, source.held, source.part)
+    def read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+        """Add what was read for a tile, and lies in the arena."""
+        for source in work.sources:
+            self._before += self._sum(transfer, work, repeat, source)
 
-    def put(self, move: Move, band: Band, turn: int, number: int) -> None:
-        """Look at what was put together for the band's store of this number."""
-        if not band.regions:  # slices without elements
+    def put(self, transfer: Transfer, work: TileWork, repeat: int, number: int) -> None:
+        """Add what was assembled for the tile's store of this number."""
+        if not work.targets:  # slices without elements
             return
-        region, cell = band.regions[number], band.stores[number][0]
-        found = self._of(move, band, turn, region, region.box, region.box)
+        found = self._sum(transfer, work, repeat, work.targets[number])
+        cell = work.stores[number].cell
         self._after[cell] = self._after.get(cell, 0) + found
 
-    def seal(self, letter: Buffer, name: str) -> None:
-        """Put a seal at the end of a letter with content of `name`."""
-        letter[-SEAL_BYTES:] = self._seal_of(letter, name)
+    def append_checksum(self, message: Buffer, name: str) -> None:
+        """Write its checksum at the end of a message with content of `name`."""
+        message[-CHECKSUM_BYTES:] = self._checksum_of(message, name)
 
-    def unseal(self, letter: Buffer, sender: int, name: str) -> None:
-        """Compare a letter of `sender`, with content of `name`. Raises DifferenceError."""
-        if letter[-SEAL_BYTES:] != self._seal_of(letter, name):
+    def check_message(self, message: Buffer, sender: int, name: str) -> None:
+        """Compare a message of `sender`, with content of `name`. Raises DifferenceError."""
+        if message[-CHECKSUM_BYTES:] != self._checksum_of(message, name):
             raise DifferenceError(
                 f"{name!r}: what process {sender} sent is not what arrived; the network or memory "
                 "is at fault. Nothing was given a final name; run again"
             )
 
-    def _seal_of(self, letter: Buffer, name: str) -> bytes:
-        content = np.frombuffer(letter, np.uint8)[:-SEAL_BYTES]
-        found = self._seals.of_bytes(content) + self._seals.name_key(name)
-        return (found % MODULUS).to_bytes(SEAL_BYTES, "little")
+    def _checksum_of(self, message: Buffer, name: str) -> bytes:
+        content = np.frombuffer(message, np.uint8)[:-CHECKSUM_BYTES]
+        found = self._messages.of_bytes(content) + self._messages.name_key(name)
+        return (found % MODULUS).to_bytes(CHECKSUM_BYTES, "little")
 
-    def _of(
-        self, move: Move, band: Band, turn: int, where: Source | Region, held: Box, part: Box
-    ) -> int:
-        """Return a fingerprint; of small regions that parameters share, from what is ready."""
-        ready = self._ready.get((id(where), turn))
+    def _sum(self, transfer: Transfer, work: TileWork, repeat: int, region: Region) -> int:
+        """Return the fingerprint of a region's part, in the destination's type.
+
+        Of small regions that parameters share, the views and keys are kept.
+        """
+        parameter = transfer.parameter
+        ready = self._ready.get((id(region), repeat))
         if ready is not None:
             return _weighted(ready[1], ready[2])
-        shape, item = move.parameter.shape, item_size(move.parameter.dtype)
-        held, part = band.at(turn, held), band.at(turn, part)
-        if not 0 < part.size * item <= _SMALL:
-            return self._prints.of(shape, item, held, where.data, part)
-        words, keys = self._prints.weighed(shape, item, held, where.data, part)
+        shape, item = parameter.shape, item_size(parameter.dtype)
+        held, part = work.at(repeat, region.box), work.at(repeat, region.part)
+        data = region.data
+        converts = region.raw and parameter.dtype != parameter.src_dtype
+        if converts:
+            values = typed(region, region.part, numpy_type(parameter.src_dtype))
+            converted = np.ascontiguousarray(values.astype(numpy_type(parameter.dtype)))
+            held, data = part, converted.reshape(-1).view(np.uint8)
+        if converts or not 0 < part.size * item <= _SMALL:
+            return self._prints.of(shape, item, held, data, part)
+        words, keys = self._prints.weighed(shape, item, held, data, part)
         if self._kept > _KEPT:
             self._ready.clear()
             self._kept = 0
-        self._ready[id(where), turn] = where, words, keys  # `where` keeps its id
+        self._ready[id(region), repeat] = region, words, keys  # `region` keeps its id
         self._kept += keys.nbytes
         return _weighted(words, keys)
 
-    def check(self, move: Move) -> None:
-        """Compare, when all bands of `move` are put. Raises DifferenceError."""
+    def check(self, transfer: Transfer) -> None:
+        """Compare, when all tiles of `transfer` are put. Raises DifferenceError."""
         before, after = self._before % MODULUS, sum(self._after.values()) % MODULUS
-        key = self._prints.name_key(move.parameter.name)
+        key = self._prints.name_key(transfer.parameter.name)
         for cell, found in self._after.items():
-            for rank in move.targets[cell]:
+            for rank in transfer.targets[cell]:
                 self.sums[rank] = (self.sums.get(rank, 0) + key * found) % MODULUS
         self._before, self._after = 0, {}
         if before != after:
-            ranks = sorted(rank for some in move.targets.values() for rank in some)
+            ranks = sorted(rank for some in transfer.targets.values() for rank in some)
             raise DifferenceError(
-                f"{move.parameter.name!r}: what was put together for destination rank "
+                f"{transfer.parameter.name!r}: what was assembled for destination rank "
                 f"{', '.join(map(str, ranks[:8]))}{', ...' if ranks[8:] else ''} is not what was "
                 "read; memory is at fault, or rankxform. Nothing was given a final name; run again"
             )
@@ -310,12 +308,19 @@ class Witness:
         return taken
 
 
+class SourceFile(Protocol):
+    """Files that are read by id, name and content byte (`rankxform.storage.sources`)."""
+
+    def read(self, file: int, name: str, start: int, room: Buffer) -> None:
+        """Fill `room` with the content of `name` in a file from content byte `start` on."""
+
+
 def sum_of_file(
     prints: Fingerprint,
     file: SourceFile,
     rank: int,
     slices: Mapping[str, tuple[Shape, Expected]],
-    tick: Tick,
+    on_progress: OnProgress,
 ) -> int:
     """Return the fingerprint of a rank's file, read in bounded pieces.
 
@@ -324,14 +329,14 @@ def sum_of_file(
     room, total = np.empty(_BLOCK, np.uint8), 0
     for name, (shape, one) in slices.items():
         item, found = item_size(one.dtype), 0
-        for alike in bands(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ():
-            for band in alike:
-                piece = band.intersect(one.box)
+        for alike in tiles(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ():
+            for tile in alike:
+                piece = tile.intersect(one.box)
                 assert piece is not None
                 start = first_element(piece.relative_to(one.box), one.box.shape) * item
                 data = room[: piece.size * item]
                 file.read(rank, name, start, data.data)
                 found += prints.of(shape, item, piece, data, piece)
-                tick(len(data))
+                on_progress(len(data))
         total += prints.name_key(name) * found
     return total % MODULUS

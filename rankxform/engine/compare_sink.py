@@ -1,4 +1,4 @@
-"""What a destination file holds, compared with what it should, while that is put together."""
+"""What a destination file holds, compared with what it should, while that is assembled."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class Comparison:
 
 def mismatches(index: Index, rank: int, slices: Mapping[str, Expected]) -> list[Difference]:
     """Return what a file's headers tell: parameters that are missing, too many, or others."""
-    found = index.contents
-    contents = {n: (d, s) for n, d, s in zip(found.names, found.dtypes, found.shapes)}
-    reasons = {name: _mismatch(contents.get(name), one) for name, one in slices.items()}
-    reasons.update((name, "should not be here") for name in contents if name not in slices)
+    found = index.schema
+    schema = {n: (d, s) for n, d, s in zip(found.names, found.dtypes, found.shapes)}
+    reasons = {name: _mismatch(schema.get(name), one) for name, one in slices.items()}
+    reasons.update((name, "should not be here") for name in schema if name not in slices)
     return [Difference(name, rank, why) for name, why in reasons.items() if why]
 
 

@@ -1,75 +1,57 @@
 """The engine: read each needed byte once, assemble, write in file order.
 
-A parameter moves band by band. For each band every source file is read in one piece, every
+A parameter moves tile by tile. For each tile every source file is read in one piece, every
 destination file written in one piece, and between the two lies one strided numpy copy in words
-as wide as the cut allows; where a destination wants just what was read, there is none. All
-destination ranks that one process serves take their share from the same read.
+as wide as the sharding allows; where a destination wants just what was read, there is none. All
+destination ranks that one process serves take their part from the same read.
 
-Parameters that are cut alike move alike: a recipe, with every byte range and every numpy view
-worked out, is made once and used for all of them.
+Tiles are started in one order that all processes share, and completed in the same order. With
+messages several are in flight at a time, and a process waits only for those of the oldest: whoever
+is to send them waits for nothing but messages of tiles before it, so no process waits in vain.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankxform.errors import RankxformError, StorageError
-from rankxform.formats.base import locate
-from rankxform.geometry.runs import CALL_BYTES
-from rankxform.planning.transfers import Move
-from rankxform.publish.journal import Journal
-from rankxform.storage.posix import Buffer, Descriptors, Tick
+from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.transfers import Transfer
+from rankxform.storage.posix import Buffer, OnProgress
 from rankxform.storage.sources import Sources
 
-from .cache import Kitchen
-from .checksum import Witness
-from .file_sink import Output, Writer, part_descriptors
-from .schedule import Band
+from .cache import ScheduleCache
+from .checksum import IntegrityChecker
+from .schedule import TileWork
 
 if TYPE_CHECKING:
-    from .schedule import Copies
+    from .arena import View
 
 DEFAULT_MEMORY = 64 << 20
-_WRITE_BUFFER = 64 << 10
-_LEAST_BUFFER = 4 << 10
-_BANDS_ON_THE_WAY, _ARENA = 12, 512 << 10
-"""How many bands are on their way at a time, if each has an arena of so many bytes."""
+_MOST_IN_FLIGHT, _ARENA = 12, 512 << 10
+"""How many tiles are in flight at a time, if each has an arena of so many bytes."""
 
-FROM_READER, PASSED_ON = 0, 1
-"""Kinds of letters: from who reads, and from who got it first on a node."""
+DIRECT, FORWARDED = 0, 1
+"""Tags of messages: from the process that reads, and from the one that received it on a node."""
 
 
-class Mail(Protocol):
+class Messenger(Protocol):
     """Carries bytes to and from other processes, without blocking."""
 
-    def send(self, peer: int, data: Buffer, kind: int = 0) -> Any:
+    def send(self, peer: int, data: Buffer, tag: int = 0) -> Any:
         """Begin to send; return a request."""
 
-    def receive(self, peer: int, room: Buffer, kind: int = 0) -> Any:
+    def receive(self, peer: int, room: Buffer, tag: int = 0) -> Any:
         """Begin to receive; return a request."""
 
-    def settle(self, requests: Iterable[Any], tick: Tick) -> None:
-        """Wait until requests are done; `tick` is called meanwhile, and may raise."""
+    def wait_all(self, requests: Iterable[Any], on_progress: OnProgress) -> None:
+        """Wait until requests are done; `on_progress` is called meanwhile, and may raise."""
 
-    def poke(self) -> None:
-        """Let what is on its way move on."""
-
-
-@dataclass
-class Traffic:
-    """What one process moved: bytes read from source files and written to destination files, and
-    the seconds it took to read, to exchange with others, to gather in memory, and to write; and the
-    bytes that it sent."""
-
-    read: int = 0
-    written: int = 0
-    sent: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
+    def progress(self) -> None:
+        """Let messages in flight move on."""
 
 
 class Sink(Protocol):
@@ -83,275 +65,188 @@ class Sink(Protocol):
         """Take content of `name` from its content byte `start` on."""
 
     def finish(self) -> None:
-        """Take note that nothing more is in the way; all that was put must be where it belongs."""
-
-
-def write_parts(
-    moves: Iterable[Move],
-    outputs: Mapping[int, Output],
-    sources: Sources,
-    memory: int,
-    tick: Tick,
-    journal: Journal | None = None,
-    *,
-    behind: bool = False,
-    witness: Witness | None = None,
-    mail: Mail | None = None,
-    call: float = CALL_BYTES,
-) -> Traffic:
-    """Carry out `moves` into the part files of `outputs`, which are there.
-
-    outputs: by destination rank. `memory` bounds the buffers, in bytes. With `behind` the device
-    writes while the work goes on, for files that are synced in the end. `tick` is told the bytes
-    written since the last call, and may raise to stop. What is complete is noted in the `journal`,
-    if there is one, also when the work ends early. A `witness` compares what is written with what
-    was read, and letters with what was sent. `call` is what a read of little costs, in bytes.
-    """
-    parts = part_descriptors()
-    streams = _streams(outputs, parts, memory // 4, behind)
-
-    def settle(tick: Tick = tick) -> None:
-        for stream in streams.values():
-            stream.finish()
-        if journal:
-            sums = witness.take() if witness else {}
-            journal.settle({rank: one.part for rank, one in outputs.items()}, sums, tick)
-
-    def between(move: Move) -> None:
-        if journal and move.targets:
-            journal.moved(move.parameter.name, move.targets)
-            if journal.due:
-                settle()
-
-    try:
-        traffic = carry(moves, streams, sources, memory // 2, tick, between, witness, mail, call)
-        settle()
-        traffic.seconds["fsync"] = journal.seconds if journal else 0.0
-        return traffic
-    except RankxformError:
-        with suppress(StorageError):
-            settle(lambda done: None)
-        raise
-    finally:
-        parts.close()
-
-
-def carry(
-    moves: Iterable[Move],
-    sinks: Mapping[int, Sink],
-    sources: Sources,
-    memory: int,
-    tick: Tick,
-    between: Callable[[Move], None] = lambda move: None,
-    witness: Witness | None = None,
-    mail: Mail | None = None,
-    call: float = CALL_BYTES,
-) -> Traffic:
-    """Read what `moves` need, put it together, and put it into `sinks`, by destination rank.
-
-    `between` is told of every move that is complete. Parts in trades need `mail`: then several
-    bands are on their way at a time, and a process waits only for letters of the oldest. Whoever
-    is to send those has nothing to wait for but letters of bands before it, in the order that all
-    share; so the process that waits for the oldest of all never waits in vain.
-    """
-    depth = max(2, min(_BANDS_ON_THE_WAY, memory // _ARENA)) if mail else 1
-    kitchen = Kitchen(memory, depth, call, sealed=witness is not None)
-    crew = _Crew(sinks, sources, tick, between, witness, mail)
-    number = 0
-    for move in moves:
-        for cut, turn in kitchen.recipe(move):
-            if len(crew.flights) == depth:
-                crew.land()
-            crew.start(move, cut.on(number % depth), turn)
-            number += 1
-        crew.ends(move)
-    while crew.flights:
-        crew.land()
-    crew.finish()
-    written = sum(sink.written for sink in sinks.values())
-    return Traffic(sources.nbytes, written, crew.sent, crew.seconds)
+        """Put what was held back where it belongs."""
 
 
 @dataclass
-class _Flight:
-    """A band on its way; `ended` are the moves that are complete with it."""
+class Traffic:
+    """What one process moved: bytes read from source files, written to sinks, and sent; and the
+    seconds it took to read, to exchange, to copy in memory, and to write."""
 
-    move: Move
-    band: Band
-    turn: int
-    receipts: Sequence[Any] = ()
-    passed: Sequence[Any] = ()
+    read: int = 0
+    written: int = 0
+    sent: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def carry(
+    plan: WorkPlan,
+    sinks: Mapping[int, Sink],
+    sources: Sources,
+    memory: int,
+    on_progress: OnProgress,
+    *,
+    p2p: Messenger | None = None,
+    checker: IntegrityChecker | None = None,
+    on_complete: Callable[[Transfer], None] = lambda transfer: None,
+) -> Traffic:
+    """Read what `plan` needs, assemble it, and put it into `sinks`, by destination rank.
+
+    `memory` bounds the arenas, in bytes. `on_progress` is told the bytes written since the last
+    call, and may raise to stop; `on_complete` is told of every transfer that is complete. Exchanges
+    need `p2p`. A `checker` compares what is put with what was read, and messages with what was
+    sent.
+    """
+    depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
+    schedules = ScheduleCache(memory, depth, plan.policy.method, checked=checker is not None)
+    pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p)
+    number = 0
+    for transfer in plan.transfers:
+        for step, repeat in schedules.steps(transfer):
+            if len(pipeline.in_flight) == depth:
+                pipeline.complete()
+            pipeline.start(transfer, step.on(number % depth), repeat)
+            number += 1
+        pipeline.end(transfer)
+    while pipeline.in_flight:
+        pipeline.complete()
+    pipeline.finish()
+    written = sum(sink.written for sink in sinks.values())
+    return Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
+
+
+@dataclass
+class _InFlight:
+    """A tile in flight; `ended` are the transfers that are complete with it."""
+
+    transfer: Transfer
+    work: TileWork
+    repeat: int
+    recvs: Sequence[Any] = ()
+    forwarded: Sequence[Any] = ()
     sends: Sequence[Any] = ()
-    ended: list[Move] = field(default_factory=list)
+    ended: list[Transfer] = field(default_factory=list)
 
 
-class _Crew:
-    """Carries out bands: starts them in order, and lands them in the same order."""
+class Pipeline:
+    """Carries out tiles: starts them in order, and completes them in the same order."""
 
     def __init__(
         self,
         sinks: Mapping[int, Sink],
         sources: Sources,
-        tick: Tick,
-        between: Callable[[Move], None],
-        witness: Witness | None,
-        mail: Mail | None,
+        on_progress: OnProgress,
+        on_complete: Callable[[Transfer], None],
+        checker: IntegrityChecker | None,
+        p2p: Messenger | None,
     ) -> None:
-        self._sinks, self._sources, self._tick = sinks, sources, tick
-        self._between, self._witness, self._mail = between, witness, mail
-        self.flights: deque[_Flight] = deque()
+        self._sinks, self._sources, self._on_progress = sinks, sources, on_progress
+        self._on_complete, self._checker, self._p2p = on_complete, checker, p2p
+        self.in_flight: deque[_InFlight] = deque()
         self.sent = 0
-        self.seconds = {"read": 0.0, "exchange": 0.0, "gather": 0.0, "write": 0.0}
+        self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
-    def start(self, move: Move, band: Band, turn: int) -> None:
-        """Make room for letters that come, read, and send."""
-        flight = _Flight(move, band, turn)
-        letters, mail = band.letters, self._mail
+    def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+        """Make room for messages that come, read, and send."""
+        tile = _InFlight(transfer, work, repeat)
+        messages, p2p = work.messages, self._p2p
         began = perf_counter()
-        if letters and mail:
-            flight.receipts = [mail.receive(of, room) for of, room in letters.receipts]
-            flight.passed = [mail.receive(of, room, PASSED_ON) for of, room in letters.passed]
-        name, readers = move.parameter.name, move.readers
-        for cell, start, step, room, picked in band.loads:
-            self._sources.read(readers[cell], name, start + turn * step, room, picked)
+        if messages and p2p:
+            tile.recvs = [p2p.receive(of, room) for of, room in messages.recvs]
+            tile.forwarded = [p2p.receive(of, room, FORWARDED) for of, room in messages.forwarded]
+        name, readers = transfer.parameter.src_name, transfer.readers
+        for cell, start, step, room, sparse in work.fetches:
+            self._sources.read(readers[cell], name, start + repeat * step, room, sparse)
         read = perf_counter()
         self.seconds["read"] += read - began
-        if letters and mail:
-            flight.sends = self._send(name, letters.packs, letters.sends, FROM_READER)
+        if messages and p2p:
+            tile.sends = self._send(name, messages.packs, messages.sends, DIRECT)
             self.seconds["exchange"] += perf_counter() - read
-        self.flights.append(flight)
+        self.in_flight.append(tile)
 
     def _send(
-        self, name: str, packs: Sequence[Copies], letters: Sequence[tuple[int, Buffer]], kind: int
+        self, name: str, packs: Sequence[View], messages: Sequence[tuple[int, Buffer]], tag: int
     ) -> list[Any]:
-        assert self._mail is not None
+        assert self._p2p is not None
         for into, out in packs:
             into[...] = out
-        for _, letter in letters:
-            self.sent += len(letter)
-            if self._witness:
-                self._witness.seal(letter, name)
-        return [self._mail.send(to, letter, kind) for to, letter in letters]
+        for _, message in messages:
+            self.sent += len(message)
+            if self._checker:
+                self._checker.append_checksum(message, name)
+        return [self._p2p.send(to, message, tag) for to, message in messages]
 
-    def land(self) -> None:
-        """Take what was sent for the oldest band, pass on, put together, and put into sinks."""
-        flight = self.flights.popleft()
-        letters, mail = flight.band.letters, self._mail
-        if letters and mail:
+    def complete(self) -> None:
+        """Take what was sent for the oldest tile, forward, assemble, and put into sinks."""
+        tile = self.in_flight.popleft()
+        messages, p2p, name = tile.work.messages, self._p2p, tile.transfer.parameter.src_name
+        if messages and p2p:
             began = perf_counter()
-            self._receive(flight, flight.receipts, letters.receipts)
-            passing = self._send(
-                flight.move.parameter.name, letters.repacks, letters.passing, PASSED_ON
-            )
-            self._receive(flight, flight.passed, letters.passed)
+            self._receive(name, tile.recvs, messages.recvs)
+            forwards = self._send(name, messages.repacks, messages.forwards, FORWARDED)
+            self._receive(name, tile.forwarded, messages.forwarded)
             self.seconds["exchange"] += perf_counter() - began
-            self._store(flight)
+            self._store(tile)
             began = perf_counter()
-            mail.settle([*flight.sends, *passing], self._tick)
+            p2p.wait_all([*tile.sends, *forwards], self._on_progress)
             self.seconds["exchange"] += perf_counter() - began
         else:
-            self._store(flight)
-        for move in flight.ended:
-            self._end(move)
+            self._store(tile)
+        for transfer in tile.ended:
+            self._end(transfer)
 
     def _receive(
-        self, flight: _Flight, requests: Sequence[Any], letters: Sequence[tuple[int, Buffer]]
+        self, name: str, requests: Sequence[Any], messages: Sequence[tuple[int, Buffer]]
     ) -> None:
-        """Wait until letters have come."""
-        assert self._mail is not None
-        self._mail.settle(requests, self._tick)
-        if self._witness:
-            for sender, letter in letters:
-                self._witness.unseal(letter, sender, flight.move.parameter.name)
+        """Wait until messages have come."""
+        assert self._p2p is not None
+        self._p2p.wait_all(requests, self._on_progress)
+        if self._checker:
+            for sender, message in messages:
+                self._checker.check_message(message, sender, name)
 
-    def _store(self, flight: _Flight) -> None:
-        move, band, turn, witness = flight.move, flight.band, flight.turn, self._witness
-        name, targets, sinks = move.parameter.name, move.targets, self._sinks
-        if witness:
-            witness.read(move, band, turn)
+    def _store(self, tile: _InFlight) -> None:
+        transfer, work, repeat, checker = tile.transfer, tile.work, tile.repeat, self._checker
+        name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks
+        if checker:
+            checker.read(transfer, work, repeat)
         before = perf_counter()
-        gathering = writing = 0.0
+        copying = writing = 0.0
         done = 0
-        for number, (cell, start, step, data, copies) in enumerate(band.stores):
+        for number, (cell, start, step, data, copies) in enumerate(work.stores):
             for into, out in copies:
                 into[...] = out
-            if witness:
-                witness.put(move, band, turn, number)
-            gathered = perf_counter()
+            if checker:
+                checker.put(transfer, work, repeat, number)
+            copied = perf_counter()
             for rank in targets[cell]:
-                sinks[rank].put(name, start + turn * step, data)
+                sinks[rank].put(name, start + repeat * step, data)
                 done += len(data)
             written = perf_counter()
-            gathering += gathered - before
-            writing += written - gathered
+            copying += copied - before
+            writing += written - copied
             before = written
-        self.seconds["gather"] += gathering
+        self.seconds["copy"] += copying
         self.seconds["write"] += writing
-        self._tick(done)
-        if self._mail:
-            self._mail.poke()
+        self._on_progress(done)
+        if self._p2p:
+            self._p2p.progress()
 
-    def ends(self, move: Move) -> None:
-        """Take note that no more bands of `move` will be started."""
-        if self.flights:
-            self.flights[-1].ended.append(move)
+    def end(self, transfer: Transfer) -> None:
+        """Take note that no more tiles of `transfer` will be started."""
+        if self.in_flight:
+            self.in_flight[-1].ended.append(transfer)
         else:
-            self._end(move)
+            self._end(transfer)
 
-    def _end(self, move: Move) -> None:
-        if self._witness:
-            self._witness.check(move)
-        self._between(move)
+    def _end(self, transfer: Transfer) -> None:
+        if self._checker:
+            self._checker.check(transfer)
+        self._on_complete(transfer)
 
     def finish(self) -> None:
-        """Let nothing be kept back on its way into sinks."""
+        """Let nothing be held back on its way into sinks."""
         began = perf_counter()
         for sink in self._sinks.values():
             sink.finish()
         self.seconds["write"] += perf_counter() - began
-
-
-# -- destination files ----------------------------------------------------------------------
-
-
-def _streams(
-    outputs: Mapping[int, Output], parts: Descriptors, memory: int, behind: bool
-) -> dict[int, _Stream]:
-    share = min(_WRITE_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
-    buffers = memoryview(bytearray(share * len(outputs)))
-    return {
-        rank: _Stream(output, parts, buffers[i * share : (i + 1) * share], behind)
-        for i, (rank, output) in enumerate(outputs.items())
-    }
-
-
-class _Stream:
-    """One destination file while it is written: tensor content in, headers in between."""
-
-    def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
-        layout = output.layout
-        self._spans = layout.spans
-        self._heads: dict[int, Buffer] = {}  # by where they end, and content starts
-        self._writer = Writer(output.part, parts, buffer, behind)
-        if layout.metadata is None:
-            self._heads = {at + len(head): memoryview(head) for at, head in layout.headers}
-        elif output.owned:
-            self._writer.put(0, memoryview(layout.headers[0][1]))
-
-    @property
-    def written(self) -> int:
-        return self._writer.written
-
-    def put(self, name: str, start: int, data: Buffer) -> None:
-        """Write content of `name` from its content byte `start` on, in ascending order."""
-        spans = self._spans[name]
-        done = 0
-        for span in locate(spans, start, len(data)) if len(data) else spans:
-            head = self._heads.get(span.offset)
-            if head is not None:
-                self._writer.put(span.offset - len(head), head)
-            self._writer.put(span.offset, data[done : done + span.nbytes])
-            done += span.nbytes
-
-    def finish(self) -> None:
-        self._writer.flush()

@@ -1,228 +1,256 @@
-"""Recipes: how one kind of move is done, band by band, in an arena of bounded size.
+"""Schedules: how transfers of one kind are carried out, tile by tile, in an arena of bounded size.
 
-A recipe names byte ranges of source and destination slices and numpy views of the arena between
-them. Parameters that are cut alike have one recipe. Bands that differ only in where they start
-are one band, told how often it is repeated.
+A schedule is one process's part in an exchange; a local transfer is an exchange with oneself. It
+names byte ranges of source and destination slices, messages, and numpy views of the arena between
+them. Every process of an exchange divides the parameter into the same tiles. In each it reads what
+it is to read, once, packs for every other process what that one wants, and sends it; takes what is
+sent to it, forwards what others of its node want of that, and assembles its slices. Between two
+processes goes one message for each tile and tag, its pieces in one order that both know.
+
+Parameters that are sharded alike have one schedule. Tiles that differ only in where they start are
+one tile, repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import CALL_BYTES, contiguous_runs, first_element, worth_picking
-from rankxform.geometry.tiles import Bands, Rows, bands
-from rankxform.planning.transfers import Move
+from rankxform.geometry.grid import Cell, overlaps
+from rankxform.geometry.runs import contiguous_runs
+from rankxform.geometry.tiles import Rows, Tiles, tiles
+from rankxform.planning.exchange import interleave
+from rankxform.planning.read_method import ReadMethod
+from rankxform.planning.routes import Piece, Routes, routes_of
+from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.storage.posix import Buffer
 
-_SMALL_BAND = 4 << 20
-ALIGN = 64
+from .arena import ALIGN, Region, offset, typed, views
+from .array_sink import numpy_type
 
-if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
-    import numpy.typing as npt
+_SMALL_TILE = 4 << 20
+CHECKSUM_BYTES = 8
+"""What a message between processes has at its end where its bytes are compared."""
 
-    Bytes = npt.NDArray[np.uint8]
-    Words = npt.NDArray[Any]
-    Copies = tuple[Words, Words]  # what is written, and what it is a copy of
-
-
-@dataclass(frozen=True)
-class Source:
-    """A region in the arena as it was read, row-major, and the part of it that is wanted."""
-
-    held: Box
-    data: Bytes
-    part: Box
+if TYPE_CHECKING:
+    from .arena import Bytes, View
 
 
-@dataclass(frozen=True)
-class Region:
-    """What a store puts: a box of the full parameter, and where in the arena it is put together."""
-
-    box: Box
-    data: Bytes
-
-
-@dataclass(frozen=True)
-class Letters:
-    """What crosses between this process and others in one band.
-
-    packs: copies to do before sending. sends, receipts: (process, letter). repacks, passing:
-    copies and letters to send when the receipts are there, to processes of the same node; passed:
-    such letters that come.
-    """
-
-    packs: Sequence[Copies]
-    sends: Sequence[tuple[int, Buffer]]
-    receipts: Sequence[tuple[int, Buffer]]
-    repacks: Sequence[Copies]
-    passing: Sequence[tuple[int, Buffer]]
-    passed: Sequence[tuple[int, Buffer]]
-
-
-class Load(NamedTuple):
+class Fetch(NamedTuple):
     """What is read of source `cell` from content byte `start` on, `step` bytes further with every
-    band, into `room` in the arena; `picked` out of rows that are not wanted whole."""
+    repetition, into `room` in the arena; `sparse` out of rows that are not wanted whole."""
 
     cell: Cell
     start: int
     step: int
     room: Buffer
-    picked: bool
+    sparse: bool
+
+
+class Store(NamedTuple):
+    """What is written of destination `cell` from content byte `start` on, `step` bytes further with
+    every repetition: `data` of the arena, when `copies` have assembled it."""
+
+    cell: Cell
+    start: int
+    step: int
+    data: Buffer
+    copies: Sequence[View]
 
 
 @dataclass(frozen=True)
-class Band:
-    """What is done for one band of a parameter, and `count` - 1 times more further on.
+class Messages:
+    """What crosses between this process and others in one tile, as (process, message).
 
-    stores: (destination cell, first content byte, bytes to the next band's, what of the arena to
-    write, and the copies that put it together: view of the arena to write, view to read). All are
-    put together in the same place, one after the other, which so stays in the cache.
-    sources, regions: what is read and wanted, and what is stored, as boxes of the full parameter;
-    for whoever wants to look. The sources' parts tile what the regions tile. They are those of
-    the first band, and move on by `step` elements of `axis` with every one.
-    letters: what crosses between processes, if the move is a part of a trade.
+    packs: copies to do before sending. sends, recvs: from and to processes that read. repacks,
+    forwards: copies and messages to send when these are there, to processes of the same node;
+    forwarded: such messages that come.
+    """
+
+    packs: Sequence[View]
+    sends: Sequence[tuple[int, Buffer]]
+    recvs: Sequence[tuple[int, Buffer]]
+    repacks: Sequence[View]
+    forwards: Sequence[tuple[int, Buffer]]
+    forwarded: Sequence[tuple[int, Buffer]]
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """What is done for one tile of a parameter, and `count` - 1 times more further on.
+
+    All `stores` are assembled in the same place, one after the other, which so stays in the
+    cache. sources, targets: what is read and wanted, and what is stored, for whoever compares; the
+    sources' parts tile what the targets tile. They are those of the first tile, and move on by
+    `step` elements of `axis` with every repetition. messages: None of a local transfer.
     """
 
     count: int
-    loads: Sequence[Load]
-    stores: Sequence[tuple[Cell, int, int, Buffer, Sequence[Copies]]]
-    sources: Sequence[Source] = ()
-    regions: Sequence[Region] = ()
+    fetches: Sequence[Fetch]
+    stores: Sequence[Store]
+    sources: Sequence[Region] = ()
+    targets: Sequence[Region] = ()
     axis: int = 0
     step: int = 0
-    letters: Letters | None = None
+    messages: Messages | None = None
 
-    def at(self, turn: int, box: Box) -> Box:
-        """Return where a box of the first band is in the one of number `turn`."""
-        return box.shifted(self.axis, turn * self.step) if turn else box
-
-
-def arena(nbytes: int) -> Bytes:
-    """Return room for bands, of so many bytes."""
-    return np.empty(nbytes, np.uint8)
+    def at(self, repeat: int, box: Box) -> Box:
+        """Return where a box of the first tile is in the repetition of this number."""
+        return box.shifted(self.axis, repeat * self.step) if repeat else box
 
 
-@dataclass(frozen=True)
-class Held:
-    """A region of the parameter in the arena, row-major."""
+class Schedule:
+    """Works out the tiles of one kind of transfer, each in an arena that it uses anew.
 
-    box: Box
-    data: Bytes
-
-
-class Recipe:
-    """Works out the bands of one kind of move, each in an arena that it uses anew.
-
-    `call` is what a read of little costs, in bytes.
+    With `checked`, every message ends with room for a checksum, and is a copy of what was read.
     """
 
-    def __init__(self, move: Move, call: float = CALL_BYTES) -> None:
-        parameter = move.parameter
-        self._call = call
-        self._shape, self._item = parameter.shape, item_size(parameter.dtype)
-        grid = move.layout.grid(parameter.shape)
-        boxes = {cell: grid.box(cell) for cell in move.targets}
-        self._targets = {cell: box for cell, box in boxes.items() if box.size}
-        self._empty = [cell for cell, box in boxes.items() if not box.size]
-        self._copies: dict[Cell, Sequence[tuple[Any, Box]]] = {}  # by what is in the arena
-        self._grid = parameter.grid
-        self._rows: dict[Cell, Rows[Any]] = {}
-        self._held: dict[Cell, Box] = {}
-        self._wanted: dict[Cell, Box] = {}  # of a source cell, the hull of what is wanted
-        for target in self._targets:
-            self._copies[target] = copies = move.copies(target)
-            for cell, box in copies:
-                self._want(cell, box)
+    def __init__(self, transfer: Transfer, method: ReadMethod, checked: bool = False) -> None:
+        parameter = transfer.parameter
+        self._method, self._trailer = method, CHECKSUM_BYTES if checked else 0
+        self._shape, self._grid = parameter.shape, parameter.grid
+        self._src_item, self._item = item_size(parameter.src_dtype), item_size(parameter.dtype)
+        self._types: tuple[np.dtype[Any], np.dtype[Any]] | None = None
+        if parameter.dtype != parameter.src_dtype:
+            self._types = numpy_type(parameter.dtype), numpy_type(parameter.src_dtype)
+        self._is_local = transfer.exchange is None
+        self._exchange = exchange = transfer.as_exchange()
+        boxes = {cell: transfer.grid.box(cell) for cell in exchange.receivers}
+        self._all = {cell: box for cell, box in boxes.items() if box.size}
+        self._targets = {cell: self._all[cell] for cell in transfer.targets if cell in self._all}
+        self._empty = [cell for cell in transfer.targets if cell not in self._all]
+        self._boxes = {
+            (at, cell): box
+            for cell in self._all
+            for at, box in overlaps(self._grid, transfer.grid, cell)
+        }
+        routes = routes_of(exchange)
+        mine = routes.get(transfer.process, Routes())
+        self._groups = [self._group(own, exchange, process) for process, own in routes.items()]
+        self._wanted: dict[Cell, Box] = {}  # of a source cell, the bounding box of what is wanted
+        for at, cell in mine.read:
+            box = self._boxes[at, cell]
+            self._wanted[at] = self._wanted[at].bounding_box(box) if at in self._wanted else box
+        self._sends, self._recvs, self._forwards, self._forwarded = (
+            {peer: self._rows(pieces) for peer, pieces in peers.items()}
+            for peers in (mine.sends, mine.recvs, mine.forwards, mine.forwarded)
+        )
+        self._passing = self._rows(mine.every)
+        own = set(mine.own)
+        self._parts = {
+            cell: Rows(
+                (at if (at, cell) in own else (at, cell), box)
+                for at, box in overlaps(self._grid, transfer.grid, cell)
+            )
+            for cell in self._targets
+        }
 
-    def _want(self, cell: Cell, box: Box) -> None:
-        """Take note that `box` is to be read of source `cell`."""
-        hull = self._wanted.get(cell)
-        self._wanted[cell] = hull.hull(box) if hull else box
-        self._held[cell] = self._grid.box(cell)
+    def _rows(self, pieces: Iterable[Piece]) -> Rows[Piece]:
+        return Rows((piece, self._boxes[piece]) for piece in pieces)
 
-    def bands(self, arena: int) -> Iterator[Bands]:
-        """Yield the bands of the move, each small enough for an arena of so many bytes.
+    def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
+        """Return the boxes that a process has in its arena, each as often as it may be there."""
+        read = [self._grid.box(at) for at in dict.fromkeys(at for at, _ in own.read)]
+        pieces = [self._boxes[piece] for piece in own.in_messages]
+        served = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
+        return [*read, *pieces, *served]
 
-        Slices without elements are a band of their own, the first.
+    # -- tiles ------------------------------------------------------------------------------------
+
+    def tiles(self, arena: int) -> Iterator[Tiles]:
+        """Yield the tiles of the transfer, each small enough for an arena of so many bytes.
+
+        Slices without elements are a tile of their own, the first.
         """
         if self._empty:
-            yield Bands(Box.whole((0,) * len(self._shape)), 0, 1)
-        yield from self._full_bands(arena)
-
-    def _full_bands(self, arena: int) -> Iterator[Bands]:
-        if not self._targets:
+            yield Tiles(Box.whole((0,) * len(self._shape)), 0, 1)
+        if not self._all:
             return
-        region = reduce(Box.hull, self._targets.values())
-        shards = [*self._held.values(), *self._targets.values()]
-        room = arena - ALIGN * len(shards)
-        split = len(self._held) < len(self._targets)
-        limit = (min(room, _SMALL_BAND) if split or self._straight() else room) // self._item
-        yield from bands(self._shape, region, [shards], max(1, limit))
+        region = reduce(Box.bounding_box, self._all.values())
+        room = arena - (ALIGN + self._trailer) * max(map(len, self._groups))
+        splits = len(self._wanted) < len(self._targets)
+        if self._is_local and (splits or self._is_straight()):
+            room = min(room, _SMALL_TILE)
+        limit = max(1, room // max(self._item, self._src_item))
+        yield from tiles(self._shape, region, self._groups, limit)
 
-    def turns(self, arena: int) -> Iterator[tuple[Bands, int]]:
-        """Yield bands with how often they were there before, in the order to do them in."""
-        for alike in self.bands(arena):
-            for turn in range(alike.count):
-                yield alike, turn
-
-    def _straight(self) -> bool:
-        """Whether only rows are cut, so that nothing needs gathering."""
+    def _is_straight(self) -> bool:
+        """Whether only rows are sharded, so that nothing needs copying."""
         return all(
-            box.shape[1:] == self._held[at].shape[1:] == self._targets[cell].shape[1:]
-            for cell, copies in self._copies.items()
-            for at, box in copies
+            box.shape[1:] == self._grid.box(at).shape[1:] == self._all[cell].shape[1:]
+            for (at, cell), box in self._boxes.items()
         )
 
-    def band(self, alike: Bands, arena: Bytes) -> Band:
-        """Work out what is done for the first of bands that are alike, in an arena."""
+    def repeats(self, arena: int) -> Iterator[tuple[Tiles, int]]:
+        """Yield tiles with the number of their repetition, in the order in which to do them.
+
+        In an exchange, tiles of the same readers and receivers stay in their order, and such queues
+        are interleaved in proportion to their length: where one side is sharded by rows, its
+        processes would otherwise have all tiles one after the other.
+        """
+        if self._is_local:
+            for alike in self.tiles(arena):
+                for repeat in range(alike.count):
+                    yield alike, repeat
+            return
+        receivers = Rows((self._exchange.receivers[c], box) for c, box in self._all.items())
+        senders = Rows((by, self._grid.box(c)) for c, by in self._exchange.senders.items())
+        queues: dict[object, list[tuple[int, tuple[Tiles, int]]]] = {}
+        for alike in self.tiles(arena):
+            writing = frozenset(p for by, _ in receivers.over(alike.first) for p in by)
+            reading = frozenset(p for by, _ in senders.over(alike.first) for p, _ in by.values())
+            queue = queues.setdefault((writing, reading), [])
+            queue += [(alike.first.size, (alike, repeat)) for repeat in range(alike.count)]
+        placed = [
+            (middle, number, at, one)
+            for number, queue in enumerate(queues.values())
+            for at, (middle, one) in enumerate(interleave(queue))
+        ]
+        for *_, (alike, repeat) in sorted(placed, key=lambda one: one[:3]):
+            if not alike.first.size or next(self._passing.over(alike.first), None):
+                yield alike, repeat
+
+    # -- one tile ---------------------------------------------------------------------------------
+
+    def work(self, alike: Tiles, arena: Bytes) -> TileWork:
+        """Work out what is done for the first of tiles that are alike, in an arena."""
         self._arena, self._used = arena, 0
         if not alike.first.size:
             nothing = arena[:0].data
-            return Band(1, (), [(cell, 0, 0, nothing, ()) for cell in self._empty])
-        return self._work(alike)
-
-    def _work(self, alike: Bands) -> Band:
-        band = alike.first
-        loads: list[Load] = []
-        loaded = {
-            cell: self._load(cell, need, alike, loads) for cell, need in self._sources.over(band)
+            return TileWork(1, (), [Store(cell, 0, 0, nothing, ()) for cell in self._empty])
+        fetches: list[Fetch] = []
+        held: dict[Any, Region] = {
+            cell: self._fetch(cell, need, alike, fetches)
+            for cell, need in self._sources.over(alike.first)
         }
-        return self._finished(alike, loads, loaded, None)
-
-    def _finished(
-        self,
-        alike: Bands,
-        loads: Sequence[Load],
-        loaded: Mapping[Any, Held],
-        letters: Letters | None,
-    ) -> Band:
-        """Plan to put every target together of what will be in the arena, and end the band."""
-        stores, regions = [], []
-        wanted: dict[Box, list[Source]] = {}
-        band, behind = alike.first, self._used
-        for cell, target in self._wanting.over(band):
-            box, self._used = self._targets[cell], behind
-            data, copies, sources = self._assemble(cell, target, loaded)
-            start, step = offset(target, box, self._item), self._step(alike, box)
-            stores.append((cell, start, step, data.data, copies))
-            regions.append(Region(target, data))
+        messages = None if self._is_local else self._messages(alike.first, held)
+        stores, targets = [], []
+        wanted: dict[Box, list[Region]] = {}
+        behind = self._used
+        for cell, target in self._wanting.over(alike.first):
+            self._used = behind
+            region, copies, sources = self._assemble(cell, target, held)
+            box = self._targets[cell]
+            start, step = offset(target, box, self._item), self._step(alike, box, self._item)
+            stores.append(Store(cell, start, step, region.data.data, copies))
+            targets.append(region)
             for source in sources:
-                wanted.setdefault(source.held, []).append(source)
-        whole = [one for some in wanted.values() for one in in_one(some)]
-        return Band(alike.count, loads, stores, whole, regions, alike.axis, alike.step, letters)
+                wanted.setdefault(source.box, []).append(source)
+        whole = [one for some in wanted.values() for one in _in_one(some)]
+        return TileWork(
+            alike.count, fetches, stores, whole, targets, alike.axis, alike.step, messages
+        )
 
-    def _step(self, alike: Bands, box: Box) -> int:
-        """Return the content bytes from one band to the next in a slice that holds `box`."""
-        return alike.step * prod(box.shape[alike.axis + 1 :]) * self._item
+    def _step(self, alike: Tiles, box: Box, item: int) -> int:
+        """Return the content bytes from one tile to the next in a slice that holds `box`."""
+        return alike.step * prod(box.shape[alike.axis + 1 :]) * item
 
     @cached_property
     def _sources(self) -> Rows[Cell]:
@@ -232,88 +260,102 @@ class Recipe:
     def _wanting(self) -> Rows[Cell]:
         return Rows(self._targets.items())
 
-    def _parts_of(self, cell: Cell) -> Rows[Any]:
-        """Return what makes up destination `cell`, by what is in the arena."""
-        if cell not in self._rows:
-            self._rows[cell] = Rows(self._copies[cell])
-        return self._rows[cell]
-
-    def _load(self, cell: Cell, need: Box, alike: Bands, loads: list[Load]) -> Held:
-        """Plan to read what is wanted of a band from source `cell`; return where it will be."""
-        box, band = self._held[cell], alike.first
-        step = self._step(alike, box)
-        mine = band.intersect(box)
-        assert mine is not None
-        frame, start = need.relative_to(mine), offset(mine, box, self._item)
-        if need == mine or not worth_picking(frame, mine.shape, self._item, self._call):
-            data = self._take(mine.size)
-            loads.append(Load(cell, start, step, data.data, False))
-            return Held(mine, data)
-        data, done = self._take(need.size), 0
-        for first, count in contiguous_runs(frame, mine.shape):
-            nbytes = count * self._item
-            room = data[done : done + nbytes].data
-            loads.append(Load(cell, start + first * self._item, step, room, True))
-            done += nbytes
-        return Held(need, data)
+    def _fetch(self, cell: Cell, need: Box, alike: Tiles, fetches: list[Fetch]) -> Region:
+        """Plan to read what is wanted of a tile from source `cell`; return where it will be."""
+        held, item = self._grid.box(cell), self._src_item
+        block = alike.first.intersect(held)
+        assert block is not None
+        box = self._method.box(need, block, item)
+        start, step = offset(block, held, item), self._step(alike, held, item)
+        data, done, sparse = self._take(box.size * item), 0, box != block
+        for first, count in contiguous_runs(box.relative_to(block), block.shape):
+            room = data[done : done + count * item].data
+            fetches.append(Fetch(cell, start + first * item, step, room, sparse))
+            done += count * item
+        return Region(box, data, need)
 
     def _assemble(
-        self, cell: Cell, target: Box, loaded: Mapping[Any, Held]
-    ) -> tuple[Bytes, list[Copies], list[Source]]:
-        """Plan to put `target`, of destination `cell`, together; return where, copies, sources."""
-        parts = list(self._parts_of(cell).over(target))
-        sources = [Source(loaded[at].box, loaded[at].data, part) for at, part in parts]
-        if len(parts) == 1 and sources[0].held == target:
-            return sources[0].data, [], sources
-        data = self._take(target.size)
-        held = Held(target, data)
-        copies = [views(held, loaded[at], part, self._item) for at, part in parts]
-        return data, copies, sources
+        self, cell: Cell, target: Box, held: Mapping[Any, Region]
+    ) -> tuple[Region, list[View], list[Region]]:
+        """Plan to assemble `target`, of destination `cell`; return where, copies, sources."""
+        parts = list(self._parts[cell].over(target))
+        sources = [Region(held[at].box, held[at].data, part) for at, part in parts]
+        if len(parts) == 1 and sources[0].box == target and not self._types:
+            return sources[0], [], sources
+        region = Region(target, self._take(target.size * self._item), target, raw=False)
+        return region, [self._view(region, source, source.part) for source in sources], sources
 
-    def _take(self, elements: int, more: int = 0) -> Bytes:
-        """Return aligned room for `elements`, and so many bytes more, in the arena, which is used
-        anew for each band."""
+    def _view(self, target: Region, source: Region, part: Box) -> View:
+        if self._types:
+            return typed(target, part, self._types[0]), typed(source, part, self._types[1])
+        return views(target, source, part, self._item)
+
+    def _take(self, nbytes: int, more: int = 0) -> Bytes:
+        """Return aligned room for so many bytes and `more`; each tile uses the arena anew."""
         start = -(-self._used // ALIGN) * ALIGN
-        self._used = start + elements * self._item + more
-        assert self._used <= len(self._arena), "a band's cost was planned too low"
+        self._used = start + nbytes + more
+        assert self._used <= len(self._arena), "a tile's cost was planned too low"
         return self._arena[start : self._used]
 
+    # -- messages ---------------------------------------------------------------------------------
 
-def in_one(sources: list[Source]) -> list[Source]:
+    def _messages(self, tile: Box, held: dict[Any, Region]) -> Messages:
+        packs: list[View] = []
+        repacks: list[View] = []
+        sends = self._pack(self._sends, tile, held, packs)
+        recvs = self._expect(self._recvs, tile, held)
+        forwards = self._pack(self._forwards, tile, held, repacks)
+        forwarded = self._expect(self._forwarded, tile, held)
+        return Messages(packs, sends, recvs, repacks, forwards, forwarded)
+
+    def _pack(
+        self,
+        peers: Mapping[int, Rows[Piece]],
+        tile: Box,
+        held: Mapping[Any, Region],
+        copies: list[View],
+    ) -> list[tuple[int, Buffer]]:
+        """Plan messages of what is in the arena; one that lies there as it is needs no copy."""
+        messages = []
+        for to, rows in peers.items():
+            parts = list(rows.over(tile))
+            found = [held.get(piece) or held[piece[0]] for piece, _ in parts]
+            if len(parts) == 1 and found[0].box == parts[0][1] and not self._trailer:
+                messages.append((to, found[0].data.data))
+            elif parts:
+                message, places = self._message(parts)
+                messages.append((to, message))
+                for place, source in zip(places, found):
+                    copies.append(views(place, source, place.box, self._src_item))
+        return messages
+
+    def _expect(
+        self, peers: Mapping[int, Rows[Piece]], tile: Box, held: dict[Any, Region]
+    ) -> list[tuple[int, Buffer]]:
+        """Plan room for messages, and take note where their pieces will be."""
+        messages = []
+        for sender, rows in peers.items():
+            parts = list(rows.over(tile))
+            if parts:
+                message, places = self._message(parts)
+                messages.append((sender, message))
+                held.update((piece, place) for (piece, _), place in zip(parts, places))
+        return messages
+
+    def _message(self, parts: Iterable[tuple[Piece, Box]]) -> tuple[Buffer, list[Region]]:
+        """Plan a message, with its pieces one behind the other."""
+        boxes = [part for _, part in parts]
+        message = self._take(sum(box.size for box in boxes) * self._src_item, self._trailer)
+        done, places = 0, []
+        for box in boxes:
+            nbytes = box.size * self._src_item
+            places.append(Region(box, message[done : done + nbytes], box))
+            done += nbytes
+        return message.data, places
+
+
+def _in_one(sources: list[Region]) -> list[Region]:
     """Return disjoint parts of one region as the one that they tile, where they tile it."""
-    held, data = sources[0].held, sources[0].data
-    tiled = sum(one.part.size for one in sources) == held.size
-    return [Source(held, data, held)] if tiled else sources
-
-
-def offset(part: Box, box: Box, item: int) -> int:
-    """Return the content byte at which `part` starts in a slice that holds `box`."""
-    return first_element(part.relative_to(box), box.shape) * item
-
-
-def views(target: Held, source: Held, part: Box, item: int) -> tuple[Words, Words]:
-    """Return `part`, a box of the full parameter, as it lies in two regions of the arena."""
-    if not part.ndim:
-        return target.data, source.data
-    word = _word(target.box, source.box, part, item)
-    return (
-        _view(target, item, word)[_index(part, target.box, item, word)],
-        _view(source, item, word)[_index(part, source.box, item, word)],
-    )
-
-
-def _word(a: Box, b: Box, part: Box, item: int) -> int:
-    """Return the largest number of bytes that divides every position on the last axis."""
-    last = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
-    return gcd(*(n * item for n in (*last, a.shape[-1], b.shape[-1])))
-
-
-def _view(held: Held, item: int, word: int) -> Words:
-    shape = held.box.shape
-    kind = f"u{word}" if word in (1, 2, 4, 8) else f"V{word}"
-    return held.data.view(kind).reshape(*shape[:-1], shape[-1] * item // word)
-
-
-def _index(part: Box, frame: Box, item: int, word: int) -> tuple[slice, ...]:
-    *outer, last = part.relative_to(frame).slices()
-    return (*outer, slice(last.start * item // word, last.stop * item // word))
+    box, data = sources[0].box, sources[0].data
+    tiled = sum(one.part.size for one in sources) == box.size
+    return [Region(box, data, box)] if tiled else sources

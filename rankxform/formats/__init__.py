@@ -1,5 +1,8 @@
-"""Bytes to values and back: strategy files, checkpoint headers. No file is opened here.
+"""Bytes to values and back: strategy files, and the containers of checkpoints.
 
-Readers take bytes, or ``read_at(offset, nbytes)``; they raise FormatError, which the caller
-turns into a message with the file's name.
+Readers find things in bytes that they are handed; they open nothing and import no MindSpore.
 """
+
+from . import ckpt, safetensors  # they register themselves
+
+__all__ = ["ckpt", "safetensors"]

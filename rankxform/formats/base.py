@@ -1,19 +1,35 @@
-"""The index of a checkpoint file: what it holds and where, found from headers alone."""
+"""Containers: the bytes of one checkpoint file, what is in them and where.
+
+A container is a `Format`, known to the rest by its entry in `FORMATS`. No other room asks which
+one it has: files are found, read, laid out and checksummed through this protocol alone.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+from rankxform.errors import FormatError
 
 from .dtype import content_bytes
-from .wire import FormatError
+
+Shape = tuple[int, ...]
 
 ReadAt = Callable[[int, int], bytes]
 """``read_at(offset, nbytes)`` of one file; shorter only where the file ends."""
 
-Shape = tuple[int, ...]
+Blocks = Callable[["Iterable[Span]"], Iterator[memoryview]]
+"""The bytes of spans of one file, in order; a block is gone when the next is asked for."""
+
+Patch = tuple[int, bytes]
+"""Bytes to be written into a file, and the offset at which."""
+
+REDUNDANCY_KEY = "remove_redundancy"
+"""The metadata entry by which MindSpore marks a file that lacks some of its rank's parameters."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +40,16 @@ class Span:
     nbytes: int
 
 
+class TensorSpec(NamedTuple):
+    """A tensor of a file: `shape` is that of the slice which the file holds, in elements."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
 @dataclass(frozen=True)
-class Contents:
+class Schema:
     """What a file holds, without the where: the same for most ranks of a stage.
 
     Three parallel tuples, in file order; `shapes` are slice shapes, in elements.
@@ -58,41 +82,123 @@ class Index:
     offsets: for each entry the byte at which its content starts.
     pieces: entries whose content lies in several spans of the file, by position.
     size, modified: the file's bytes and modification time (ns) when it was read.
-    crc: byte at which the trailing checksum starts, or None.
-    metadata: what safetensors keeps beside tensors.
+    checksum_at: byte at which a checksum behind the content starts, or None. has_checksum: whether
+        the file states a checksum, there or elsewhere.
+    metadata: texts that the container keeps beside tensors.
     """
 
-    contents: Contents
+    schema: Schema
     offsets: array[int]
     pieces: dict[int, tuple[Span, ...]]
     size: int
     modified: int = 0
-    crc: int | None = None
+    checksum_at: int | None = None
+    has_checksum: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.contents.position
+        return name in self.schema.position
 
     def dtype(self, name: str) -> str:
-        return self.contents.dtypes[self.contents.position[name]]
+        return self.schema.dtypes[self.schema.position[name]]
 
     def shape(self, name: str) -> Shape:
-        return self.contents.shapes[self.contents.position[name]]
+        return self.schema.shapes[self.schema.position[name]]
 
     def nbytes(self, name: str) -> int:
-        i = self.contents.position[name]
+        i = self.schema.position[name]
         pieces = self.pieces.get(i)
-        return sum(p.nbytes for p in pieces) if pieces else self.contents.nbytes(i)
+        return sum(p.nbytes for p in pieces) if pieces else self.schema.nbytes(i)
 
     def spans(self, name: str) -> tuple[Span, ...]:
         """Return where the content of `name` lies, in order."""
-        i = self.contents.position[name]
-        return self.pieces.get(i) or (Span(self.offsets[i], self.contents.nbytes(i)),)
+        i = self.schema.position[name]
+        return self.pieces.get(i) or (Span(self.offsets[i], self.schema.nbytes(i)),)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the file states that it holds only some of its rank's parameters."""
+        return self.metadata.get(REDUNDANCY_KEY) == "True"
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """The bytes of a destination file, planned; the same for all ranks with slices of one shape.
+
+    headers: (offset, bytes) of everything that is not tensor content, ascending. Each is followed
+        by the content of some tensor, and written together with it.
+    spans: where the content of each tensor goes, in order.
+    size: the bytes of the complete file; the last `trailer` of them are a checksum.
+    """
+
+    headers: tuple[tuple[int, bytes], ...]
+    spans: Mapping[str, tuple[Span, ...]]
+    size: int
+    trailer: int = 0
+
+    @cached_property
+    def digest(self) -> str:
+        """What two layouts share only if they are the same."""
+        state = blake2b(repr((self.headers, dict(self.spans))).encode(), digest_size=8)
+        return state.hexdigest()
+
+
+class Format(Protocol):
+    """One container. Pure but for the functions it is given; it knows no paths.
+
+    name: what ``--format`` calls it, and the suffix of its files.
+    """
+
+    name: str
+
+    def read_index(self, read_at: ReadAt, size: int) -> Index:
+        """Find every tensor of a file of `size` bytes from its headers; read no content.
+
+        Raises FormatError that names the byte where the file stops making sense.
+        """
+
+    def order(self, name: str, dtype: str) -> Any:
+        """Return a key by which tensors of a file are sorted; one key for all keeps their order."""
+
+    def lay_out(
+        self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
+    ) -> FileLayout:
+        """Plan a file of `tensors`. `metadata` are kept where the container has room for them.
+
+        With `checksum`, room is left for one. Raises RequestError for what it cannot hold.
+        """
+
+    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+        """Return the checksum of a complete file that was laid out with one, and where it goes."""
+
+    def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
+        """Return the checksum that a file states and the one it has; None if it states none."""
+
+
+FORMATS: dict[str, Format] = {}
+"""All containers by name; a new one is one module and one entry."""
+
+USUAL = "ckpt"
+
+
+def register(one: Format) -> None:
+    """Make a container known by its name, which is its files' suffix too."""
+    FORMATS[one.name] = one
+
+
+def suffixes() -> tuple[str, ...]:
+    """Return the suffixes of checkpoint files, with the dot."""
+    return tuple("." + name for name in FORMATS)
+
+
+def format_of(suffix: str) -> Format:
+    """Return the container that files of a suffix are in; `.ckpt` for those of none."""
+    return FORMATS.get(suffix.removeprefix("."), FORMATS[USUAL])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter as a format's reader finds it."""
+    """One tensor as a format's reader finds it."""
 
     name: str
     dtype: str
@@ -104,14 +210,14 @@ def build(entries: Sequence[Entry], size: int, **rest: object) -> Index:
     """Check entries against their shapes and make the index. Raises FormatError."""
     for entry in entries:
         _check(entry)
-    contents = Contents(
+    schema = Schema(
         tuple(e.name for e in entries),
         tuple(e.dtype for e in entries),
         tuple(e.shape for e in entries),
     )
     offsets = array("q", (e.spans[0].offset if e.spans else 0 for e in entries))
-    pieces = {i: e.spans for i, e in enumerate(entries) if len(e.spans) != 1 and contents.nbytes(i)}
-    return Index(contents, offsets, pieces, size, **rest)  # type: ignore[arg-type]
+    pieces = {i: e.spans for i, e in enumerate(entries) if len(e.spans) != 1 and schema.nbytes(i)}
+    return Index(schema, offsets, pieces, size, **rest)  # type: ignore[arg-type]
 
 
 def _check(entry: Entry) -> None:
@@ -129,15 +235,15 @@ def _check(entry: Entry) -> None:
 
 
 def gaps(index: Index) -> Iterator[Span]:
-    """Yield what of a file is no parameter's content: its headers, in order.
+    """Yield what of a file is no tensor's content: its headers, in order.
 
-    A checksum behind the last parameter is of the content, and left out.
+    A checksum behind the last tensor depends on the content, and is left out.
     """
     spans = sorted(
-        (span for name in index.contents.names for span in index.spans(name)),
+        (span for name in index.schema.names for span in index.spans(name)),
         key=lambda span: (span.offset, span.nbytes),
     )
-    end = index.size if index.crc is None else index.crc
+    end = index.size if index.checksum_at is None else index.checksum_at
     at = 0
     for span in [*spans, Span(end, 0)]:
         if span.offset > at:

@@ -6,23 +6,37 @@ Messages and field numbers (proto2)::
     Value         tag 1, tensor 2, maptensor 3
     TensorProto   dims 1*, tensor_type 2, tensor_content 3
 
-A parameter over 512 MiB is cut into several consecutive Values of one tag; each piece states the
+A parameter over 512 MiB is split into several consecutive Values of one tag; each piece states the
 dims of the whole. A scalar has no dims (older writers: one dim, 0). A text has type ``str`` and
 dims [0]. A checksum, if any, stands behind the last Value: ``crc_num`` and ten bytes, big-endian.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .base import Entry, Index, ReadAt, Shape, Span, build
-from .dtype import ITEM_SIZE, TEXT
+from rankxform.errors import FormatError
+
+from .base import (
+    Blocks,
+    Entry,
+    FileLayout,
+    Index,
+    Patch,
+    ReadAt,
+    Shape,
+    Span,
+    TensorSpec,
+    build,
+    register,
+)
+from .dtype import ITEM_SIZE, TEXT, content_bytes
 from .wire import (
     BYTES,
     FIXED32,
     FIXED64,
     VARINT,
-    FormatError,
     delimited,
     key,
     read_varint,
@@ -54,11 +68,11 @@ def read_index(read_at: ReadAt, size: int) -> Index:
             "dec_key, save it without enc_key, and convert that"
         )
     entries: dict[str, Entry] = {}
-    crc = None
+    at_checksum = None
     at, last = 0, ""
     while at < size:
         if size - at == CRC_BYTES and window.bytes_at(at, len(_CRC_MARK)) == _CRC_MARK:
-            crc = at
+            at_checksum = at
             break
         start = at
         number, at, end = window.field(at, size)
@@ -70,7 +84,12 @@ def read_index(read_at: ReadAt, size: int) -> Index:
             entry = _joined(entries[last], entry)
         entries[entry.name] = entry
         at, last = end, entry.name
-    return build([_finished(e) for e in entries.values()], size, crc=crc)
+    return build(
+        [_finished(e) for e in entries.values()],
+        size,
+        checksum_at=at_checksum,
+        has_checksum=at_checksum is not None,
+    )
 
 
 class _Window:
@@ -180,7 +199,7 @@ def _tensor(window: _Window, name: str, at: int, end: int) -> Entry:
 def _joined(first: Entry, second: Entry) -> Entry:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         raise FormatError(
-            f"{first.name!r} is cut into pieces that disagree: {first.dtype} {list(first.shape)} "
+            f"{first.name!r} is split into pieces that disagree: {first.dtype} {list(first.shape)} "
             f"and {second.dtype} {list(second.shape)}"
         )
     return Entry(first.name, first.dtype, first.shape, first.spans + second.spans)
@@ -214,6 +233,54 @@ def header(name: str, dtype: str, shape: Shape, nbytes: int) -> bytes:
     tensor = key(2, BYTES) + varint(len(before) + len(content) + nbytes) + before + content
     tag = delimited(1, name.encode())
     return key(1, BYTES) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
+
+
+class Ckpt:
+    """MindSpore's own container (`rankxform.formats.base.Format`)."""
+
+    name = "ckpt"
+
+    def read_index(self, read_at: ReadAt, size: int) -> Index:
+        return read_index(read_at, size)
+
+    def order(self, name: str, dtype: str) -> int:
+        return 0
+
+    def lay_out(
+        self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
+    ) -> FileLayout:
+        headers, spans, at = [], {}, 0
+        for name, dtype, shape in tensors:
+            found = []
+            for nbytes in pieces(content_bytes(dtype, shape)):
+                head = header(name, dtype, shape, nbytes)
+                headers.append((at, head))
+                found.append(Span(at + len(head), nbytes))
+                at += len(head) + nbytes
+            spans[name] = tuple(found)
+        trailer = CRC_BYTES if checksum else 0
+        return FileLayout(tuple(headers), spans, at + trailer, trailer)
+
+    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+        end = layout.size - layout.trailer
+        return end, crc_trailer(crc_of(blocks, [Span(0, end)]))
+
+    def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
+        at = index.checksum_at
+        if at is None:
+            return None
+        stated = stated_crc(read_at(at, CRC_BYTES))
+        return str(stated), str(crc_of(blocks, [Span(0, at)]))
+
+
+register(Ckpt())
+
+
+def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:
+    """Return the crc32 over `spans` of a file, continued from `crc`."""
+    for part in blocks(spans):
+        crc = zlib.crc32(part, crc)
+    return crc
 
 
 def crc_trailer(crc: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from .wire import FormatError
+from rankxform.errors import FormatError
 
 INT4, TEXT = "Int4", "str"
 

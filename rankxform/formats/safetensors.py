@@ -8,22 +8,39 @@ metadata entry ``{name: "Int4"}`` over I8 data.
 from __future__ import annotations
 
 import json
+import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .base import Entry, Index, ReadAt, Shape, Span, build
-from .dtype import FROM_SAFETENSORS, INT4, TO_SAFETENSORS, content_bytes
-from .wire import FormatError
+from rankxform.errors import FormatError, RequestError
+
+from .base import (
+    REDUNDANCY_KEY,
+    Blocks,
+    Entry,
+    FileLayout,
+    Index,
+    Patch,
+    ReadAt,
+    Shape,
+    Span,
+    TensorSpec,
+    build,
+    register,
+)
+from .ckpt import crc_of
+from .dtype import FROM_SAFETENSORS, INT4, TEXT, TO_SAFETENSORS, content_bytes, item_size
 
 _MAX_HEADER = 100_000_000
 METADATA_KEY = "__metadata__"
 CRC_KEY = "crc_num"
-REDUNDANCY_KEY = "remove_redundancy"
 _INTEGERS = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64", "UInt64", INT4)
 
-
 MOST_ZEROS = 1 << 32
+_RESERVE = 40
+"""Bytes that a checksum may take in the header."""
+_BLOCK = 1 << 20
 
 
 def zeros_of(dtype: str, shape: Shape, content: bytes) -> int | None:
@@ -61,7 +78,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
     entries = [_entry(name, item, metadata, 8 + length) for name, item in header.items()]
     entries.sort(key=lambda e: (e.spans[0].offset, e.spans[0].nbytes))
     _check_gapless(entries, 8 + length, size)
-    return build(entries, size, metadata=metadata)
+    return build(entries, size, metadata=metadata, has_checksum=CRC_KEY in metadata)
 
 
 def _header(data: bytes) -> dict[str, Any]:
@@ -85,7 +102,7 @@ def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Entr
         dtype, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
         numbers = [*shape, begin, end]
     except (KeyError, TypeError, ValueError):
-        raise FormatError(f"{name!r}: dtype, shape and two data_offsets are wanted") from None
+        raise FormatError(f"{name!r}: expected dtype, shape and two data_offsets") from None
     if not all(isinstance(n, int) and n >= 0 for n in numbers) or begin > end:
         raise FormatError(f"{name!r}: shape {shape} or data_offsets {[begin, end]} is impossible")
     if not isinstance(dtype, str) or dtype not in FROM_SAFETENSORS:
@@ -141,3 +158,95 @@ def header(
     data += b" " * (reserve + -(len(data) + reserve) % 8)
     base = 8 + len(data)
     return len(data).to_bytes(8, "little") + data, array("q", (base + b for b in begins))
+
+
+class Safetensors:
+    """safetensors files as MindSpore writes them (`rankxform.formats.base.Format`)."""
+
+    name = "safetensors"
+
+    def read_index(self, read_at: ReadAt, size: int) -> Index:
+        return read_index(read_at, size)
+
+    def order(self, name: str, dtype: str) -> tuple[int, str]:
+        """Wide types first, so that every tensor is aligned; then by name, as the library does."""
+        return -item_size(dtype), name
+
+    def lay_out(
+        self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
+    ) -> FileLayout:
+        """Plan a file; metadata are kept, but for what becomes untrue."""
+        for name, dtype, _ in tensors:
+            if dtype == TEXT or name == METADATA_KEY:
+                what = "texts, such as" if dtype == TEXT else "a parameter named"
+                raise RequestError(
+                    f"safetensors cannot hold {what} {name!r}; leave it out (--exclude '^{name}$') "
+                    "or write --format ckpt"
+                )
+        order = sorted(tensors, key=lambda one: self.order(one.name, one.dtype))
+        marked = {name for name, dtype, _ in order if dtype != INT4 and metadata.get(name) == INT4}
+        untrue = {CRC_KEY, REDUNDANCY_KEY, *marked}
+        kept = {key: value for key, value in metadata.items() if key not in untrue}
+        marks = {name: INT4 for name, dtype, _ in order if dtype == INT4}
+        reserve = _RESERVE if checksum else 0
+        head, offsets = header(order, {"format": "ms", **kept, **marks}, reserve)
+        sizes = [content_bytes(one.dtype, one.shape) for one in order]
+        spans = {one.name: (Span(at, n),) for one, at, n in zip(order, offsets, sizes)}
+        return FileLayout(((0, head),), spans, len(head) + sum(sizes))
+
+    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+        """Return the header with MindSpore's checksum among its metadata."""
+        head = layout.headers[0][1]
+        document = json.loads(head[8:])
+        metadata = document.pop(METADATA_KEY)
+        scalars = {
+            name: INT4 if metadata.get(name) == INT4 else FROM_SAFETENSORS[item["dtype"]]
+            for name, item in document.items()
+            if not item["shape"]
+        }
+        crc = _crc_of_tensors(layout.spans, scalars, blocks)
+        document = {METADATA_KEY: {**metadata, CRC_KEY: str(crc)}, **document}
+        data = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(data) <= len(head) - 8, "the reserve was too small"
+        return 0, head[:8] + data.ljust(len(head) - 8)
+
+    def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
+        if CRC_KEY not in index.metadata:
+            return None
+        schema = index.schema
+        scalars = {
+            n: d for n, d, shape in zip(schema.names, schema.dtypes, schema.shapes) if not shape
+        }
+        spans = {name: index.spans(name) for name in schema.names}
+        return index.metadata[CRC_KEY], str(_crc_of_tensors(spans, scalars, blocks))
+
+
+register(Safetensors())
+
+
+def _crc_of_tensors(
+    spans: Mapping[str, tuple[Span, ...]], scalars: Mapping[str, str], blocks: Blocks
+) -> int:
+    """Return MindSpore's checksum: crc32 over each name and its bytes, in name order.
+
+    `scalars` are the types of parameters without an axis, of which MindSpore sums something else
+    if they are integers (`zeros_of`).
+    """
+    crc = 0
+    for name in sorted(spans):
+        crc = zlib.crc32(name.encode(), crc)
+        zeros = None
+        if name in scalars:
+            zeros = zeros_of(scalars[name], (), b"".join(map(bytes, blocks(spans[name]))))
+        if zeros is None:
+            crc = crc_of(blocks, spans[name], crc)
+        else:
+            for block in _zeros(zeros):
+                crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _zeros(nbytes: int) -> Iterator[bytes]:
+    block = bytes(min(nbytes, _BLOCK))
+    for start in range(0, nbytes, _BLOCK):
+        yield block[: nbytes - start]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 
+from rankxform.errors import FormatError
+
 from .base import Shape
 from .dtype import item_size
-from .wire import FormatError
 
 
 def parse(data: bytes) -> dict[str, tuple[Shape, str]]:

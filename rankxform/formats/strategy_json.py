@@ -14,11 +14,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rankxform.errors import StrategyError
+from rankxform.errors import FormatError, StrategyError
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import StrategyRecord
-
-from .wire import FormatError
 
 
 def parse(data: bytes, label: str) -> StrategyRecord:
@@ -89,14 +87,14 @@ def _is_int(value: object) -> bool:
 def _number(item: Mapping[str, Any], field: str) -> int:
     value = item.get(field, 0) if isinstance(item, dict) else None
     if not isinstance(value, int) or not _is_int(value):
-        raise FormatError(f"{field} is {value!r}, an integer is wanted")
+        raise FormatError(f"{field} is {value!r}; expected an integer")
     return value
 
 
 def _numbers(item: Mapping[str, Any], field: str) -> tuple[int, ...]:
     value = item.get(field, [])
     if not isinstance(value, list) or not all(map(_is_int, value)):
-        raise FormatError(f"{field} is {value!r}, a list of integers is wanted")
+        raise FormatError(f"{field} is {value!r}; expected a list of integers")
     return tuple(value)
 
 

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankxform.errors import StrategyError
+from rankxform.errors import FormatError, StrategyError
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import StrategyRecord
 
 from .wire import (
     VARINT,
-    FormatError,
     delimited,
     fields,
     integer,
@@ -41,7 +40,7 @@ def parse(data: bytes, label: str) -> StrategyRecord:
     current_stage = 0
     operator_stages: list[int] = []
     layouts: dict[str, Layout] = {}
-    alike: dict[bytes, Layout] = {}  # few ways to cut many parameters
+    alike: dict[bytes, Layout] = {}  # many parameters have few layouts
     for number, value in fields(memoryview(data)):
         if number == 1:
             current_stage = integer(value)

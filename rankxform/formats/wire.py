@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rankxform.errors import FormatError
+
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-
-class FormatError(Exception):
-    """Bytes that are not what the format says; the message gives place and finding."""
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:

@@ -67,13 +67,13 @@ class Box:
 
     def shifted(self, axis: int, by: int) -> Box:
         """Return this box moved by so many elements along one axis."""
-        move = tuple(by if j == axis else 0 for j in range(self.ndim))
+        offset = tuple(by if j == axis else 0 for j in range(self.ndim))
         return Box(
-            tuple(a + d for a, d in zip(self.start, move)),
-            tuple(b + d for b, d in zip(self.stop, move)),
+            tuple(a + d for a, d in zip(self.start, offset)),
+            tuple(b + d for b, d in zip(self.stop, offset)),
         )
 
-    def hull(self, other: Box) -> Box:
+    def bounding_box(self, other: Box) -> Box:
         """Return the smallest box that holds both."""
         return Box(tuple(map(min, self.start, other.start)), tuple(map(max, self.stop, other.stop)))
 
@@ -85,13 +85,13 @@ class Box:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop)) + "]"
 
 
-def hulls(boxes: Iterable[tuple[K, Box]]) -> dict[K, Box]:
+def bounding_boxes(boxes: Iterable[tuple[K, Box]]) -> dict[K, Box]:
     """Return for each key the smallest box that holds all of its boxes.
 
-    >>> hulls([("a", Box((0,), (1,))), ("a", Box((3,), (4,)))])
+    >>> bounding_boxes([("a", Box((0,), (1,))), ("a", Box((3,), (4,)))])
     {'a': Box(start=(0,), stop=(4,))}
     """
     found: dict[K, Box] = {}
     for key, box in boxes:
-        found[key] = found[key].hull(box) if key in found else box
+        found[key] = found[key].bounding_box(box) if key in found else box
     return found

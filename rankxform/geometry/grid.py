@@ -1,20 +1,24 @@
-"""A grid of boxes that tile an array: the cells that a cut makes."""
+"""A grid of boxes that tile an array: the cells into which it is sharded."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import product
 
 from .box import Box
 
 Cell = tuple[int, ...]
 
+Copies = tuple[tuple[Cell, Box], ...]
+"""(cell of one grid, region) for all that makes up a box; regions in the array's elements."""
+
 
 @dataclass(frozen=True)
 class Grid:
-    """Cuts of every axis: ``edges[j]`` ascends from 0 to the extent of axis j, in elements.
+    """Boundaries on every axis: ``edges[j]`` ascends from 0 to the extent of axis j, in elements.
 
     Cell ``(i0, i1, ..)`` is the box from ``edges[j][i_j]`` to ``edges[j][i_j + 1]``.
 
@@ -26,13 +30,20 @@ class Grid:
 
     @classmethod
     def even(cls, shape: tuple[int, ...], counts: tuple[int, ...]) -> Grid:
-        """Cut axis j into ``counts[j]`` equal parts; the caller has checked that they divide."""
+        """Split axis j into ``counts[j]`` equal parts; the caller has checked that they divide."""
         return cls(
             tuple(
                 tuple(range(0, extent + 1, extent // n)) if extent else (0,) * (n + 1)
                 for extent, n in zip(shape, counts)
             )
         )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.edges)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,3 +73,24 @@ class Grid:
                 for edges, a, b in zip(self.edges, box.start, box.stop)
             )
         )
+
+
+@cache
+def overlaps(src: Grid, dst: Grid, cell: Cell) -> Copies:
+    """Return what makes up `cell` of `dst`: (cell of `src`, common region), in row-major order.
+
+    Both grids tile one array. A cell without elements is made up of nothing.
+
+    >>> rows, columns = Grid(((0, 2, 4), (0, 4))), Grid(((0, 4), (0, 2, 4)))
+    >>> [(at, str(box)) for at, box in overlaps(rows, columns, (0, 1))]
+    [((0, 0), '[0:2, 2:4]'), ((1, 0), '[2:4, 2:4]')]
+    """
+    box = dst.box(cell)
+    if not box.size:
+        return ()
+    found = []
+    for at in src.cells_over(box):
+        common = src.box(at).intersect(box)
+        assert common is not None
+        found.append((at, common))
+    return tuple(found)

@@ -8,9 +8,6 @@ from math import prod
 
 from .box import Box
 
-CALL_BYTES = 60_000.0
-"""Bytes that are read in the time a call takes besides, of a file in the page cache."""
-
 
 def first_element(box: Box, shape: tuple[int, ...]) -> int:
     """Return the flat position of the first element of `box` in an array of `shape`.
@@ -29,7 +26,7 @@ def first_element(box: Box, shape: tuple[int, ...]) -> int:
 def run_axis(box: Box, shape: tuple[int, ...]) -> int:
     """Return the first axis from which on `box` covers whole rows of the array.
 
-    All axes at or after it are complete; the axis before it (if any) may be cut without ending
+    All axes at or after it are complete; the axis before it (if any) may be sharded without ending
     the run. ``0`` means the box is the whole array.
 
     >>> run_axis(Box((0, 2), (2, 4)), (2, 4)), run_axis(Box((1, 0), (2, 4)), (2, 4))
@@ -53,25 +50,17 @@ def contiguous_runs(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int
     >>> list(contiguous_runs(Box((1, 0), (3, 4)), (4, 4)))
     [(4, 8)]
     """
-    axis = max(run_axis(box, shape) - 1, 0)  # the last axis along which a run may be cut
+    axis = max(run_axis(box, shape) - 1, 0)  # the last axis along which a run may be sharded
     count = prod(box.shape[axis:])
     for corner in product(*(range(a, b) for a, b in zip(box.start[:axis], box.stop[:axis]))):
         start = corner + box.start[axis:]
         yield first_element(Box(start, start), shape), count
 
 
-def worth_picking(box: Box, shape: tuple[int, ...], item: int, call: float = CALL_BYTES) -> bool:
-    """Tell whether to read the runs of `box` one by one rather than the rows that hold them.
+def count_runs(box: Box, shape: tuple[int, ...]) -> int:
+    """Return how many runs `box`, not empty, has in an array of `shape`.
 
-    `item` is the size of an element in bytes; `call` is what a call costs, in bytes.
-
-    >>> worth_picking(Box((0, 0), (9, 4096)), (9, 8192), item=4)
-    False
-    >>> worth_picking(Box((0, 0), (9, 4096)), (9, 8192), item=4, call=10_000)
-    True
+    >>> count_runs(Box((0, 2), (2, 4)), (2, 4))
+    2
     """
-    _, run = next(contiguous_runs(box, shape))
-    runs = box.size // run
-    if runs == 1:
-        return box.size < prod(shape)
-    return (runs - 1) * call + box.size * item < prod(shape) * item
+    return prod(box.shape[: max(run_axis(box, shape) - 1, 0)])

@@ -1,9 +1,9 @@
-"""Bands: pieces of a tensor small enough to move at once, contiguous in every shard.
+"""Tiles: pieces of a tensor small enough to move at once, contiguous in every shard.
 
-A band has one index on each leading axis, a range on one axis, and everything on the axes
+A tile has one index on each leading axis, a range on one axis, and everything on the axes
 behind it. What a shard holds of such a piece is one contiguous byte range of its file, so a
-band needs one read from each source and one write to each destination, however the two sides
-are cut; what lies between is a strided copy in memory.
+tile needs one read from each source and one write to each destination, however the two sides
+are sharded; what lies between is a strided copy in memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .box import Box
 
 
 @dataclass(frozen=True)
-class Bands:
-    """Equal bands that follow each other along one axis: the first, and how many there are."""
+class Tiles:
+    """Equal tiles that follow each other along one axis: the first, and how many there are."""
 
     first: Box
     axis: int
@@ -27,7 +27,7 @@ class Bands:
 
     @property
     def step(self) -> int:
-        """Elements on the axis from one band to the next."""
+        """Elements on the axis from one tile to the next."""
         return self.first.stop[self.axis] - self.first.start[self.axis] if self.first.ndim else 0
 
     def __iter__(self) -> Iterator[Box]:
@@ -41,62 +41,62 @@ T = TypeVar("T")
 Groups = Sequence[Sequence[Box]]
 
 
-def bands(shape: tuple[int, ...], region: Box, groups: Groups, limit: int) -> Iterator[Bands]:
-    """Yield bands that cover `region`, in row-major order, each of bounded cost.
+def tiles(shape: tuple[int, ...], region: Box, groups: Groups, limit: int) -> Iterator[Tiles]:
+    """Yield tiles that cover `region`, in row-major order, each of bounded cost.
 
     `shape` is the tensor's; `region` and the shards in `groups` are boxes of it, in elements. The
-    cost of a band to a group is the number of elements that all its shards hold of it, summed; it
-    stays within `limit` for each group, unless the band is a single element of the tensor. Along
-    the axis of its range a band keeps to `region` and never crosses the start or stop of a shard,
-    so each shard holds all of its rows or none. Bands that differ in nothing but their start come
+    cost of a tile to a group is the number of elements that all its shards hold of it, summed; it
+    stays within `limit` for each group, unless the tile is a single element of the tensor. Along
+    the axis of its range a tile keeps to `region` and never crosses the start or stop of a shard,
+    so each shard holds all of its rows or none. Tiles that differ in nothing but their start come
     as one.
 
-    >>> list(bands((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
-    [Bands(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
+    >>> list(tiles((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
+    [Tiles(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
     """
     if region.size:
         yield from _along(Box.whole(shape), region, groups, limit, 0)
 
 
-def _along(band: Box, region: Box, groups: Groups, limit: int, axis: int) -> Iterator[Bands]:
+def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Iterator[Tiles]:
     if axis == region.ndim:
-        yield Bands(band, max(0, axis - 1), 1)
+        yield Tiles(tile, max(0, axis - 1), 1)
         return
     low, high = region.start[axis], region.stop[axis]
     ends = {e for shards in groups for s in shards for e in (s.start[axis], s.stop[axis])}
-    cuts = [low, *sorted(e for e in ends if low < e < high), high]
-    for a, b, active in zip(cuts, cuts[1:], _active(cuts, groups, axis)):
+    edges = [low, *sorted(e for e in ends if low < e < high), high]
+    for a, b, active in zip(edges, edges[1:], _active(edges, groups, axis)):
         row = max((sum(prod(s.shape[axis + 1 :]) for s in shards) for shards in active), default=0)
         step = limit // row if row else b - a
         if step >= 1:
             count, rest = divmod(b - a, step)
             if count:
-                yield Bands(_replace(band, axis, a, a + step), axis, count)
+                yield Tiles(_replace(tile, axis, a, a + step), axis, count)
             if rest:
-                yield Bands(_replace(band, axis, b - rest, b), axis, 1)
+                yield Tiles(_replace(tile, axis, b - rest, b), axis, 1)
         else:
             for index in range(a, b):
-                single = _replace(band, axis, index, index + 1)
+                single = _replace(tile, axis, index, index + 1)
                 yield from _along(single, region, active, limit, axis + 1)
 
 
-def _active(cuts: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]:
-    """Return for every interval between `cuts` what of each group covers it, if anything does."""
-    found: list[dict[int, list[Box]]] = [{} for _ in cuts[1:]]
+def _active(edges: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]:
+    """Return for every interval between `edges` what of each group covers it, if anything does."""
+    found: list[dict[int, list[Box]]] = [{} for _ in edges[1:]]
     for number, shards in enumerate(groups):
         for shard in shards:
-            first = bisect_left(cuts, shard.start[axis])
-            for at in range(first, bisect_left(cuts, shard.stop[axis], first)):
+            first = bisect_left(edges, shard.start[axis])
+            for at in range(first, bisect_left(edges, shard.stop[axis], first)):
                 if at < len(found):
                     found[at].setdefault(number, []).append(shard)
     return [list(by_group.values()) for by_group in found]
 
 
 class Rows(Generic[T]):
-    """Things with boxes, found by the rows that a band is in.
+    """Things with boxes, found by the rows that a tile is in.
 
-    The band is one of those that were cut along the boxes' edges, so it is inside a box's range on
-    the first axis or outside of it.
+    The tile is one of those that were sharded along the boxes' edges, so it is inside a box's range
+    on the first axis or outside of it.
     """
 
     def __init__(self, things: Iterable[tuple[T, Box]]) -> None:
@@ -109,17 +109,17 @@ class Rows(Generic[T]):
             for at in range(first, bisect_left(self._edges, box.stop[0], first)):
                 self._found[at].append((thing, box))
 
-    def near(self, band: Box) -> Sequence[tuple[T, Box]]:
-        """Return the things whose range on the first axis `band` is inside of, in their order."""
-        if not band.ndim:
+    def near(self, tile: Box) -> Sequence[tuple[T, Box]]:
+        """Return the things whose range on the first axis `tile` is inside of, in their order."""
+        if not tile.ndim:
             return self._all
-        at = bisect_right(self._edges, band.start[0]) - 1
+        at = bisect_right(self._edges, tile.start[0]) - 1
         return self._found[at] if at >= 0 else ()
 
-    def over(self, band: Box) -> Iterator[tuple[T, Box]]:
-        """Yield the things that have a part of `band`, with that part."""
-        for thing, box in self.near(band):
-            part = box.intersect(band)
+    def over(self, tile: Box) -> Iterator[tuple[T, Box]]:
+        """Yield the things that have a part of `tile`, with that part."""
+        for thing, box in self.near(tile):
+            part = box.intersect(tile)
             if part is not None:
                 yield thing, part
 

@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankxform.checkpoints.rank_folders import SUFFIXES
+from rankxform.checkpoints.base import Form
 from rankxform.errors import StorageError, UsageError
+from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import (
     check_each_differs,
     check_extra_rank,
     check_slices_differ,
     check_unlisted,
-    cut_by_hand,
     extra_probes,
     probes,
+    sharded_by_pattern,
     to_compare,
 )
+from rankxform.planning.plan import Planner
 from rankxform.storage import samples
-from rankxform.storage.posix import Tick, inode, is_inside, is_same, lies_in
+from rankxform.storage.posix import OnProgress, inode, is_inside, is_same, lies_in
 from rankxform.transport import Team
 
-from .prepare import Conversion
+from .prepare import SourceFiles
+from .request import Request
 
 
-def check_target(conversion: Conversion, team: Team) -> None:
+def check_target(
+    request: Request, sources: Iterable[Path], finals: Iterable[Path], team: Team
+) -> None:
     """See that writing will harm nothing, on every node. Raises UsageError or StorageError."""
-    with team.together():
-        request = conversion.request
+
+    def check() -> None:
         if request.dst is None:
             raise UsageError("no destination folder")
         if request.shapes is not None:
             raise UsageError("shapes are for a plan; a transform reads a checkpoint")
-    speaks = team.nodes.speaks(team.rank)
-    with team.together():
-        if speaks:
-            _check_apart(conversion, Path(request.dst))
+
+    team.agree(check)
+    is_leader = team.nodes.is_leader(team.rank)
+    team.agree(lambda: _check_apart(request, list(sources), finals) if is_leader else None)
 
 
-def _check_apart(conversion: Conversion, dst: Path) -> None:
+def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) -> None:
     """Refuse destination files that are, or lie among, source files, whatever their paths."""
-    src, sources = Path(conversion.request.src), conversion.shards.paths.values()
+    src, dst = Path(request.src), Path(request.dst or "")
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
     inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
-    for rank in conversion.ranks:
-        final = conversion.final(rank)
+    for final in finals:
         there, folder = inode(final), inode(final.parent)
         if inside or (folder is not None and folder in folders):
             raise UsageError(
@@ -61,32 +64,19 @@ def _check_apart(conversion: Conversion, dst: Path) -> None:
             )
         if final.is_dir():
             raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
-    if any(is_same(path.parent.parent, dst) for path in sources):
+    if any(is_same(path.parent.parent, dst) for path in sources if path.parent != src):
         raise UsageError(
             f"{dst}: holds the source in its rank folders, which are never written to; choose "
             "another destination"
         )
 
 
-def foreign_files(own: Iterable[Path], team: Team) -> list[str]:
-    """Warn of other checkpoint files in the folders of destination files. Collective.
-
-    MindSpore and MindFormers choose among the files of a rank folder by name or time.
-    """
-    mine = {path: path.parent for path in own}
-
-    def beside() -> list[str]:
-        if not team.nodes.speaks(team.rank):
-            return []
-        return [
-            str(path)
-            for folder in dict.fromkeys(mine.values())
-            if re.fullmatch(r"rank_\d+", folder.name)
-            for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
-            if path.suffix in SUFFIXES and path not in mine
-        ]
-
-    found = sorted({path for some in team.gather(beside) for path in some})
+def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
+    """Warn of other checkpoint files that may be taken for a destination's own. Collective."""
+    files = list(own)
+    is_leader = team.nodes.is_leader(team.rank)
+    every = team.allgather(lambda: list(map(str, form.strangers(files))) if is_leader else [])
+    found = sorted({path for some in every for path in some})
     if not found:
         return []
     more = f" and {len(found) - 1} more" if found[1:] else ""
@@ -98,10 +88,9 @@ def foreign_files(own: Iterable[Path], team: Team) -> list[str]:
 
 @dataclass(frozen=True)
 class _Looks:
-    """What one process read of its share of the source files, before the conversion.
+    """What one process read of its part of the source files, before the conversion.
 
-    digests: of unlisted parameters, complete; samples: of others, (digest, all bytes equal). By
-    rank and name.
+    digests: of unlisted parameters, complete; samples: of others. By file id and name.
     """
 
     nbytes: int
@@ -109,40 +98,55 @@ class _Looks:
     samples: dict[int, dict[str, samples.Sample]]
 
 
-def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+def compare_ranks(
+    request: Request, files: SourceFiles, planner: Planner, team: Team
+) -> tuple[int, list[str]]:
     """Read what tells whether the folder fits its strategy; return the bytes read, and notices."""
-    request, source = conversion.request, conversion.source
-    looks = team.gather_work(lambda tick: _look(conversion, team, tick))
-    with team.together():
+    catalog, selection = planner.catalog, planner.selection
+    looks = team.allgather_work(
+        lambda on_progress: _look(request, files, planner, team.rank, on_progress)
+    )
+
+    def check() -> list[str]:
         sampled = {rank: found for look in looks for rank, found in look.samples.items()}
-        by_hand = cut_by_hand(conversion.selection, source)
-        if by_hand and not request.allow_equal_slices:
-            check_each_differs(source, sampled, by_hand)
+        by_pattern = sharded_by_pattern(selection, catalog)
+        if by_pattern and not request.allow_equal_slices:
+            check_each_differs(catalog, sampled, by_pattern)
         elif not request.allow_equal_slices:
-            check_slices_differ(source, sampled, probes(conversion.selection))
-        for rank in () if request.allow_extra_ranks else conversion.extra:
-            check_extra_rank(source, sampled, rank, str(conversion.shards.paths[rank]))
+            check_slices_differ(catalog, sampled, probes(selection))
+        for rank in () if request.allow_extra_ranks else files.extra:
+            check_extra_rank(catalog, sampled, rank, str(files.paths[rank]))
         digests = {rank: found for look in looks for rank, found in look.digests.items()}
-        notices = check_unlisted(source, digests, request.unlisted == "take-one")
+        return check_unlisted(catalog, digests, request.unlisted == "take-one")
+
+    notices = team.agree(check)
     return sum(look.nbytes for look in looks), notices
 
 
-def _look(conversion: Conversion, team: Team, tick: Tick) -> _Looks:
-    every = {**conversion.indexes, **conversion.extra}
-    unlisted = to_compare(conversion.selection, conversion.source)
-    extra = extra_probes(conversion.source, conversion.extra)
-    by_hand = cut_by_hand(conversion.selection, conversion.source)
-    sampled = [*dict.fromkeys([*probes(conversion.selection), *extra, *by_hand])]
+def _look(
+    request: Request, files: SourceFiles, planner: Planner, process: int, on_progress: OnProgress
+) -> _Looks:
+    every = {**files.indexes, **files.extra}
+    catalog, selection = planner.catalog, planner.selection
+    unlisted = src_names(catalog, to_compare(selection, catalog))
+    extra = extra_probes(catalog, files.extra)
+    by_pattern = sharded_by_pattern(selection, catalog)
+    sampled = src_names(catalog, [*probes(selection), *extra, *by_pattern])
     found = _Looks(0, {}, {})
     nbytes = 0
-    for rank in conversion.sight.dealt(every)[team.rank]:
-        path, index = conversion.shards.paths[rank], every[rank]
-        if conversion.request.check_crc:
-            samples.check_crc(path, index, tick)
-        if unlisted and rank in conversion.indexes:
-            found.digests[rank] = samples.digest_all(path, index, unlisted, tick)
-            nbytes += sum(index.nbytes(name) for name in found.digests[rank])
+    for file in files.visibility.partition(every)[process]:
+        path, index = files.paths[file], every[file]
+        if request.check_crc:
+            samples.check_crc(path, index, on_progress)
+        if unlisted and file in files.indexes:
+            found.digests[file] = samples.digest_all(path, index, unlisted, on_progress)
+            nbytes += sum(index.nbytes(unlisted[name]) for name in found.digests[file])
         if sampled:
-            found.samples[rank] = samples.sample(path, index, sampled)
-        tick(0)
+            found.samples[file] = samples.sample(path, index, sampled)
+        on_progress(0)
     return replace(found, nbytes=nbytes)
+
+
+def src_names(catalog: Catalog, names: Iterable[str]) -> Mapping[str, str]:
+    """Return what the source's files call each of `names`."""
+    return {name: catalog.src_names.get(name, name) for name in names}

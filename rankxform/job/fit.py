@@ -1,12 +1,16 @@
-"""Whether a checkpoint is cut as a strategy wants it, so that nothing need be converted."""
+"""Whether a checkpoint is sharded as a strategy wants it, so that nothing need be converted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rankxform.checkpoints.rank_folders import LATEST, files_beside
+from rankxform.checkpoints.base import Shards, Target
+from rankxform.checkpoints.rank_folders import LATEST
+from rankxform.geometry.grid import Grid
 from rankxform.layout.layout import Layout
-from rankxform.planning.catalog import Parameter
+from rankxform.planning.catalog import Sharding
+from rankxform.planning.plan import Planner
+from rankxform.planning.visibility import Visibility
 from rankxform.storage.index import container
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
@@ -14,7 +18,7 @@ from rankxform.transport.nodes import Nodes
 from .checks import compare_ranks
 from .placement import in_order
 from .prepare import Conversion, prepare
-from .request import Request
+from .request import FIT, Request, affecting, is_default
 
 
 def already_fits(request: Request, team: Team) -> bool:
@@ -24,20 +28,19 @@ def already_fits(request: Request, team: Team) -> bool:
     does a file that is on another node than the processes of its rank.
     """
     conversion = prepare(request, team)
-    compare_ranks(conversion, team)
-    paths = conversion.shards.paths
-    mine = [paths[rank] for rank in conversion.sight.dealt(paths)[team.rank]]
-    alone = team.gather(lambda: all(len(files_beside(path)) == 1 for path in mine))
+    files, planner = conversion.files, conversion.planner
+    compare_ranks(request, files, planner, team)
+    mine = [files.paths[file] for file in files.visibility.partition(files.paths)[team.rank]]
+    alone = team.allgather(lambda: not files.form.strangers(mine))
     nodes = team.nodes
-    return all(alone) and team.share(lambda: fits(conversion) and _at_home(conversion, nodes))
+    at_home = _at_home(planner.dst.ranks, files.visibility, nodes)
+    return all(alone) and team.bcast(lambda: fits(conversion) and at_home)
 
 
-def _at_home(conversion: Conversion, nodes: Nodes) -> bool:
-    """Tell whether each rank's file, which there is, is where the rank will be, as the processes
-    are dealt."""
-    home = in_order(conversion.dst.ranks, nodes)
-    seen = conversion.sight.seen
-    return all(rank in seen[node] for rank, node in home.items())
+def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:
+    """Tell whether each rank's file is where the rank will be, as the processes are assigned."""
+    home = in_order(ranks, nodes)
+    return all(rank in visibility.files[node] for rank, node in home.items())
 
 
 def fits(conversion: Conversion) -> bool:
@@ -46,40 +49,43 @@ def fits(conversion: Conversion) -> bool:
     What else the file holds does not matter: loading leaves it. But nothing fits where a choice
     among files or parameters, or another form, was asked for: only a conversion heeds that.
     """
-    if _is_choice(conversion):
+    shards, target = conversion.files.shards, conversion.target
+    if _is_choice(conversion.request, shards, target):
         return False
-    src, dst = conversion.source.strategy, conversion.dst
+    return _same_slices(conversion.planner)
+
+
+def _same_slices(planner: Planner) -> bool:
+    src, dst = planner.catalog.strategy, planner.dst
     if (src.ranks, src.stage_size) != (dst.ranks, dst.stage_size):
         return False
-    known: dict[tuple[Layout, Layout, tuple[int, ...]], bool] = {}
+    known: dict[tuple[Sharding, Layout], bool] = {}
     for rank in range(0, dst.ranks, dst.stage_size):  # all ranks of a stage hold the same names
-        names = conversion.planner.names(rank)
-        for (parameter, _), wanted in zip(conversion.planner.slices(rank), names.values()):
-            key = parameter.layout, wanted, parameter.shape
-            if key not in known:
-                known[key] = _same_boxes(parameter, wanted, dst.stage_size)
-            if not known[key] or not set(dst.ranks_in(rank // dst.stage_size)) <= set(
-                parameter.holders
-            ):
+        every = set(dst.ranks_in(rank // dst.stage_size))
+        for (parameter, _), wanted in zip(planner.slices(rank), planner.names(rank).values()):
+            sharding = parameter.sharding
+            if (sharding, wanted) not in known:
+                grid = wanted.grid(parameter.shape)
+                known[sharding, wanted] = every <= {*sharding.holders} and _same_boxes(
+                    sharding, wanted, grid, dst.stage_size
+                )
+            if not known[sharding, wanted]:
                 return False
     return True
 
 
-def _is_choice(conversion: Conversion) -> bool:
-    request, plain = conversion.request, Request("", None)
-    if request.step == LATEST:  # what is taken where nothing is asked for
-        request = replace(request, step=None)
-    chosen = ("include", "exclude", "step", "suffix", "src_pattern", "crc", "ranks", "one_sided")
-    return (
-        any(getattr(request, name) != getattr(plain, name) for name in chosen)
-        or bool(conversion.shards.skipped_steps)
-        or any(conversion.format != container(p) for p in conversion.shards.paths.values())
+def _same_boxes(sharding: Sharding, wanted: Layout, grid: Grid, ranks: int) -> bool:
+    return all(
+        sharding.grid.box(sharding.layout.cell(rank)) == grid.box(wanted.cell(rank))
+        for rank in range(ranks)
     )
 
 
-def _same_boxes(parameter: Parameter, wanted: Layout, ranks: int) -> bool:
-    have, want = parameter.layout.grid(parameter.shape), wanted.grid(parameter.shape)
-    return all(
-        have.box(parameter.layout.cell(rank)) == want.box(wanted.cell(rank))
-        for rank in range(ranks)
+def _is_choice(request: Request, shards: Shards, target: Target) -> bool:
+    if request.step == LATEST:  # what is taken where nothing is asked for
+        request = replace(request, step=None)
+    return (
+        not all(is_default(request, name) for name in affecting(FIT))
+        or bool(shards.skipped_steps)
+        or any(container(path) is not target.container for path in shards.paths.values())
     )

@@ -8,19 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.engine.array_sink import Arrays
-from rankxform.engine.pipeline import Mail, Traffic, carry
+from rankxform.engine.pipeline import Messenger, Traffic, carry
 from rankxform.errors import UsageError
+from rankxform.formats.base import TensorSpec
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import runs_of
-from rankxform.planning.transfers import Portion
-from rankxform.storage.posix import Tick
+from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.plan import Planner
+from rankxform.planning.transfers import SliceRange
+from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
+from rankxform.transport.team import quiet
 
 from .checks import compare_ranks
-from .measure import Task, task
-from .prepare import Conversion, prepare
+from .measure import plan_work
+from .prepare import SourceFiles, prepare
 from .request import Request
 
 
@@ -31,9 +35,8 @@ class Parameters(dict[str, Any]):
     its bytes, two values in each, as ``int8``. The text of an `append_dict` entry is a str.
 
     rank: whose slices. dtypes: MindSpore's names of the element types. full_shapes: of the
-    parameters before they are cut. left_over: names in the checkpoint that were not wanted.
-    read: bytes that this process read. notices: what to know; warnings: what may not be what was
-    meant.
+    parameters, in elements. left_over: names in the checkpoint that were not wanted. read: bytes
+    that this process read. notices: what to know; warnings: what may not be what was meant.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     for the same. Only the byte ranges that the slices need are read, in the memory that
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
-    wanted = team.gather(lambda: (rank, request.include, _question(request)))
+    wanted = team.allgather(lambda: (rank, request.include, _question(request)))
     ranks, includes, questions = zip(*wanted)
     if len(set(questions)) > 1:
         raise UsageError(
@@ -71,31 +74,29 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
             "only rank and include may differ"
         )
     every = () if () in includes else tuple(dict.fromkeys(p for some in includes for p in some))
-    request_of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
-    conversion = prepare(request_of_all, team)
-    _, notices = compare_ranks(conversion, team)
-    with team.together():
-        shares = [_portions(conversion, *one) for one in zip(ranks, includes)]
-    work = task(conversion, shares, team)
-    with team.together():
-        every_slice = conversion.planner.slices(rank)
-        mine = [every_slice[at] for one in shares[team.rank] for at in range(one.first, one.stop)]
-        arrays = Arrays((p.name, p.dtype, shape) for p, shape in mine)
-    mail = team.mail() if work.trades else None
+    of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
+    conversion = prepare(of_all, team)
+    files, planner = conversion.files, conversion.planner
+    _, notices = compare_ranks(of_all, files, planner, team)
+    assignment = team.agree(lambda: [_wanted(planner, *one) for one in zip(ranks, includes)])
+    plan = plan_work(of_all, files, planner, assignment, team)
+    slices = planner.slices(rank)
+    mine = [slices[at] for one in assignment[team.rank] for at in range(one.first, one.stop)]
+    arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in mine))
+    p2p = team.p2p() if plan.exchanges else None
     traffic = team.work(
-        lambda tick: _fill(conversion, work, {rank: arrays}, tick, mail), lambda done, end: None
+        lambda on_progress: _fill(of_all, files, plan, {rank: arrays}, on_progress, p2p), quiet
     )
-    with team.together():
-        values = arrays.take()
+    values = team.agree(arrays.take)
     known = {p.name: p for p, _ in mine}
-    selection = conversion.selection
-    left = [name for left in selection.left_out for name in left.names]
+    selection = planner.selection
+    dropped = [name for left in selection.left_out for name in left.names]
     return Parameters(
         values,
         rank,
         {name: p.dtype for name, p in known.items()},
         {name: p.shape for name, p in known.items()},
-        [*left, *(n for n in (*selection.cut, *selection.everywhere) if n not in known)],
+        [*dropped, *(p.name for p in selection.parameters if p.name not in known)],
         traffic.read,
         (*conversion.notices, *notices),
         conversion.warnings,
@@ -109,32 +110,29 @@ def _question(request: Request) -> str:
     return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
 
 
-def _portions(conversion: Conversion, rank: int, include: Sequence[str]) -> list[Portion]:
+def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:
     """Return which slices of `rank` a process wants that includes only some names."""
-    patterns = [re.compile(pattern) for pattern in include]
-    slices = conversion.planner.slices(rank)
+    expressions = [re.compile(pattern) for pattern in include]
     return runs_of(
         rank,
         [
             at
-            for at, (p, _) in enumerate(slices)
-            if not patterns or any(pattern.search(p.name) for pattern in patterns)
+            for at, (p, _) in enumerate(planner.slices(rank))
+            if not expressions or any(one.search(p.name) for one in expressions)
         ],
     )
 
 
 def _fill(
-    conversion: Conversion,
-    work: Task,
+    request: Request,
+    files: SourceFiles,
+    plan: WorkPlan,
     arrays: Mapping[int, Arrays],
-    tick: Tick,
-    mail: Mail | None,
+    on_progress: OnProgress,
+    p2p: Messenger | None,
 ) -> Traffic:
-    request = conversion.request
-    with Sources(conversion.shards.paths, conversion.indexes) as sources:
-        return carry(
-            work.moves, arrays, sources, request.memory // 2, tick, mail=mail, call=work.choice.call
-        )
+    with Sources(files.paths, files.indexes) as sources:
+        return carry(plan, arrays, sources, request.memory // 2, on_progress, p2p=p2p)
 
 
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:

@@ -1,20 +1,25 @@
-"""What makes two conversions the same: their output is, byte for byte."""
+"""What a manifest says: what was made of what, where every slice belongs, and how to verify it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable, Mapping
+from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from rankxform.checkpoints.base import Shards
+from rankxform.engine.compare_sink import Expected
+from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
+from rankxform.planning.plan import Planner
 
 from .prepare import Conversion
-from .request import Request
+from .request import BYTES, COMPARE, OPTIONS, Request, affecting, is_default
 
-_OPTIONS = ("prefix", "include", "exclude", "one_sided", "unlisted", "replicas", "crc", "verify")
+# -- identity: two conversions are the same if their output is, byte for byte ---------------------
 
 
 def identity(conversion: Conversion) -> dict[str, Any]:
@@ -22,54 +27,23 @@ def identity(conversion: Conversion) -> dict[str, Any]:
 
     Not which destination ranks are made, nor how: neither changes what is in a file.
     """
-    request, paths = conversion.request, conversion.shards.paths
-    options = {name: getattr(request, name) for name in _OPTIONS}
+    request, files, planner = conversion.request, conversion.files, conversion.planner
+    options = {name: getattr(request, name) for name in affecting(BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {
-        "options": {**plain, "format": conversion.format},
+        "options": {**plain, "format": conversion.target.container.name},
         "source": request.src,
-        "source strategy": digest(conversion.source.strategy),
-        "destination strategy": digest(conversion.dst),
+        "source strategy": digest(planner.catalog.strategy),
+        "destination strategy": digest(planner.dst),
         "source files": {
-            str(rank): {
-                "file": _below(paths[rank], request.src),
+            str(file): {
+                "file": _below(files.paths[file], request.src),
                 "size": index.size,
                 "modified": index.modified,
             }
-            for rank, index in conversion.indexes.items()
+            for file, index in files.indexes.items()
         },
     }
-
-
-def verify_options(conversion: Conversion) -> list[str]:
-    """Return the options of a `verify` that compares the destination with this source."""
-    request, plain = conversion.request, Request("", None)
-    options = []
-    for side in ("src_strategy", "dst_strategy"):
-        given = getattr(request, side)
-        if isinstance(given, Strategy):
-            return []  # one that no file has
-        if given is not None:
-            path = Path(given)
-            options += [f"--{side}", str(path.absolute()) if given and path.exists() else given]
-    for name in ("prefix", "format", "src_pattern", "suffix", "one_sided", "unlisted", "replicas"):
-        if getattr(request, name) != getattr(plain, name):
-            options += [f"--{name}", getattr(request, name)]
-    for name in ("include", "exclude"):
-        options += [word for pattern in getattr(request, name) for word in (f"--{name}", pattern)]
-    if conversion.shards.step and (request.step or conversion.shards.skipped_steps):
-        options += ["--step", "_".join(map(str, conversion.shards.step))]
-    return [word.replace("_", "-") if word.startswith("--") else word for word in options]
-
-
-def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
-    """Return the command that compares `folder`, whose manifest is given, with its source."""
-    options = manifest.get("verify")
-    if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
-        options = []
-    options = options or ["--src-strategy", "A", "--dst-strategy", "B"]
-    source = manifest["identity"].get("source")
-    return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])
 
 
 def digest(strategy: Strategy) -> str:
@@ -91,3 +65,82 @@ def _below(path: Path, folder: str) -> str:
         return str(path.relative_to(folder))
     except ValueError:
         return str(path)
+
+
+# -- the command that verifies --------------------------------------------------------------------
+
+
+def verify_options(request: Request, shards: Shards) -> list[str]:
+    """Return the options of a `verify` that compares the destination with this source."""
+    words = []
+    for side in ("src_strategy", "dst_strategy"):
+        given = getattr(request, side)
+        if isinstance(given, Strategy):
+            return []  # one that no file has
+        if given is not None:
+            path = Path(given)
+            words += _words(side, str(path.absolute()) if given and path.exists() else given)
+    for one in OPTIONS:
+        if COMPARE in one.metadata["affects"] and not is_default(request, one.name):
+            value = getattr(request, one.name)
+            for text in value if isinstance(value, tuple) else (value,):
+                words += _words(one.name, text)
+    if shards.step and (request.step or shards.skipped_steps):
+        words += _words("step", "_".join(map(str, shards.step)))
+    return words
+
+
+def _words(name: str, value: str) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [f"{flag}={value}"] if value.startswith("-") else [flag, value]
+
+
+def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
+    """Return the command that compares `folder`, whose manifest is given, with its source."""
+    options = manifest.get("verify")
+    if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
+        options = []
+    options = options or ["--src-strategy", "A", "--dst-strategy", "B"]
+    source = manifest["identity"].get("source")
+    return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])
+
+
+# -- where every slice belongs, strategies aside --------------------------------------------------
+
+
+def contents(planner: Planner, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Return, for JSON, what the files of each pipeline stage hold.
+
+    A parameter is its type, its full shape, and the number of its layout in the stage's list.
+    """
+    dst = planner.dst
+    stages: dict[str, Any] = {}
+    for rank in ranks:
+        stage = str(dst.stage_of(rank))
+        if stage in stages:
+            continue
+        numbers: dict[Layout, int] = {}
+        parameters: dict[str, Any] = {}
+        for (p, _), layout in zip(planner.slices(rank), planner.names(rank).values()):
+            parameters[p.name] = [p.dtype, list(p.shape), numbers.setdefault(layout, len(numbers))]
+        layouts = [asdict(layout) for layout in numbers]
+        stages[stage] = {"layouts": layouts, "parameters": parameters}
+    return {"stage size": dst.stage_size, "stages": stages}
+
+
+def expected(manifest: Mapping[str, Any], rank: int) -> dict[str, tuple[tuple[int, ...], Expected]]:
+    """Return what the file of `rank` holds, from a manifest: full shape, type and box by name."""
+    size = manifest["stage size"]
+    stage = manifest["stages"][str(rank // size)]
+    layouts = [_layout(facts) for facts in stage["layouts"]]
+    found = {}
+    for name, (dtype, shape, number) in stage["parameters"].items():
+        box = layouts[number].grid(tuple(shape)).box(layouts[number].cell(rank % size))
+        found[name] = tuple(shape), Expected(dtype, box)
+    return found
+
+
+def _layout(facts: Mapping[str, Any]) -> Layout:
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+    plain["tensor_map"] = tuple(map(tuple, facts["tensor_map"]))
+    return Layout(**plain)

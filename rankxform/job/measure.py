@@ -1,200 +1,223 @@
-"""What each process has to do, and how: what reading, sending and copying cost here is measured in
-a moment, where something depends on it."""
+"""What each process has to do, and how files are read. What reading, sending and copying cost here
+is measured briefly, where something depends on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
-from rankxform.engine.file_sink import safetensors_order
+from rankxform.formats.base import Format
+from rankxform.planning.assign import Assignment
 from rankxform.planning.catalog import Parameter
-from rankxform.planning.cost_model import AUTO, Choice, Costs
-from rankxform.planning.demand import both_ways, demand, freedom
-from rankxform.planning.exchange import deal, work_of
-from rankxform.planning.transfers import Move, Portion, bytes_to_read
+from rankxform.planning.cost_model import Costs, IoPolicy
+from rankxform.planning.exchange import (
+    WorkPlan,
+    assign_readers,
+    bytes_with_choice,
+    estimate_all,
+    request_exchanges,
+    transfers_of,
+)
+from rankxform.planning.plan import Planner
+from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper, Ranges
+from rankxform.planning.transfers import Transfer, bytes_to_read
+from rankxform.planning.visibility import Visibility
 from rankxform.storage.bandwidth import Sample, copying, reading_for
-from rankxform.storage.index import SAFETENSORS
-from rankxform.storage.posix import Tick
+from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
 
-from .prepare import Conversion
+from .prepare import SourceFiles
+from .request import Request
 
 _WORTH_A_LOOK = 1.05
-"""How much more one way must read than the other for a choice to be worth measuring."""
+"""How much more one method must read than another for a choice to be worth measuring."""
 
 _WORTH_MEASURING = 128 << 20
 """Bytes of a process for which the moment it takes is little."""
 
-_SLOW_CALL = 1e6
+_LATENCIES = Ranges(), Cheaper(1e6)
+"""Reads whose latency is nothing, or much."""
+
 _READING_SECONDS = 0.12
 _NOISE = 1.5
 _TOGETHER = 0.05, 0.3
 """Seconds to read, at least and at most, so that what several nodes share is seen to be shared."""
 _BOTH_SECONDS = 0.1
-_LETTER, _BAND, _ROUNDS = 2 << 20, 256 << 10, 4
+_MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
 
 
-@dataclass(frozen=True)
-class Task:
-    """What one process has to do, in order. trades: whether any process sends to another."""
+def plan_work(
+    request: Request,
+    files: SourceFiles,
+    planner: Planner,
+    assignment: Assignment,
+    team: Team,
+    container: Format | None = None,
+) -> WorkPlan:
+    """Return what this process has to do if process p makes ``assignment[p]``. Collective.
 
-    moves: list[Move]
-    trades: bool
-    choice: Choice
-
-
-def task(conversion: Conversion, shares: Sequence[Sequence[Portion]], team: Team) -> Task:
-    """Return what this process has to do for ``shares``, by process. Collective.
-
-    In the order of the destination files, as far as can be.
+    In the order of destination files in `container`, as far as can be.
     """
-    planner, sight = conversion.planner, conversion.sight
-    order = _in_safetensors if conversion.format == SAFETENSORS else None
-    with team.together():
-        alone = planner.moves(shares[team.rank], None if sight.is_full else sight.of(team.rank))
-    choice, speeds = choose(conversion, shares, alone, team)
-    with team.together():
-        drafts = demand(planner, shares, sight, choice)
-    if freedom(drafts, sight) < _WORTH_MEASURING * team.size:
+    visibility = files.visibility
+    order = file_order(container) if container else None
+    visible = None if visibility.is_full else visibility.of(team.rank)
+    separate = team.agree(lambda: planner.transfers(assignment[team.rank], visible))
+    policy, speeds = choose_policy(request, files, planner, assignment, separate, team)
+    requests = team.agree(lambda: request_exchanges(planner, assignment, visibility, policy))
+    if bytes_with_choice(requests, visibility) < _WORTH_MEASURING * team.size:
         speeds = []
     elif not speeds:
-        speeds = _measured_speeds(conversion, team)
-    with team.together():
-        trades = deal(drafts, sight, _told_apart(speeds), order)
-        return Task(work_of(team.rank, alone, trades, order), bool(trades), choice)
-    raise AssertionError("together() raises or returns")
+        speeds = _measured_speeds(files, team)
+
+    def plan() -> WorkPlan:
+        exchanges = assign_readers(requests, visibility, _significant(speeds), order)
+        transfers = transfers_of(team.rank, separate, exchanges, order)
+        return WorkPlan(transfers, policy, bool(exchanges))
+
+    return team.agree(plan)
 
 
-def _in_safetensors(parameter: Parameter) -> tuple[int, str]:
-    return safetensors_order((parameter.name, parameter.dtype, ()))
+def file_order(container: Format) -> Callable[[Parameter], object]:
+    """Return the order of parameters in files, as a key to sort by."""
+    return lambda parameter: container.order(parameter.name, parameter.dtype)
 
 
-def choose(
-    conversion: Conversion,
-    shares: Sequence[Sequence[Portion]],
-    alone: Sequence[Move],
+def choose_policy(
+    request: Request,
+    files: SourceFiles,
+    planner: Planner,
+    assignment: Assignment,
+    separate: Sequence[Transfer],
     team: Team,
-) -> tuple[Choice, list[float]]:
+) -> tuple[IoPolicy, list[float]]:
     """Return how files are read: as was asked for, or by what things cost, given or measured.
 
-    shares: by process; others than the team's are those of one node. alone: what this process
-    would do, or some of them, if each read all for itself. Also how fast each process reads, in
-    bytes a second, if that was measured. Collective; the same on every process.
+    assignment: by process; for another number of processes than the team's, these are on one node.
+    separate: what this process would do, or some of it, if each read all for itself. Also how fast
+    each process reads, in bytes a second, if that was measured. Collective; the same on every
+    process.
     """
-    request, sight = conversion.request, conversion.sight
-    choice = Choice.of(request.reading)
-    if request.reading != AUTO or (request.shapes is not None and request.costs is None):
-        return replace(choice, costs=request.costs), []
-    here = team.nodes.count > 1 and sight.is_full and len(shares) == team.size
-    exchanges = here and _repeats(conversion, shares)
-    picks = any(team.gather(lambda: _depends_on_calls(alone)))
-    if not exchanges and not picks:
-        return replace(choice, costs=request.costs), []
-    speeds: list[float] = []
-    costs = request.costs
+    visibility, method = files.visibility, READ_METHODS[request.read_method]
+    policy = IoPolicy(method, request.costs)
+    imagined = request.shapes is not None and request.costs is None
+    if request.read_method != AUTO or imagined:
+        return policy, []
+    here = team.nodes.count > 1 and visibility.is_full and len(assignment) == team.size
+    exchanges = here and _repeats(planner, assignment, visibility)
+    if not exchanges and not any(team.allgather(lambda: _depends_on_latency(separate))):
+        return policy, []
+    costs, speeds = request.costs, list[float]()
     if costs is None:
-        costs, speeds = measured(conversion, team, network=exchanges)
-    return Choice(costs.call_bytes, costs, weighed=exchanges), speeds
+        costs, speeds = measured(files, team, network=exchanges)
+    return IoPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
 
 
-def _depends_on_calls(alone: Sequence[Move]) -> bool:
-    """Tell whether what a read of little costs makes a difference to how much is read."""
-    return bytes_to_read(alone, _SLOW_CALL) > _WORTH_A_LOOK * bytes_to_read(alone, 0.0)
+def _depends_on_latency(separate: Sequence[Transfer]) -> bool:
+    """Tell whether the latency of a read makes a difference to how much is read."""
+    least, most = (bytes_to_read(separate, method) for method in _LATENCIES)
+    return most > _WORTH_A_LOOK * least
 
 
-def _repeats(conversion: Conversion, shares: Sequence[Sequence[Portion]]) -> bool:
+def _repeats(planner: Planner, assignment: Assignment, visibility: Visibility) -> bool:
     """Tell whether nodes that read for themselves would read the same rows."""
-    found = both_ways(conversion.planner, shares, conversion.sight, _SLOW_CALL)
-    return found.each.nbytes > _WORTH_A_LOOK * found.once.nbytes
+    found = estimate_all(planner, assignment, visibility, _LATENCIES[1])
+    return found.separate.nbytes > _WORTH_A_LOOK * found.once.nbytes
 
 
-def _measured_speeds(conversion: Conversion, team: Team) -> list[float]:
+def _measured_speeds(files: SourceFiles, team: Team) -> list[float]:
     """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
-    paths = conversion.shards.paths
-    own = min(conversion.sight.of(team.rank), default=None)
-    return team.gather(
-        lambda: reading_for(paths[own], _READING_SECONDS) if own is not None else 0.0
+    own = min(files.visibility.of(team.rank), default=None)
+    return team.allgather(
+        lambda: reading_for(files.paths[own], _READING_SECONDS) if own is not None else 0.0
     )
 
 
-def _told_apart(speeds: Sequence[float]) -> list[float]:
+def _significant(speeds: Sequence[float]) -> list[float]:
     """Let differences that are no more than the measurement's own count as none."""
     known = sorted(speed for speed in speeds if speed)
     usual = known[len(known) // 2] if known else 0.0
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
-def measured(
-    conversion: Conversion, team: Team, *, network: bool = True
-) -> tuple[Costs, list[float]]:
+def measured(files: SourceFiles, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
     """Read a little on every process, and, with `network`, send and copy a little. Collective.
 
     With `network`, all processes must see all of the source. Also how fast each process reads, in
     bytes a second; 0 if it sees no file.
     """
-    own = sorted(conversion.sight.of(team.rank))
-    place = team.rank * len(own) / team.size  # so that no two read the same
-    path = conversion.shards.paths[own[int(place)]] if own else None
-    with team.together():
-        pass  # so that all read at the same time
-    with Sample(path, place % 1) if path else nullcontext() as sample:
-        found = team.gather(
+    path, place = _sample_of(files.paths, sorted(files.visibility.of(team.rank)), team)
+    team.barrier()  # so that all read at the same time
+    with Sample(path, place) if path else nullcontext() as sample:
+        found = team.allgather(
             lambda: sample.speed(*(_TOGETHER if network else ())) if sample else None
         )
         known = [one for one in found if one is not None]
         speeds = [one.read if one else 0.0 for one in found]
-        read, call = sum(speeds) / len(known), sum(one.call for one in known) / len(known)
+        read, latency = (
+            sum(some) / len(known) for some in zip(*((s.read, s.latency) for s in known))
+        )
         if not network:
-            return Costs(read, call=call), speeds
+            return Costs(read, read_latency=latency), speeds
         assert sample is not None
-        copy = min(team.gather(copying))
-        costs = _network(Costs(read, copy=copy, call=call), sample, speeds[team.rank], team)
-    return costs, speeds
+        copy = min(team.allgather(copying))
+        costs = Costs(read, copy=copy, read_latency=latency)
+        return _network(costs, sample, speeds[team.rank], team), speeds
+
+
+def _sample_of(
+    paths: Mapping[int, Path], own: Sequence[int], team: Team
+) -> tuple[Path | None, float]:
+    """Return a file and a place in it, as a part of the whole, that no other process samples."""
+    number = team.rank * len(own) / team.size
+    return (paths[own[int(number)]] if own else None), number % 1
 
 
 def _network(costs: Costs, sample: Sample, speed: float, team: Team) -> Costs:
-    """Measure what every node sends to the next while it receives, what a letter takes which is
-    nearly empty, and how much of that goes on beside reading. Collective.
+    """Measure what every node sends to the next while it receives, the latency of a message, and
+    how much of that goes on beside reading. Collective.
 
     speed: of this process, in bytes that it reads a second.
     """
     nodes = team.nodes
-    speaks, node = nodes.speaks(team.rank), nodes.of[team.rank]
-    mail = team.mail()
+    leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
+    p2p = team.p2p()
     after = nodes.processes[(node + 1) % nodes.count][0]
     before = nodes.processes[node - 1][0]
 
-    out, room = (memoryview(bytearray(b"." * _LETTER)) for _ in range(2))
+    out, room = (memoryview(bytearray(b"." * _MESSAGE)) for _ in range(2))
 
-    def exchange(nbytes: int, tick: Tick, beside: int = 0, rounds: int = _ROUNDS) -> float:
+    def exchange(
+        nbytes: int, on_progress: OnProgress, beside: int = 0, rounds: int = _ROUNDS
+    ) -> float:
         """Return the mean seconds of some rounds, in each of which `beside` bytes are read too; one
         more comes first, to connect and to begin together."""
         began = 0.0
         for number in range(-1, rounds):
             began = perf_counter() if number == 0 else began
-            letters = [mail.receive(before, room[:nbytes]), mail.send(after, out[:nbytes])]
-            for _ in range(0, beside if number >= 0 else 0, _BAND):
-                sample.more(_BAND)
-                mail.poke()
-            mail.settle(letters, tick)
+            messages = [p2p.receive(before, room[:nbytes]), p2p.send(after, out[:nbytes])]
+            for _ in range(0, beside if number >= 0 else 0, _TILE):
+                sample.more(_TILE)
+                p2p.progress()
+            p2p.wait_all(messages, on_progress)
         return (perf_counter() - began) / rounds
 
-    def sending(tick: Tick) -> tuple[float, float] | None:
-        return (exchange(_LETTER, tick), exchange(1, tick)) if speaks else None
+    def sending(on_progress: OnProgress) -> tuple[float, float] | None:
+        return (exchange(_MESSAGE, on_progress), exchange(1, on_progress)) if leader else None
 
-    def both(tick: Tick) -> float | None:
+    def both(on_progress: OnProgress) -> float | None:
         """Return how much of the shorter of reading and sending the longer hides."""
-        if not speaks:
-            sample.more(rounds * _LETTER)
+        if not leader:
+            sample.more(rounds * _MESSAGE)
             return None
-        reading = _LETTER / speed
-        seconds = exchange(_LETTER, tick, _LETTER, rounds)
+        reading = _MESSAGE / speed
+        seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)
         return min(1.0, max(-1.0, (reading + full - seconds) / min(reading, full)))
 
-    sent = [one for one in team.gather_work(sending) if one is not None]
+    sent = [one for one in team.allgather_work(sending) if one is not None]
     full, empty = max(one[0] for one in sent), max(one[1] for one in sent)
-    rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_LETTER / costs.read + full))))
-    hidden = [one for one in team.gather_work(both) if one is not None]
-    return replace(costs, network=_LETTER / full, letter=empty, overlap=sum(hidden) / len(hidden))
+    rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_MESSAGE / costs.read + full))))
+    hidden = [one for one in team.allgather_work(both) if one is not None]
+    return replace(costs, network=_MESSAGE / full, latency=empty, overlap=sum(hidden) / len(hidden))

@@ -1,45 +1,39 @@
-"""The files of one process's share: which, with which bytes where, and which are equal."""
+"""The files of one process's part: which, with which bytes where, and which are equal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankxform.engine.file_sink import FileLayout, Output, lay_out_ckpt, lay_out_safetensors
-from rankxform.formats.dtype import INT4
-from rankxform.planning.transfers import Portion
+from rankxform.checkpoints.base import Target
+from rankxform.engine.file_sink import Output
+from rankxform.formats.base import FileLayout, Index
+from rankxform.planning.plan import SPREAD, Planner
+from rankxform.planning.transfers import SliceRange
 from rankxform.publish.links import NONE, REFLINK, can_reflink
-from rankxform.storage.index import SAFETENSORS
 from rankxform.transport import Team
 
 from .placement import Placement
-from .prepare import Conversion
+from .request import Request
 
 
-def alike(
-    conversion: Conversion,
-    team: Team,
-    placement: Placement,
-    ranks: Iterable[int],
-    *,
-    agreed: bool,
+def equal_files(
+    request: Request, planner: Planner, placement: Placement, ranks: Iterable[int], team: Team
 ) -> dict[int, list[int]]:
     """Return which files of `ranks` are written, each with the ranks that get its bytes.
 
-    `agreed` is whether parameters in no strategy are the same on all source ranks; where they
-    are not, or MindSpore's replicas are wanted, ranks with equal boxes may differ.
+    Where MindSpore's replicas are wanted, ranks with equal boxes may differ.
     """
-    request = conversion.request
     each = {rank: [rank] for rank in ranks}
-    if request.link == NONE or not agreed or request.replicas != "spread":
+    if request.link == NONE or request.replicas != SPREAD:
         return each
     apart = [[rank for rank in each if rank in root.ranks] for root in placement.roots]
-    found = {first: some for mine in apart for first, some in conversion.alike(mine).items()}
+    found = {first: some for mine in apart for first, some in planner.equal_files(mine).items()}
     if len(found) == len(each) or request.dst is None:
         return each
     if request.link == REFLINK:
         dst, first = Path(request.dst), team.rank == placement.of(team.rank).processes[0]
-        if not all(team.gather(lambda: not first or can_reflink(dst))):
+        if not all(team.allgather(lambda: not first or can_reflink(dst))):
             return each
     return found
 
@@ -51,47 +45,49 @@ class Layouts:
     files are made in the same run.
     """
 
-    def __init__(self, conversion: Conversion) -> None:
-        self._conversion = conversion
+    def __init__(
+        self, planner: Planner, indexes: Mapping[int, Index], target: Target, checksum: bool
+    ) -> None:
+        self._planner, self._indexes = planner, indexes
+        self._target, self._checksum = target, checksum
         self._known: dict[int, FileLayout] = {}
 
     def of(self, rank: int) -> FileLayout:
         """Return the layout of the file of a destination rank."""
-        slices = self._conversion.planner.slices(rank)  # one list for all ranks with the same
+        slices = self._planner.slices(rank)  # one list for all ranks with the same
         if id(slices) not in self._known:
-            entries = [(p.name, p.dtype, shape) for p, shape in slices]
-            self._known[id(slices)] = (
-                lay_out_safetensors(entries, self._metadata(rank), self._conversion.request.crc)
-                if self._conversion.format == SAFETENSORS
-                else lay_out_ckpt(entries)
-            )
+            container, tensors = self._target.container, self._planner.tensors(rank)
+            layout = container.lay_out(tensors, self._metadata(rank), self._checksum)
+            self._known[id(slices)] = layout
         return self._known[id(slices)]
 
-    def _metadata(self, rank: int) -> dict[str, str]:
-        """Return what safetensors keep beside tensors: of the lowest source rank of the stage."""
-        src, dst = self._conversion.source.strategy, self._conversion.dst
-        stages = self._conversion.planner.source_stages(dst.stage_of(rank))
-        first = next(
+    def _metadata(self, rank: int) -> Mapping[str, str]:
+        """Return the texts beside tensors in the file of the stage's lowest source rank.
+
+        Without those that bear the name of a tensor that is not in the destination's file.
+        """
+        src, dst = self._planner.catalog.strategy, self._planner.dst
+        index = next(
             one
-            for stage in stages
+            for stage in self._planner.source_stages(dst.stage_of(rank))
             for source in src.ranks_in(stage)
-            if (one := self._conversion.indexes.get(source)) is not None
+            if (one := self._indexes.get(source)) is not None
         )
-        # a mark of INT4 is the source's; the output has its own
-        return {k: v for k, v in first.metadata.items() if not (v == INT4 and k in first)}
+        gone = set(index.schema.names).difference(t.name for t in self._planner.tensors(rank))
+        return {key: text for key, text in index.metadata.items() if key not in gone}
 
 
 def outputs(
-    conversion: Conversion,
-    mine: Sequence[Portion],
+    target: Target,
+    mine: Sequence[SliceRange],
     groups: Mapping[int, Sequence[int]],
     layouts: Layouts,
 ) -> dict[int, Output]:
-    """Plan the files of this process's share."""
-    outputs = {}
-    for portion in mine:
-        final, *others = map(conversion.final, groups[portion.rank])
-        outputs[portion.rank] = Output(
-            final, layouts.of(portion.rank), owned=portion.first == 0, alike=tuple(others)
+    """Plan the files of this process's part; `groups` are ranks whose files are equal."""
+    found = {}
+    for one in mine:
+        final, *others = map(target.path, groups[one.rank])
+        found[one.rank] = Output(
+            final, layouts.of(one.rank), owned=one.first == 0, equal=tuple(others)
         )
-    return outputs
+    return found

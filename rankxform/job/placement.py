@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankxform import hostfile
-from rankxform.checkpoints.rank_folders import ranges
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError, UsageError
-from rankxform.planning.assign import Done, share_seen
-from rankxform.planning.transfers import Portion
-from rankxform.planning.visibility import Sight
-from rankxform.storage import identity as probes
+from rankxform.layout.names import ranges
+from rankxform.planning.assign import Assignment, Done, assign_visible
+from rankxform.planning.plan import Planner
+from rankxform.planning.visibility import Visibility
+from rankxform.storage import identity
 from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
-from .prepare import Conversion
-
-AUTO, SHARED, NODE = WAYS = ("auto", "shared", "node")
+AUTO, SHARED, NODE = PLACEMENTS = ("auto", "shared", "node")
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,14 @@ class Placement:
         """Return the folder that `process` has."""
         return next(root for root in self.roots if process in root.processes)
 
-    def shares(
-        self, conversion: Conversion, ranks: Sequence[int], done: Done
-    ) -> list[list[Portion]]:
-        """Return the portions of the files of `ranks` that each process serves."""
+    def assign(self, planner: Planner, ranks: Sequence[int], done: Done) -> Assignment:
+        """Return what each process writes of the files of `ranks`."""
         root_of = {process: n for n, root in enumerate(self.roots) for process in root.processes}
         node = tuple(root_of[process] for process in sorted(root_of))
-        sight = Sight(node, tuple(root.ranks for root in self.roots))
-        return share_seen(conversion.planner, ranks, sight, done)
+        visibility = Visibility(node, tuple(root.ranks for root in self.roots))
+        return assign_visible(planner, ranks, visibility, done)
 
-    def told(self) -> str | None:
+    def describe(self) -> str | None:
         """Say which ranks are where, if they are on several nodes' own folders."""
         if len(self.roots) == 1:
             return None
@@ -73,55 +69,56 @@ class Placement:
         return "ranks " + "; ".join(parts)
 
 
-def place(conversion: Conversion, team: Team) -> Placement:
+def place(
+    dst: Path, dst_placement: str, finals: Mapping[int, Path], all_ranks: int, team: Team
+) -> Placement:
     """Find out which nodes share the destination folder, and say who writes which ranks.
 
-    Raises UsageError where a placement that was asked for cannot be.
+    finals: the files to be made, by rank, of a destination of `all_ranks`. Raises UsageError where
+    a placement that was asked for cannot be.
     """
-    request, nodes = conversion.request, team.nodes
-    assert request.dst is not None
+    nodes = team.nodes
     if nodes.count == 1:
-        return Placement((Root(nodes.processes[0], frozenset(conversion.ranks), nodes.names),))
-    groups = _groups(team, Path(request.dst))
-    hosts = team.share(lambda: hosts_of(request.dst_placement, conversion.dst.ranks))
-    if len(groups) > 1 and request.dst_placement == SHARED:
+        return Placement((Root(nodes.processes[0], frozenset(finals), nodes.names),))
+    groups = _groups(team, dst)
+    hosts = team.bcast(lambda: hosts_of(dst_placement, all_ranks))
+    if len(groups) > 1 and dst_placement == SHARED:
         apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
-            f"{request.dst}: is not one folder on {apart}, as --dst-placement shared says; name a "
+            f"{dst}: is not one folder on {apart}, as --dst-placement shared says; name a "
             "folder that all nodes share, or leave the option out"
         )
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
     else:
-        begun = _begun(conversion, team) if len(groups) > 1 else {}
-        node_of = {**in_order(conversion.dst.ranks, nodes), **begun}
+        begun = _begun(finals, team) if len(groups) > 1 else {}
+        node_of = {**in_order(all_ranks, nodes), **begun}
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
-        ranks = frozenset(r for r in conversion.ranks if len(groups) == 1 or node_of[r] in group)
+        ranks = frozenset(r for r in finals if len(groups) == 1 or node_of[r] in group)
         roots.append(Root(tuple(processes), ranks, tuple(nodes.names[node] for node in group)))
     return Placement(tuple(roots))
 
 
 def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
-    """Deal ranks to nodes: as the processes are, where each may stand for as many, or evenly."""
+    """Assign ranks to nodes: as the processes are, where each may stand for as many, or evenly."""
     processes = len(nodes.of)
     if ranks % processes == 0:
         return {rank: nodes.of[rank * processes // ranks] for rank in range(ranks)}
     return {rank: rank * nodes.count // ranks for rank in range(ranks)}
 
 
-def _begun(conversion: Conversion, team: Team) -> Mapping[int, int]:
+def _begun(finals: Mapping[int, Path], team: Team) -> Mapping[int, int]:
     """Return the nodes that have files of ranks from an earlier run, where only one has."""
     nodes = team.nodes
-    finals = {rank: conversion.final(rank) for rank in conversion.ranks}
 
     def mine() -> list[int]:
-        if not nodes.speaks(team.rank):
+        if not nodes.is_leader(team.rank):
             return []
         return [r for r, path in finals.items() if path.exists() or part_of(path).exists()]
 
-    every = team.gather(mine)
+    every = team.allgather(mine)
     found: dict[int, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
         for rank in every[processes[0]]:
@@ -131,16 +128,14 @@ def _begun(conversion: Conversion, team: Team) -> Mapping[int, int]:
 
 def _groups(team: Team, folder: Path) -> list[list[int]]:
     """Return the nodes in groups that see one folder."""
-    nodes, held = team.nodes, []
-    token = team.share(lambda: secrets.token_hex(8))
-    speaks, node = nodes.speaks(team.rank), nodes.of[team.rank]
+    nodes = team.nodes
+    held: list[identity.Probe] = []
+    token = team.bcast(lambda: secrets.token_hex(8))
+    leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
     try:
-        with team.together():
-            if speaks:
-                held.append(probes.Probe(folder, token, node))
-        every = team.gather(lambda: held[0].seen(nodes.count) if held else ())
-        with team.together():
-            pass  # nobody removes a probe that another looks for
+        team.agree(lambda: held.append(identity.Probe(folder, token, node)) if leader else None)
+        every = team.allgather(lambda: held[0].seen(nodes.count) if held else ())
+        team.barrier()  # nobody removes a probe that another looks for
     finally:
         for probe in held:
             probe.remove()
@@ -153,12 +148,12 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
 
 def hosts_of(placement: str, ranks: int) -> list[str] | None:
     """Read a hostfile or rank table; return the host of each destination rank."""
-    if placement in WAYS:
+    if placement in PLACEMENTS:
         return None
     if not Path(placement).is_file():
         raise UsageError(
-            f"--dst-placement {placement!r}: is none of {', '.join(WAYS)}, and no hostfile or rank "
-            "table of this name is there"
+            f"--dst-placement {placement!r}: is none of {', '.join(PLACEMENTS)}, and no hostfile "
+            "or rank table of this name is there"
         )
     data = read_bytes(Path(placement))
     parse = hostfile.from_rank_table if data.lstrip()[:1] == b"{" else hostfile.parse
@@ -175,9 +170,9 @@ def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
     name = nodes.names[nodes.of[team.rank]]
 
     def own() -> Iterable[str]:
-        return probes.own_addresses(set(hosts), name) if nodes.speaks(team.rank) else ()
+        return identity.own_addresses(set(hosts), name) if nodes.is_leader(team.rank) else ()
 
-    found = {host: nodes.of[p] for p, known in enumerate(team.gather(own)) for host in known}
+    found = {host: nodes.of[p] for p, known in enumerate(team.allgather(own)) for host in known}
     for rank, host in enumerate(hosts):
         if host not in found:
             raise UsageError(

@@ -1,15 +1,26 @@
-"""How long a conversion will take, from what was planned and a moment's measurement."""
+"""What a conversion would take: by the processes that run, or by a cluster that does not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankxform.planning.cost_model import Choice, Costs
-from rankxform.planning.simulate import Simulation
+from rankxform.errors import UsageError
+from rankxform.planning.assign import assign, assign_visible
+from rankxform.planning.cost_model import Costs, IoPolicy
+from rankxform.planning.exchange import assign_readers, request_exchanges
+from rankxform.planning.read_method import AUTO, READ_METHODS
+from rankxform.planning.simulate import Simulation, simulate
+from rankxform.planning.visibility import Visibility
 from rankxform.storage.bandwidth import Speed, measure
 from rankxform.transport import Team
+from rankxform.transport.nodes import Nodes
 
+from .measure import choose_policy
+from .metrics import peak_memory
+from .placement import AUTO as FOUND_OUT
+from .placement import NODE, SHARED, hosts_of, in_order
 from .prepare import Conversion
 
 
@@ -21,23 +32,102 @@ class Prediction:
     speeds: tuple[Speed, ...]
 
 
-def predict(conversion: Conversion, found: Simulation, choice: Choice, team: Team) -> Prediction:
+def predict(conversion: Conversion, found: Simulation, policy: IoPolicy, team: Team) -> Prediction:
     """Measure storage on every process at once, and predict how long the move will take.
 
-    `found` is what they will do, read by `choice`. The slowest process counts. Writes and removes
+    `found` is what they will do, read by `policy`. The slowest process counts. Writes and removes
     a file of 64 MiB a process.
     """
-    request = conversion.request
-    assert request.dst is not None
-    seen = sorted(conversion.sight.of(team.rank))
-    source = conversion.shards.paths[seen[team.rank % len(seen)]] if seen else None
-    target = Path(request.dst)
-    with team.together():
-        pass  # so that all measure at the same time
-    speeds = team.gather(lambda: measure(source, target, durable=request.fsync))
-    costs = choice.costs or Costs()
+    files, target, durable = conversion.files, conversion.target, conversion.request.fsync
+    visible = sorted(files.visibility.of(team.rank))
+    source: Path | None = files.paths[visible[team.rank % len(visible)]] if visible else None
+    team.barrier()  # so that all measure at the same time
+    speeds = team.allgather(lambda: measure(source, target.folder, durable=durable))
+    costs = policy.costs or Costs()
     seconds = [
-        load.seconds(replace(costs, read=speed.read, write=speed.write))
-        for load, speed in zip(found.loads, speeds)
+        workload.seconds(replace(costs, read=speed.read, write=speed.write))
+        for workload, speed in zip(found.workloads, speeds)
     ]
-    return Prediction(costs.together(max(seconds), max(found.network)), tuple(speeds))
+    return Prediction(costs.overlapped(max(seconds), max(found.network)), tuple(speeds))
+
+
+def predict_loads(
+    conversion: Conversion, processes: int, team: Team
+) -> tuple[Simulation, IoPolicy]:
+    """Work out what so many processes would do: those of the team, or others on one node.
+
+    Measures what the choice of a read method depends on. Collective.
+    """
+    request, files, planner = conversion.request, conversion.files, conversion.planner
+    assignment = team.agree(lambda: assign(planner, conversion.ranks, processes))
+    if processes != team.size:
+        files = replace(files, visibility=Visibility.full((0,) * processes, files.indexes))
+    mine = [one for some in assignment[team.rank :: team.size] for one in some]
+    own = None if files.visibility.is_full else files.visibility.of(team.rank)
+    separate = team.agree(lambda: planner.transfers(mine, own))
+    policy, _ = choose_policy(request, conversion.files, planner, assignment, separate, team)
+
+    def work_out() -> Simulation:
+        requests = request_exchanges(planner, assignment, files.visibility, policy)
+        exchanges = assign_readers(requests, files.visibility)
+        costs = policy.costs or Costs()
+        return simulate(planner, assignment, files.visibility, exchanges, costs, policy.method)
+
+    return team.agree(work_out), policy
+
+
+def simulate_cluster(
+    conversion: Conversion, processes: int, nodes: int, src_placement: str = SHARED
+) -> Simulation:
+    """Work out what `processes` on `nodes` would do, each with an equal number.
+
+    `src_placement`: "shared" if every node sees every source file, "node" if each has those of
+    its part of the source ranks. The request says where destination files go; "auto" is taken
+    for "shared". The memory is what planning takes here, and the buffers. Raises UsageError for
+    numbers that make no sense.
+    """
+    request, planner = conversion.request, conversion.planner
+    if not 0 < nodes <= processes:
+        raise UsageError(f"{processes} processes cannot be on {nodes} nodes")
+    node = tuple(process * nodes // processes for process in range(processes))
+    sources = sorted(conversion.files.indexes)
+    visibility = Visibility.full(node, sources)
+    if src_placement == NODE:
+        home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}
+        visibility = Visibility(node, _by_node(home, nodes))
+    placement = request.dst_placement
+    destination = _destination(placement, planner.dst.ranks, conversion.ranks, node, nodes)
+    assignment = assign_visible(planner, conversion.ranks, destination)
+    costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
+    policy = IoPolicy(method)
+    if request.read_method == AUTO:
+        method = method.with_latency(costs.latency_bytes)
+        policy = IoPolicy(method, costs, weighed=nodes > 1 and visibility.is_full)
+    requests = request_exchanges(planner, assignment, visibility, policy)
+    exchanges = assign_readers(requests, visibility)
+    planner.transfers(assignment[0])  # what a process keeps beside
+    memory = peak_memory() + request.memory
+    found = simulate(planner, assignment, visibility, exchanges, costs, policy.method)
+    return replace(found, memory=memory)
+
+
+def _destination(
+    placement: str, all_ranks: int, ranks: tuple[int, ...], node: tuple[int, ...], nodes: int
+) -> Visibility:
+    if placement in (FOUND_OUT, SHARED):
+        return Visibility.full(node, ranks)
+    hosts = hosts_of(placement, all_ranks)
+    if hosts is None:
+        home = in_order(all_ranks, Nodes(node, tuple(map(str, range(nodes)))))
+        return Visibility(node, _by_node(home, nodes))
+    number = {host: at for at, host in enumerate(dict.fromkeys(hosts))}
+    if len(number) != nodes:
+        raise UsageError(f"{placement}: names {len(number)} hosts, and there are {nodes} nodes")
+    return Visibility(node, _by_node({r: number[h] for r, h in enumerate(hosts)}, nodes))
+
+
+def _by_node(home: Mapping[int, int], nodes: int) -> tuple[frozenset[int], ...]:
+    found: list[set[int]] = [set() for _ in range(nodes)]
+    for rank, at in home.items():
+        found[at].add(rank)
+    return tuple(map(frozenset, found))

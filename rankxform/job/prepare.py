@@ -7,21 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankxform.checkpoints.rank_folders import Listing, Shards, choose, look, ranges
-from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.base import Contents, Index
+from rankxform.checkpoints.base import FORMS, Form, Listing, Shards, Target, Wish, form_of
+from rankxform.errors import CheckpointError, FormatError, UsageError
+from rankxform.formats.base import FORMATS, Index, Schema
 from rankxform.formats.shapes import parse as parse_shapes
-from rankxform.formats.wire import FormatError
-from rankxform.layout.names import followed, in_few_words
-from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
-from rankxform.planning.assign import NOTHING, Done, share
-from rankxform.planning.catalog import Source, survey
-from rankxform.planning.consistency import cut_by_hand
-from rankxform.planning.infer import complete
+from rankxform.layout.names import ranges, summarize_names
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.ops.base import Derivation
+from rankxform.planning.catalog import Catalog, build_catalog
+from rankxform.planning.consistency import sharded_by_pattern
+from rankxform.planning.infer import complete, resolve
 from rankxform.planning.plan import Planner, check_ranks, needed_stages
-from rankxform.planning.selection import Selection, select
-from rankxform.planning.transfers import Portion
-from rankxform.planning.visibility import Sight
+from rankxform.planning.selection import REPLICATE, select
+from rankxform.planning.visibility import Visibility
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer, container
 from rankxform.storage.posix import read_bytes
@@ -30,156 +28,91 @@ from rankxform.transport import Team
 from .metrics import Phases
 from .request import Request
 from .unsharded import check_stated, unsharded
-from .visibility import asked, look_on_all, sight_of
+from .visibility import look_on_all, searched_nodes, visibility_of
+
+
+@dataclass
+class SourceFiles:
+    """The source's files, before their tensors are read.
+
+    where: the folder, for messages. shards: which files were chosen. indexes: by id; extra: of one
+    file beyond the strategy's ranks, if any. visibility: which process can open which.
+    """
+
+    where: str
+    form: Form
+    shards: Shards
+    indexes: Mapping[int, Index]
+    extra: Mapping[int, Index]
+    visibility: Visibility
+
+    @property
+    def paths(self) -> Mapping[int, Path]:
+        return self.shards.paths
 
 
 @dataclass
 class Conversion:
     """A prepared request: all that is known before tensor bytes are read.
 
-    indexes: of the source files, by rank; extra: of one file beyond the strategy's ranks, if any.
+    planner: the plan, with the catalog, the destination's strategy and the selection. ranks: the
+    destination ranks to make. target: where their files belong, if the request names a folder.
     warnings: what may not be what was meant, to be said first and last; notices: what to know.
     """
 
     request: Request
-    source: Source
-    dst: Strategy
-    shards: Shards
-    indexes: Mapping[int, Index]
-    extra: Mapping[int, Index]
-    selection: Selection
-    ranks: tuple[int, ...]
+    files: SourceFiles
     planner: Planner
-    sight: Sight
+    ranks: tuple[int, ...]
+    target: Target
     notices: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def format(self) -> str:
-        return self.request.format or container(next(iter(self.shards.paths.values())))
-
-    def final(self, rank: int) -> Path:
-        """Return the file of a destination rank."""
-        assert self.request.dst is not None
-        return (
-            Path(self.request.dst) / f"rank_{rank}" / f"{self.request.prefix}{rank}.{self.format}"
-        )
-
-    def shares(
-        self, processes: int, ranks: Sequence[int] | None = None, done: Done = NOTHING
-    ) -> list[list[Portion]]:
-        """Return the portions of the files of `ranks` (None: all) that each process serves.
-
-        What is `done` of them weighs nothing.
-        """
-        return share(self.planner, self.ranks if ranks is None else ranks, processes, done)
-
-    def alike(self, ranks: Sequence[int]) -> dict[int, list[int]]:
-        """Return `ranks` by the first one whose file has the same boxes."""
-        first: dict[object, int] = {}
-        found: dict[int, list[int]] = {}
-        for rank in ranks:
-            found.setdefault(first.setdefault(self.planner.likeness(rank), rank), []).append(rank)
-        return found
-
-    @property
-    def everything(self) -> list[Portion]:
-        """All files, whole."""
-        return [Portion(rank, 0, len(self.planner.names(rank))) for rank in self.ranks]
+    def finals(self) -> dict[int, Path]:
+        """The path of each destination rank's file."""
+        return self.target.paths(self.ranks)
 
 
 def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conversion:
     """Do everything that needs no tensor byte; every process gets the same."""
     phases = phases or Phases()
-    looked = asked(team)
+    searched = searched_nodes(team)
     with phases.phase("plan"):
         there, as_first = None, frozenset[int]()
-        if _is_spread(request, team):
-            there, as_first = look_on_all(team, Path(request.src), request.src_pattern)
-        found = team.share(lambda: _inputs(request, there, looked))
+        if team.nodes.count > 1 and request.shapes is None and request.files is None:
+            form = team.bcast(lambda: form_of(Path(request.src), request.src_form).name)
+            there, as_first = look_on_all(team, Path(request.src), _wish(request), FORMS[form])
+        found = team.bcast(lambda: _inputs(request, there, searched))
     with phases.phase("index"):
-        sight, more = _sight(team, found, as_first)
-        found.notices.extend(more)
-        indexes = found.imagined or gather_indexes(team, found.shards.paths, sight)
-    with phases.phase("plan"), team.together():
-        src = found.src
-        if isinstance(src, WholeStrategy) and not found.imagined:
-            src, more = unsharded(found.shards, indexes, found.request.src)
-            found.notices.extend(more)
-        contents = {rank: one.contents for rank, one in indexes.items() if rank < src.ranks}
-        src, dst = complete(src, found.dst, contents)
-        inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
-        outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
-        _check_extra_names(found, inside, outside)
-        paths = {rank: str(path) for rank, path in found.shards.paths.items()}
-        source = survey(src, inside, paths, found.wanted, looked)
-        chosen = found.request
-        ranks = check_ranks(chosen.ranks, dst)
-        selection = select(source, dst, chosen.include, chosen.exclude, chosen.one_sided, ranks)
-        planner = Planner(source, dst, selection, chosen.replicas)
-        for rank in ranks:
-            planner.names(rank)  # raises where a shape does not divide, or nothing lands
-        by_hand = cut_by_hand(selection, source)
-        if by_hand:
-            found.notices.append(f"{src.label} cuts {in_few_words(by_hand)}")
-        return Conversion(
-            chosen, source, dst, found.shards, inside, outside, selection, ranks, planner, sight,
-            found.notices, list(_warnings(found.shards)),
-        )  # fmt: skip
-    raise AssertionError("together() raises or returns")
-
-
-def _is_spread(request: Request, team: Team) -> bool:
-    """Tell whether source files may be on several nodes."""
-    return team.nodes.count > 1 and request.shapes is None and request.files is None
-
-
-def _sight(team: Team, found: _Found, as_first: frozenset[int]) -> tuple[Sight, list[str]]:
-    if found.imagined:
-        return Sight.full(team.nodes.of, found.shards.paths), []
-    return sight_of(team, found.shards, as_first)
+        if found.imagined:
+            visibility = Visibility.full(team.nodes.of, found.shards.paths)
+        else:
+            visibility, notices = visibility_of(team, found.shards.paths, as_first)
+            found.notices.extend(notices)
+        indexes = found.imagined or index_all(team, found.shards.paths, visibility)
+    with phases.phase("plan"):
+        return team.agree(lambda: _planned(found, indexes, visibility, searched))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Inputs:
     """What process 0 finds before headers are read; `wanted` are the source ranks to look at."""
 
     request: Request
     src: Strategy
     dst: Strategy
+    form: str
     shards: Shards
     wanted: tuple[int, ...]
     notices: list[str]
     imagined: Mapping[int, Index] = field(default_factory=dict)
 
 
-def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _Found:
-    """Imagine the checkpoint that `src` cuts of parameters with the given full shapes."""
-    try:
-        known = parse_shapes(read_bytes(shapes))
-    except FormatError as error:
-        raise UsageError(f"{shapes}: {error}") from error
-    if isinstance(src, HandCut):
-        src = src.over({name: shape for name, (shape, _) in known.items()}, followed, states=True)
-    indexes: dict[int, Index] = {}
-    for stage in range(len(src.stages)):
-        names = [n for n in known if n in src and stage in src.stages_of.get(n, (0,))]
-        sliced = []
-        for name in names:
-            shape, _ = known[name]
-            layout = src.layout(name, stage, len(shape)).fold(shape, slices=False)
-            sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
-        types = tuple(known[name][1] for name in names)
-        contents = Contents(tuple(names), types, tuple(sliced))
-        indexes.update((rank, Index(contents, array("q"), {}, 0)) for rank in src.ranks_in(stage))
-    shards = Shards({rank: Path(f"rank_{rank}") for rank in indexes}, None)
-    return _Found(request, src, dst, shards, tuple(indexes), [], indexes)
-
-
-def _inputs(request: Request, there: Listing | None, looked: str) -> _Found:
+def _inputs(request: Request, there: Listing | None, searched: str) -> _Inputs:
     """Read strategies and folders; process 0 alone does this.
 
-    `there` is what all nodes have; `looked` says which they are, if there are several.
+    `there` is what all nodes have; `searched` says which they are, if there are several.
     """
     src = strategies.load(request.src_strategy)
     dst = strategies.load(request.dst_strategy)
@@ -189,43 +122,86 @@ def _inputs(request: Request, there: Listing | None, looked: str) -> _Found:
     whole = isinstance(src, WholeStrategy)
     wanted = None if whole else _needed_ranks(src, dst, request)
     among = None if whole else range(src.ranks)
-    shards = _shards(request, where, wanted, there, looked, among)
+    form = form_of(where, request.src_form)
+    shards = _shards(request, form, where, wanted, there, searched, among)
     check_stated(request, where, shards)
     if wanted is None:
         wanted = sorted(shards.paths)
     elif not any(rank in shards.paths for rank in wanted):
-        raise CheckpointError(f"{where}: none of the ranks {ranges(wanted)} is there{looked}")
+        raise CheckpointError(f"{where}: none of the ranks {ranges(wanted)} is there{searched}")
     outside = [] if whole else [rank for rank in shards.paths if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
     kept = {rank: path for rank, path in sorted(shards.paths.items()) if rank in keep}
     dst_path = str(Path(request.dst).absolute()) if request.dst is not None else None
-    return _Found(
+    return _Inputs(
         replace(request, src=str(where), dst=dst_path),
         src,
         dst,
+        form.name,
         replace(shards, paths=kept),
         tuple(wanted),
-        list(_notices(where, src, shards, wanted, outside, looked)),
+        list(_notices(where, src, shards, wanted, outside, searched)),
     )
+
+
+def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _Inputs:
+    """Imagine the checkpoint that `src` makes of parameters with the given full shapes."""
+    try:
+        known = parse_shapes(read_bytes(shapes))
+    except FormatError as error:
+        raise UsageError(f"{shapes}: {error}") from error
+    if isinstance(src, PatternStrategy):
+        src = src.over({name: shape for name, (shape, _) in known.items()}, states=True)
+    indexes: dict[int, Index] = {}
+    for stage in range(len(src.stages)):
+        names = [n for n in known if n in src and stage in src.stages_of.get(n, (0,))]
+        sliced = []
+        for name in names:
+            shape, _ = known[name]
+            layout = src.layout(name, stage, len(shape)).fold(shape, slices=False)
+            sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
+        types = tuple(known[name][1] for name in names)
+        schema = Schema(tuple(names), types, tuple(sliced))
+        indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
+    form = form_of(Path(request.src), request.src_form)
+    paths = {rank: Path(form.path(rank, request.prefix, ".ckpt")) for rank in indexes}
+    return _Inputs(request, src, dst, form.name, Shards(paths), tuple(indexes), [], indexes)
+
+
+def _wish(request: Request) -> Wish:
+    return Wish(request.src_pattern, request.step, request.suffix)
 
 
 def _shards(
     request: Request,
+    form: Form,
     where: Path,
     wanted: Sequence[int] | None,
     there: Listing | None,
-    looked: str,
+    searched: str,
     among: range | None,
 ) -> Shards:
     if request.files is None:
-        pattern = request.src_pattern
-        there = there or look(where, pattern)
-        return choose(where, there, wanted, pattern, request.step, request.suffix, looked, among)
+        wish = _wish(request)
+        return form.choose(where, there or form.look(where, wish), wanted, wish, searched, among)
     paths = {rank: Path(path).absolute() for rank, path in request.files.items()}
     for rank, path in paths.items():
-        if not path.is_file() and not looked:
+        if not path.is_file() and not searched:
             raise UsageError(f"{path}: there is no such file, which is to be rank {rank}'s")
-    return Shards(paths, None)
+    return Shards(paths)
+
+
+def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
+    """Return the source ranks of the stages that the wanted destination ranks draw on.
+
+    What no source stage lists may be in the files of any, if it is to be taken as replicated.
+    """
+    if request.unmatched == REPLICATE:
+        return list(range(src.ranks))
+    src = Derivation.of(vars(request)).strategy(src)
+    stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
+    needed = {s for stage in stages for s in needed_stages(src, dst, stage)}
+    return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
 
 
 def _notices(
@@ -234,7 +210,7 @@ def _notices(
     shards: Shards,
     wanted: Sequence[int],
     outside: Sequence[int],
-    looked: str,
+    searched: str,
 ) -> Iterator[str]:
     if outside:
         yield (
@@ -243,7 +219,82 @@ def _notices(
         )
     missing = [rank for rank in wanted if rank not in shards.paths]
     if missing:
-        yield f"{where}: no file of rank {ranges(missing)}{looked}; copies on other ranks serve"
+        yield f"{where}: no file of rank {ranges(missing)}{searched}; copies on other ranks serve"
+
+
+# -- on every process ---------------------------------------------------------------------------
+
+
+def index_all(team: Team, paths: Mapping[int, Path], visibility: Visibility) -> dict[int, Index]:
+    """Index the files, each process its part, and give every process all of them."""
+    mine = visibility.partition(paths)[team.rank]
+    indexer = Indexer()
+    parts = team.allgather(lambda: {file: indexer.index(paths[file]) for file in mine})
+    found = {file: one for part in parts for file, one in part.items()}
+    same: dict[Schema, Schema] = {}  # what several processes found is kept once
+    for one in found.values():
+        one.schema = same.setdefault(one.schema, one.schema)
+    return dict(sorted(found.items()))
+
+
+def _planned(
+    found: _Inputs, indexes: Mapping[int, Index], visibility: Visibility, searched: str
+) -> Conversion:
+    """Plan; pure, and the same on every process."""
+    request, src, notices = found.request, found.src, found.notices
+    if isinstance(src, WholeStrategy) and not found.imagined:
+        src, more = unsharded(found.shards, indexes, request.src)
+        notices.extend(more)
+    inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
+    outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
+    files = SourceFiles(request.src, FORMS[found.form], found.shards, inside, outside, visibility)
+    derivation = Derivation.of(vars(request))
+    src, dst, catalog = _catalog(found, src, files, derivation, searched)
+    ranks = check_ranks(request.ranks, dst)
+    selection = select(catalog, dst, derivation, request.unmatched, ranks)
+    planner = Planner(catalog, dst, selection, request.replicas)
+    for rank in ranks:
+        planner.names(rank)  # raises where a shape does not divide, or nothing lands
+    by_pattern = sharded_by_pattern(selection, catalog)
+    if by_pattern:
+        notices.append(f"{src.label} shards {summarize_names(by_pattern)}")
+    given = request.format
+    written = FORMATS[given] if given else container(next(iter(files.paths.values())))
+    target = Target(Path(request.dst or ""), FORMS[request.dst_form], written, request.prefix)
+    warnings = list(_warnings(found.shards))
+    return Conversion(request, files, planner, ranks, target, notices, warnings)
+
+
+def _catalog(
+    found: _Inputs, src: Strategy, files: SourceFiles, derivation: Derivation, searched: str
+) -> tuple[Strategy, Strategy, Catalog]:
+    """Return both strategies, completed by what the files hold, and the source's catalog.
+
+    All under the names that parameters get; but a pattern of the source means its own names.
+    """
+    read = {rank: one.schema for rank, one in files.indexes.items()}
+    src = resolve(src, read)
+    listed = list(src.stages_of)
+    src = derivation.strategy(src)
+    schemas, src_names = derivation.schemas(read, listed)
+    src, dst = complete(src, found.dst, schemas)
+    _check_extra_names(found, files, src)
+    paths = {rank: str(path) for rank, path in files.paths.items()}
+    catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names)
+    return src, dst, catalog
+
+
+def _check_extra_names(found: _Inputs, files: SourceFiles, src: Strategy) -> None:
+    """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
+    known = {name for one in files.indexes.values() for name in one.schema.names}
+    for rank, one in files.extra.items():
+        new = [n for n in one.schema.names if n not in known and n not in found.src]
+        if new:
+            raise CheckpointError(
+                f"{files.paths[rank]}: holds {summarize_names(new)}, which {src.label} "
+                f"does not list; it describes {src.ranks} ranks, and the checkpoint has "
+                "more. Give the folder with the strategy files of all pipeline stages"
+            )
 
 
 def _warnings(shards: Shards) -> Iterator[str]:
@@ -253,42 +304,3 @@ def _warnings(shards: Shards) -> Iterator[str]:
             f"{shards.newer}. What is converted is epoch {epoch} step {step} "
             f"(--step {epoch}_{step} says that it is meant, --step latest refuses)"
         )
-
-
-def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
-    """Return the source ranks of the stages that the wanted destination ranks draw on.
-
-    What no source stage lists may be in the files of any, if it is to be taken as whole.
-    """
-    if request.one_sided == "whole":
-        return list(range(src.ranks))
-    stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
-    needed = {s for stage in stages for s in needed_stages(src, dst, stage)}
-    return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
-
-
-def gather_indexes(team: Team, paths: Mapping[int, Path], sight: Sight) -> dict[int, Index]:
-    """Index the files, each process its share, and give every process all of them."""
-    mine = sight.dealt(paths)[team.rank]
-    indexer = Indexer()
-    shares = team.gather(lambda: {rank: indexer.index(paths[rank]) for rank in mine})
-    found = {rank: one for share in shares for rank, one in share.items()}
-    same: dict[Contents, Contents] = {}  # what several processes found is kept once
-    for one in found.values():
-        one.contents = same.setdefault(one.contents, one.contents)
-    return dict(sorted(found.items()))
-
-
-def _check_extra_names(
-    found: _Found, inside: Mapping[int, Index], outside: Mapping[int, Index]
-) -> None:
-    """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
-    known = {name for one in inside.values() for name in one.contents.names}
-    for rank, one in outside.items():
-        new = [name for name in one.contents.names if name not in known and name not in found.src]
-        if new:
-            raise CheckpointError(
-                f"{found.shards.paths[rank]}: holds {in_few_words(new)}, which {found.src.label} "
-                f"does not list; it describes {found.src.ranks} ranks, and the checkpoint has "
-                "more. Give the folder with the strategy files of all pipeline stages"
-            )

@@ -1,54 +1,78 @@
-"""What to convert, and how: the options of a conversion, checked."""
+"""What to convert, and how: the one table of options.
+
+An option is a field of `Request` with its help, and what depends on it. The command line, the
+keywords of the API, the identity of a job, the command that verifies its result and docs/cli.md
+are made of this table; no option is stated twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypedDict
 
+from rankxform.checkpoints.base import FORMS
 from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
 from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.errors import UsageError
+from rankxform.formats.base import FORMATS
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.cost_model import AUTO, READINGS, Costs
-from rankxform.planning.plan import REPLICAS
-from rankxform.planning.selection import ONE_SIDED
+from rankxform.planning.cost_model import Costs
+from rankxform.planning.plan import REPLICAS, SPREAD
+from rankxform.planning.read_method import AUTO, READ_METHODS
+from rankxform.planning.selection import ERROR, UNMATCHED
 from rankxform.publish.links import LINKS, REFLINK
-from rankxform.storage.index import FORMATS
+
+BYTES, COMPARE, FIT, LOAD = "bytes", "compare", "fit", "load"
+"""What depends on an option: the bytes of the output; the `verify` that compares it; whether a
+checkpoint fits as it is; and what `load`, which writes no files, takes."""
+
+WHAT = "what is converted"
+SOURCE = "which source files"
+OUTPUT = "output"
+IO = "reading and memory"
+RUN = "how it is done"
+
+PLACES = ("shared", "node")
+"""Where `plan --simulate` may have source files: on a storage of all nodes, or on each its own."""
+
+CONVERSIONS = ("transform", "verify", "plan", "launch")
+WRITERS = ("transform", "launch")
+
+
+def _option(
+    default: Any,
+    group: str,
+    help: str,
+    *affects: str,
+    kind: str = "text",
+    choices: Any = None,
+    metavar: str | None = None,
+    verbs: Sequence[str] = CONVERSIONS,
+    flag: str | None = None,
+) -> Any:
+    """Declare an option.
+
+    kind: "text", "flag" (true if it is there), "off" (false if it is there), "repeated", or one of
+    `rankxform.cli.options.KINDS`. choices: the values that it may have, or a registry of them.
+    """
+    facts = {
+        "group": group, "help": help, "affects": frozenset(affects), "kind": kind,
+        "choices": choices, "metavar": metavar, "verbs": verbs, "flag": flag,
+    }  # fmt: skip
+    return field(default=default, metadata=facts)
 
 
 @dataclass(frozen=True)
 class Request:
     """What to convert, and how. Paths are resolved by process 0.
 
-    src, dst: source folder or file; destination folder (None: only plan).
+    src, dst: source folder or file; destination folder (None: nothing is written).
     files: the source file of each rank, in place of those that are found in `src`.
-    src_strategy, dst_strategy: a file, a folder of stage files, "none" for whole tensors; or a
-        Strategy, as it comes from a network. None: none was given, which means whole tensors, but
-        is an error where the source holds files of several ranks.
-    prefix, format: destination files are ``DST/rank_N/<prefix>N.<format>``; None: the source's.
-    ranks: destination ranks to make; empty: all.
-    src_pattern, step, suffix: which source files are meant.
-    include, exclude: regular expressions that choose parameters.
-    one_sided: "error", "leave-out" or "whole", for parameters that only one strategy lists.
-    unlisted: "error" or "take-one", for unlisted parameters that differ between source ranks.
-    allow_equal_slices, allow_extra_ranks: accept what otherwise shows a strategy that is not the
-        checkpoint's.
-    check_crc: compare source files with the checksums they carry; crc: write such checksums.
-    link: how destination files with equal bytes are made of one: "reflink" where the file system
-        can share blocks (else each is written), "hard" links, or "none".
-    overwrite: replace destination files. fsync: wait for the device before a file gets its name.
-    replicas: "spread" reads each distinct box once; "mindspore" takes MindSpore's choice.
-    costs: what bytes and calls cost, for the choice among ways of reading; None: measured.
-    dst_placement: where processes are on several nodes: "auto"; "shared", if `dst` must be one
-        folder for all; "node", for a folder of each node; or a hostfile or rank table that says on
-        which node which ranks belong.
-    memory: bytes of buffers on each process.
-    reading: "auto"; or one way for all parameters: the wanted "ranges", the "rows" that hold them,
-        or "exchange", which reads each byte on one process and sends it to those that want it.
-    verify: compare fingerprints of what is read and what is written, and keep them.
-    check_replicas: "warn" or "error" where source ranks that should hold the same bytes do not;
-        "no" does not read them.
-    shapes: a JSON file of full shapes, for a plan where there is no checkpoint in `src`.
+    src_strategy, dst_strategy: a file, a folder of stage files, "none" for whole tensors,
+        ``shard:REGEX=AXIS@RANKS``; or a Strategy, as it comes from a network. None: none was given,
+        which means whole tensors, but is an error where the source holds files of several ranks.
+    The other fields are options; see their help. Raises UsageError for what they cannot be.
     """
 
     src: str
@@ -56,48 +80,129 @@ class Request:
     src_strategy: str | Strategy | None = None
     dst_strategy: str | Strategy | None = None
     files: Mapping[int, str] | None = None
-    prefix: str = "checkpoint_"
-    format: str | None = None
-    ranks: tuple[int, ...] = ()
-    src_pattern: str = DEFAULT_PATTERN
-    step: str | None = None
-    suffix: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    one_sided: str = "error"
-    unlisted: str = "error"
-    replicas: str = "spread"
-    allow_equal_slices: bool = False
-    allow_extra_ranks: bool = False
-    check_crc: bool = False
-    crc: bool = False
-    overwrite: bool = False
-    fsync: bool = True
-    link: str = REFLINK
-    costs: Costs | None = None
-    dst_placement: str = "auto"
-    memory: int = DEFAULT_MEMORY
-    reading: str = AUTO
-    shapes: str | None = None
-    verify: bool = False
-    check_replicas: str = "no"
+
+    ranks: tuple[int, ...] = _option(
+        (), WHAT, "destination ranks to make (default: all)", FIT, kind="ranks", metavar="N,N-N"
+    )
+    include: tuple[str, ...] = _option(
+        (), WHAT, "convert only parameters whose name matches; repeatable",
+        BYTES, COMPARE, FIT, LOAD, kind="repeated", metavar="REGEX",
+    )  # fmt: skip
+    exclude: tuple[str, ...] = _option(
+        (), WHAT, "drop parameters whose name matches; repeatable",
+        BYTES, COMPARE, FIT, LOAD, kind="repeated", metavar="REGEX",
+    )  # fmt: skip
+    rename: tuple[str, ...] = _option(
+        (), WHAT, "rename parameters, and their optimizer states; repeatable, applied in order",
+        BYTES, COMPARE, FIT, LOAD, kind="repeated", metavar="REGEX=REPLACEMENT",
+    )  # fmt: skip
+    unmatched: str = _option(
+        ERROR, WHAT, "parameters that only one strategy lists: drop them, or treat them as "
+        "replicated on the other side (default: error)",
+        BYTES, COMPARE, FIT, LOAD, choices=UNMATCHED,
+    )  # fmt: skip
+    unlisted: str = _option(
+        ERROR, WHAT, "parameters in no strategy that differ between ranks: take one rank's "
+        "(default: error)", BYTES, COMPARE, LOAD, choices=(ERROR, "take-one"),
+    )  # fmt: skip
+    replicas: str = _option(
+        SPREAD, WHAT, "which of equal source copies is read: one for all, or the one that "
+        "MindSpore reads (default: spread)", BYTES, COMPARE, LOAD, choices=REPLICAS,
+    )  # fmt: skip
+
+    src_form: str | None = _option(
+        None, SOURCE, "folder convention of SRC (default: recognized)", FIT, COMPARE, LOAD,
+        choices=FORMS,
+    )  # fmt: skip
+    src_pattern: str = _option(
+        DEFAULT_PATTERN, SOURCE, "where rank files lie in SRC (default: %(default)s)", COMPARE, FIT,
+        LOAD, metavar="PATTERN",
+    )  # fmt: skip
+    step: str | None = _option(
+        None, SOURCE, "epoch and step to take, such as 10_73; latest: the newest, an error if a "
+        "rank lacks it (default: the newest that all ranks have; of launch: latest)", FIT, LOAD,
+        metavar="E_S",
+    )  # fmt: skip
+    suffix: str | None = _option(
+        None, SOURCE, "end of the files' names before .ckpt, such as _breakpoint",
+        COMPARE, FIT, LOAD, metavar="TEXT",
+    )  # fmt: skip
+    check_crc: bool = _option(
+        False, SOURCE, "compare source files with the checksums they carry", LOAD, kind="flag"
+    )
+    allow_extra_ranks: bool = _option(
+        False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", LOAD, kind="flag"
+    )
+    allow_equal_slices: bool = _option(
+        False, SOURCE, "accept that every rank holds the same bytes of sharded parameters", LOAD,
+        kind="flag",
+    )  # fmt: skip
+
+    dst_form: str = _option(
+        "ranks", OUTPUT, "folder convention of DST (default: %(default)s)", BYTES, COMPARE, FIT,
+        choices=FORMS,
+    )  # fmt: skip
+    prefix: str = _option(
+        "checkpoint_", OUTPUT, "files are rank_N/<prefix>N (default: %(default)s)", BYTES, COMPARE
+    )
+    format: str | None = _option(
+        None, OUTPUT, "container of the files (default: the source's)", COMPARE, choices=FORMATS
+    )
+    link: str = _option(
+        REFLINK, OUTPUT, "how to store identical files: reflink, hard link, or full copies "
+        "(default: reflink where the file system has it)", choices=LINKS,
+    )  # fmt: skip
+    dst_placement: str = _option(
+        "auto", OUTPUT, "with processes on several nodes: shared, if DST must be one folder for "
+        "all; node, for a folder of each node; or a hostfile or rank table that says which ranks "
+        "belong on which node (default: auto, finds out)", metavar="WHERE",
+    )  # fmt: skip
+
+    read_method: str = _option(
+        AUTO, IO, "how source files are read: the wanted ranges; whole rows, then pick (sieving); "
+        "or each byte by one process that sends it to the others (two-phase); auto: what costs "
+        "least, two-phase for files that a node does not have", LOAD, choices=READ_METHODS,
+    )  # fmt: skip
+    costs: Costs | None = _option(  # noqa: RUF009
+        None, IO, "cost model: bandwidths (read, write, network, copy), latencies (read_latency, "
+        "latency), and the overlap of reading and sending (0-1); such as read=1G,write=1G,"
+        "network=10G,copy=5G,read_latency=100us,latency=30us,overlap=1 (default: measured; if some "
+        "are given, these for the others)", LOAD, kind="costs", metavar="WHAT=VALUE,..",
+    )  # fmt: skip
+    memory: int = _option(
+        DEFAULT_MEMORY, IO, "buffers on each process (default: 64M)", LOAD, kind="size",
+        metavar="SIZE",
+    )  # fmt: skip
+    shapes: str | None = _option(
+        None, IO, 'plan without a checkpoint: JSON {name: {"shape": [...], "dtype": "Float32"}}',
+        metavar="FILE", verbs=("plan",),
+    )  # fmt: skip
+
+    overwrite: bool = _option(False, RUN, "replace destination files", kind="flag", verbs=WRITERS)
+    fsync: bool = _option(
+        True, RUN, "do not wait for the device before a file gets its name", kind="off",
+        verbs=WRITERS, flag="--no-fsync",
+    )  # fmt: skip
+    crc: bool = _option(
+        False, RUN, "write the checksum that MindSpore's crc_check expects", BYTES, FIT,
+        kind="flag", verbs=("transform",),
+    )  # fmt: skip
+    verify: bool = _option(
+        False, RUN, "compare fingerprints of what is read with those of what is written, and keep "
+        "the latter for `verify DST`", BYTES, kind="flag", verbs=("transform",),
+    )  # fmt: skip
+    check_replicas: str = _option(
+        "no", RUN, "read all source replicas first; warn, or refuse, where they differ",
+        choices=("no", "warn", "error"), verbs=("transform",),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (
-            ("one_sided", self.one_sided, ONE_SIDED),
-            ("unlisted", self.unlisted, ("error", "take-one")),
-            ("replicas", self.replicas, REPLICAS),
-            ("link", self.link, LINKS),
-            ("reading", self.reading, READINGS),
-            ("check_replicas", self.check_replicas, ("no", "warn", "error")),
-            ("format", self.format, (None, *FORMATS)),
-        ):
-            if value not in allowed:
-                raise UsageError(
-                    f"{option} is {value!r}; {' or '.join(map(str, allowed))} is wanted"
-                )
-        if not isinstance(self.memory, int) or not all(isinstance(r, int) for r in self.ranks):
-            raise UsageError("memory is a number of bytes, ranks are numbers")
+        for one in OPTIONS:
+            value, choices = getattr(self, one.name), one.metadata["choices"]
+            if choices and value not in choices and not (value is None is one.default):
+                known = " or ".join(map(str, choices))
+                raise UsageError(f"{one.name} is {value!r}; expected {known}")
+            _check_kind(one, value)
         for name, given in vars(self).items():
             for text in given if isinstance(given, tuple) else (given,):
                 if isinstance(text, str) and "\0" in text:
@@ -106,3 +211,77 @@ class Request:
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
+
+
+OPTIONS: tuple[Field[Any], ...] = tuple(one for one in fields(Request) if one.metadata)
+
+_TYPES: dict[str, tuple[type, str]] = {
+    "text": (str, "a text"),
+    "flag": (bool, "true or false"),
+    "off": (bool, "true or false"),
+    "size": (int, "a number of bytes"),
+    "costs": (Costs, "rankxform.Costs"),
+}
+
+
+def _check_kind(one: Field[Any], value: Any) -> None:
+    kind = one.metadata["kind"]
+    if kind in ("ranks", "repeated"):
+        item, what = (int, "numbers") if kind == "ranks" else (str, "texts")
+        good = isinstance(value, tuple) and all(type(v) is item for v in value)
+    else:
+        expected, what = _TYPES[kind]
+        good = value is None is one.default or isinstance(value, expected)
+        good = good and (expected is not int or not isinstance(value, bool))
+    if not good:
+        raise UsageError(f"{one.name} is {value!r}; expected {what}")
+
+
+def affecting(what: str) -> list[str]:
+    """Return the names of the options on which something depends."""
+    return [one.name for one in OPTIONS if what in one.metadata["affects"]]
+
+
+def is_default(request: Request, name: str) -> bool:
+    """Tell whether an option was left as it is."""
+    known = next(one for one in OPTIONS if one.name == name)
+    return bool(getattr(request, name) == known.default)
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keywords of `rankxform.load`: the options that concern no files of a destination."""
+
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    rename: str | Sequence[str]
+    unmatched: str
+    unlisted: str
+    replicas: str
+    src_form: str | None
+    src_pattern: str
+    step: str | None
+    suffix: str | None
+    check_crc: bool
+    allow_extra_ranks: bool
+    allow_equal_slices: bool
+    read_method: str
+    costs: Costs | None
+    memory: int
+    files: Mapping[int, str] | None
+
+
+class Options(LoadOptions, total=False):
+    """Keywords of `rankxform.transform`, `verify` and `plan`: all options."""
+
+    ranks: Sequence[int]
+    dst_form: str
+    prefix: str
+    format: str | None
+    link: str
+    dst_placement: str
+    shapes: str | None
+    overwrite: bool
+    fsync: bool
+    crc: bool
+    verify: bool
+    check_replicas: str

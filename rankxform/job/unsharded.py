@@ -1,4 +1,4 @@
-"""Sources without a strategy: complete files, and parameters that remove_redundancy dealt to ranks.
+"""Sources without a strategy: complete files, and parameters that remove_redundancy distributed.
 
 That every rank holds whole parameters is never guessed: the stages of a pipeline hold different
 names too, and shards may hold the same ones. It must be said, and must be so.
@@ -6,18 +6,16 @@ names too, and shards may hold the same ones. It must be said, and must be so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from shlex import quote
 
-from rankxform.checkpoints.rank_folders import SUFFIXES, Shards
+from rankxform.checkpoints.base import Shards
+from rankxform.checkpoints.rank_folders import siblings_of
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Index, Shape
-from rankxform.formats.safetensors import REDUNDANCY_KEY
-from rankxform.layout.names import in_few_words
+from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.storage import strategies
 
@@ -40,7 +38,7 @@ def check_stated(request: Request, where: Path, shards: Shards) -> None:
     if len(shards.paths) == 1:
         path = next(iter(shards.paths.values()))
         named = where.is_file() or request.files is not None
-        siblings = _siblings(path) if named else []
+        siblings = siblings_of(path) if named else []
         if not siblings:
             return
         ranks, folder = max(siblings) + 1, path.resolve().parent.parent
@@ -55,20 +53,6 @@ def check_stated(request: Request, where: Path, shards: Shards) -> None:
         "--src-strategy none, if every rank holds whole parameters (data parallel, "
         "remove_redundancy)"
     )
-
-
-def _siblings(path: Path) -> list[int]:
-    """Return the numbers of the rank folders of which one holds `path`, if it is one of several."""
-    path = path.resolve()
-    if not re.fullmatch(r"rank_\d+", path.parent.name):
-        return []
-    found = []
-    for folder in path.parent.parent.glob("rank_*"):
-        with suppress(OSError):  # one that nobody may look into tells nothing
-            there = any(one.suffix in SUFFIXES for one in folder.iterdir())
-            if there and folder.name[5:].isdecimal():
-                found.append(int(folder.name[5:]))
-    return found if len(found) > 1 else []
 
 
 def _shortly(path: Path) -> str:
@@ -89,19 +73,19 @@ def unsharded(
     ranks = sorted(indexes)
     if len(ranks) == 1:
         path = shards.paths[ranks[0]]
-        if indexes[ranks[0]].metadata.get(REDUNDANCY_KEY) == "True":
+        if indexes[ranks[0]].is_partial:
             raise UsageError(
                 f"{path}: was saved with remove_redundancy and holds one "
                 "rank's share of the parameters; name the folder with all ranks"
             )
-        siblings = _siblings(path)
+        siblings = siblings_of(path)
         more = f"{path}: was taken for a complete checkpoint, and {len(siblings) - 1} more rank "
         return WholeStrategy(), [f"{more}folders lie beside it"] if siblings else []
     shapes: dict[str, dict[Shape, int]] = {}
     repeated: set[str] = set()
     for rank in ranks:
-        contents = indexes[rank].contents
-        for name, shape in zip(contents.names, contents.shapes):
+        schema = indexes[rank].schema
+        for name, shape in zip(schema.names, schema.shapes):
             if name in shapes:
                 repeated.add(name)
             shapes.setdefault(name, {}).setdefault(shape, rank)
@@ -127,6 +111,6 @@ def unsharded(
     if copies:
         told = (
             f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole; a "
-            f"conversion compares all copies of {in_few_words(copies, 2)}"
+            f"conversion compares all copies of {summarize_names(copies, 2)}"
         )
     return WholeStrategy(stage_size=ranks[-1] + 1), [told]

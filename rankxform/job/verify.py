@@ -8,35 +8,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.rank_folders import Listing, Shards, choose, look
+from rankxform.checkpoints.base import FORMS, USUAL, Listing, Shards, Wish
 from rankxform.engine.checksum import Fingerprint, sum_of_file
 from rankxform.engine.compare_sink import Comparison, Difference, Expected, mismatches
-from rankxform.engine.pipeline import Mail, Traffic, carry
+from rankxform.engine.pipeline import Messenger, Traffic, carry
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.base import Index
-from rankxform.planning.assign import share_seen
-from rankxform.planning.transfers import Portion, bytes_to_write
-from rankxform.planning.visibility import Sight
+from rankxform.planning.assign import Assignment, assign_visible
+from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.plan import Planner
+from rankxform.planning.transfers import SliceRange, bytes_to_write
+from rankxform.planning.visibility import Visibility
 from rankxform.publish.target import MANIFEST_NAME, manifest
 from rankxform.storage import samples
 from rankxform.storage.identity import digest
 from rankxform.storage.index import Indexer
-from rankxform.storage.posix import Tick
+from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
-from rankxform.transport.team import Show
+from rankxform.transport.team import Show, quiet
 
-from .checks import compare_ranks, foreign_files
-from .contents import expected
-from .manifest import verify_command
-from .measure import Task, task
-from .prepare import Conversion, prepare
+from .checks import compare_ranks, strangers
+from .manifest import expected, verify_command
+from .measure import plan_work
+from .prepare import Conversion, SourceFiles, prepare
 from .request import Request
-from .visibility import asked, look_on_all, sight_of
-
-
-def _quiet(_: int) -> Show:
-    return lambda done, end: None
+from .visibility import look_on_all, searched_nodes, visibility_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Verdict:
 def verify(
     request: Request,
     team: Team,
-    begin: Callable[[Conversion, int], Show] = lambda conversion, nbytes: lambda done, end: None,
+    begin: Callable[[Conversion, int], Show] = lambda conversion, nbytes: quiet,
 ) -> Verdict:
     """Compare every byte of ``request.dst`` with what the source and the strategies make of it.
 
@@ -85,28 +82,36 @@ def verify(
     """
     began = time.monotonic()
     conversion = prepare(request, team)
-    _, notices = compare_ranks(conversion, team)
-    assert conversion.request.dst is not None
-    there, as_first = look_on_all(team, Path(conversion.request.dst))
-    shards = team.share(lambda: _choose(conversion, there, asked(team)))
-    sight, _ = sight_of(team, shards, as_first)
-    indexes, found = _indexes(shards.paths, team, sight)
-    with team.together():
-        none: list[list[Portion]] = [[] for _ in range(team.size)]
-        shares = share_seen(conversion.planner, list(indexes), sight) if indexes else none
-    mine, work = shares[team.rank], task(conversion, shares, team)
-    mail = team.mail() if work.trades else None
-    total = sum(team.gather(lambda: bytes_to_write(work.moves)))
-    show = begin(conversion, total) if team.rank == 0 else lambda done, end: None
-    traffic = team.work(
-        lambda tick: _compare(conversion, shards.paths, indexes, mine, work, tick, found, mail),
-        show,
+    files, planner, target = conversion.files, conversion.planner, conversion.target
+    _, notices = compare_ranks(request, files, planner, team)
+    there, as_first = look_on_all(team, target.folder, Wish(), target.form)
+    searched = searched_nodes(team)
+    paths = team.bcast(lambda: _choose(conversion, there, searched).paths)
+    visibility, _ = visibility_of(team, paths, as_first)
+    indexes, found = _indexes(paths, team, visibility)
+    nothing: Assignment = [[] for _ in range(team.size)]
+    assignment = team.agree(
+        lambda: assign_visible(planner, list(indexes), visibility) if indexes else nothing
     )
-    checked = sight.dealt(indexes)[team.rank]
-    found += team.work(lambda tick: _checksums(shards.paths, indexes, checked, tick), _quiet(0))
-    every = team.gather(lambda: (traffic.written, found))
+    mine, plan = assignment[team.rank], plan_work(request, files, planner, assignment, team)
+    p2p = team.p2p() if plan.exchanges else None
+    total = sum(team.allgather(lambda: bytes_to_write(plan.transfers)))
+    show = begin(conversion, total) if team.rank == 0 else quiet
+
+    def compare(on_progress: OnProgress) -> tuple[Traffic, list[Difference]]:
+        with Sources(paths, indexes) as destination:
+            sinks = _sinks(planner, destination, indexes, mine)
+            memory = request.memory // 2
+            traffic = _compare(files, plan, sinks, memory, on_progress, p2p)
+        return traffic, [one for sink in sinks.values() for one in sink.differences.values()]
+
+    traffic, differing = team.work(compare, show)
+    checked = visibility.partition(indexes)[team.rank]
+    found += differing
+    found += team.work(lambda tick: _checksums(paths, indexes, checked, tick), quiet)
+    every = team.allgather(lambda: (traffic.written, found))
     differences = {(one.name, one.rank): one for _, some in every for one in some}
-    for one in _extra_ranks(conversion, there):
+    for one in _extra_ranks(planner, there):
         differences[one.name, one.rank] = one
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
@@ -115,14 +120,14 @@ def verify(
         time.monotonic() - began,
         team.size,
         (*conversion.notices, *notices),
-        warnings=(*conversion.warnings, *foreign_files(shards.paths.values(), team)),
+        warnings=(*conversion.warnings, *strangers(target.form, paths.values(), team)),
     )
 
 
-def _extra_ranks(conversion: Conversion, there: Listing) -> list[Difference]:
+def _extra_ranks(planner: Planner, there: Listing) -> list[Difference]:
     """Return what is wrong with rank folders beyond the destination's ranks."""
-    last = conversion.dst.ranks - 1
-    why = f"should not be here: {conversion.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
+    last = planner.dst.ranks - 1
+    why = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
     return [
         Difference(str(path), rank, f"{why} only", whole_file=True)
         for rank, paths in there.files.items()
@@ -131,11 +136,64 @@ def _extra_ranks(conversion: Conversion, there: Listing) -> list[Difference]:
     ]
 
 
+def _sinks(
+    planner: Planner,
+    destination: Sources,
+    indexes: Mapping[int, Index],
+    mine: Sequence[SliceRange],
+) -> dict[int, Comparison]:
+    ranks = dict.fromkeys(one.rank for one in mine)
+    return {
+        rank: Comparison(rank, destination, indexes[rank], _expected(planner, rank))
+        for rank in ranks
+    }
+
+
+def _compare(
+    files: SourceFiles,
+    plan: WorkPlan,
+    sinks: Mapping[int, Comparison],
+    memory: int,
+    on_progress: OnProgress,
+    p2p: Messenger | None,
+) -> Traffic:
+    with Sources(files.paths, files.indexes) as sources:
+        return carry(plan, sinks, sources, memory, on_progress, p2p=p2p)
+
+
+def _expected(planner: Planner, rank: int) -> dict[str, Expected]:
+    layouts = planner.names(rank).values()
+    return {
+        p.name: Expected(p.dtype, layout.grid(p.shape).box(planner.cell(layout, rank)))
+        for (p, _), layout in zip(planner.slices(rank), layouts)
+    }
+
+
+def _choose(conversion: Conversion, there: Listing, searched: str) -> Shards:
+    """Return the files to compare, of what is there. Raises CheckpointError if one is missing."""
+    target, dst, ranks = conversion.target, conversion.planner.dst, conversion.ranks
+    own = conversion.finals
+    if all(path in there.files.get(rank, ()) for rank, path in own.items()):
+        return Shards(own)
+    found = target.form.choose(target.folder, there, ranks, Wish(), searched)
+    missing = [rank for rank in ranks if rank not in found.paths]
+    if missing:
+        raise CheckpointError(
+            f"{target.folder}: has no file of destination rank {missing[0]}"
+            + (f" and of {len(missing) - 1} more" if missing[1:] else "")
+            + f"{searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
+        )
+    return replace(found, paths={rank: found.paths[rank] for rank in ranks})
+
+
 def _checksums(
-    paths: Mapping[int, Path], indexes: Mapping[int, Index], ranks: Sequence[int], tick: Tick
+    paths: Mapping[int, Path],
+    indexes: Mapping[int, Index],
+    ranks: Sequence[int],
+    on_progress: OnProgress,
 ) -> list[Difference]:
     """Compare the files of `ranks` with the checksums that they carry."""
-    wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], tick) for rank in ranks}
+    wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], on_progress) for rank in ranks}
     return [
         Difference(paths[rank].name, rank, why, whole_file=True)
         for rank, why in wrong.items()
@@ -143,39 +201,41 @@ def _checksums(
     ]
 
 
-def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet) -> Verdict:
+def verify_alone(
+    folder: str, team: Team, begin: Callable[[int], Show] = lambda total: quiet
+) -> Verdict:
     """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept.
 
     Where nodes have folders of their own, each is compared with its own manifest. Checkpoint files
     in rank folders that no manifest lists are differences.
     """
     began = time.monotonic()
-    where = team.share(lambda: Path(folder).absolute())
-    manifests, speakers = _manifests(where, team)
-    with_digests = all("stages" in told for told in manifests)
+    where = team.bcast(lambda: Path(folder).absolute())
+    manifests, leaders = _manifests(where, team)
+    with_digests = all("stages" in record for record in manifests)
     mine = []
     strange: list[Difference] = []
-    for told, processes in zip(manifests, speakers):
-        files = sorted(told["files"].items(), key=lambda item: item[1]["rank"])
+    for record, processes in zip(manifests, leaders):
+        files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
         if team.rank in processes:
             own = files[processes.index(team.rank) :: len(processes)]
-            mine += [(name, facts, told) for name, facts in own]
+            mine += [(name, facts, record) for name, facts in own]
         if team.rank == processes[0]:
-            strange += _not_listed(where, told)
-    every_file = [facts["size"] for told in manifests for facts in told["files"].values()]
+            strange += _not_listed(where, record)
+    every_file = [facts["size"] for record in manifests for facts in record["files"].values()]
     total = sum(every_file) if with_digests else 0
-    show = begin(total) if team.rank == 0 else _quiet(0)
+    show = begin(total) if team.rank == 0 else quiet
     found: list[Difference] = []
 
-    def look(tick: Tick) -> int:
+    def check(on_progress: OnProgress) -> int:
         done = 0
-        for name, facts, told in mine:
+        for name, facts, record in mine:
             done += facts["size"]
-            found.extend(_look_at(where / name, facts, told, tick))
+            found.extend(_check_file(where / name, facts, record, on_progress))
         return done
 
-    compared = team.work(look, show)
-    every = team.gather(lambda: (compared, found + strange))
+    compared = team.work(check, show)
+    every = team.allgather(lambda: (compared, found + strange))
     return Verdict(
         tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
         len(every_file),
@@ -189,34 +249,35 @@ def verify_alone(folder: str, team: Team, begin: Callable[[int], Show] = _quiet)
     )
 
 
-def _not_listed(folder: Path, told: Mapping[str, Any]) -> list[Difference]:
-    """Return the checkpoint files in rank folders that a manifest does not know."""
+def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
+    """Return the checkpoint files of a destination that its manifest does not know."""
+    there = FORMS[record.get("form", USUAL)].look(folder, Wish())
     return [
         Difference(name, rank, "is in no manifest of this folder", whole_file=True)
-        for rank, paths in look(folder).files.items()
+        for rank, paths in there.files.items()
         for path in paths
-        if (name := str(path.relative_to(folder))) not in told["files"]
+        if (name := str(path.relative_to(folder))) not in record["files"]
     ]
 
 
 def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Return the manifests that nodes have, and for each the processes that have it."""
     nodes, path = team.nodes, folder / MANIFEST_NAME
-    there = team.gather(lambda: nodes.speaks(team.rank) and path.is_file())
-    known = team.gather(lambda: digest(path) if there[team.rank] else b"")
+    there = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
+    known = team.allgather(lambda: digest(path) if there[team.rank] else b"")
     groups: dict[bytes, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
         if known[processes[0]]:
             groups.setdefault(known[processes[0]], []).append(node)
     alike = list(groups.values()) or [[0]]  # whose error says that there is none
-    speakers = [[p for node in group for p in nodes.processes[node]] for group in alike]
-    firsts = {processes[0] for processes in speakers}
-    told = team.gather(lambda: manifest(folder) if team.rank in firsts else None)
-    return [one for one in told if one is not None], sorted(speakers)
+    leaders = [[p for node in group for p in nodes.processes[node]] for group in alike]
+    firsts = {processes[0] for processes in leaders}
+    records = team.allgather(lambda: manifest(folder) if team.rank in firsts else None)
+    return [one for one in records if one is not None], sorted(leaders)
 
 
-def _look_at(
-    path: Path, facts: Mapping[str, Any], told: Mapping[str, Any], tick: Tick
+def _check_file(
+    path: Path, facts: Mapping[str, Any], record: Mapping[str, Any], on_progress: OnProgress
 ) -> list[Difference]:
     """Compare one file with what the manifest says of it."""
     rank = facts["rank"]
@@ -230,33 +291,33 @@ def _look_at(
         return [_unreadable(path, rank, error)]
     if "digest" not in facts:
         return []
-    slices = _expected_by(told, rank, path)
+    slices = _expected_by(record, rank, path)
     wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
     if wrong:
         return wrong
     with Sources({rank: path}, {rank: index}) as sources:
-        total = sum_of_file(Fingerprint(told["seed"]), sources, rank, slices, tick)
+        total = sum_of_file(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
     if f"{total:016x}" != facts["digest"]:
         return [Difference(path.name, rank, "was changed since it was written")]
-    return _checksums({rank: path}, {rank: index}, [rank], tick)
+    return _checksums({rank: path}, {rank: index}, [rank], on_progress)
 
 
 def _indexes(
-    paths: Mapping[int, Path], team: Team, sight: Sight
+    paths: Mapping[int, Path], team: Team, visibility: Visibility
 ) -> tuple[dict[int, Index], list[Difference]]:
     """Index destination files; return also what this process found that cannot be."""
     wrong: dict[int, Difference] = {}
 
     def look() -> dict[int, Index]:
         found, indexer = {}, Indexer()
-        for rank in sight.dealt(paths)[team.rank]:
+        for rank in visibility.partition(paths)[team.rank]:
             try:
                 found[rank] = indexer.index(paths[rank])
             except CheckpointError as error:
                 wrong[rank] = _unreadable(paths[rank], rank, error)
         return found
 
-    every = team.gather(look)
+    every = team.allgather(look)
     return dict(sorted(one for some in every for one in some.items())), list(wrong.values())
 
 
@@ -264,66 +325,11 @@ def _unreadable(path: Path, rank: int, error: CheckpointError) -> Difference:
     return Difference(path.name, rank, f"cannot be read: {error}", whole_file=True)
 
 
-def _expected_by(told: Mapping[str, Any], rank: int, path: Path) -> Any:
+def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
     try:
-        return expected(told, rank)
+        return expected(record, rank)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise StorageError(
             f"{MANIFEST_NAME}: damaged: what it says of {path} makes no sense ({error!r}); compare "
             "with the source instead (verify SRC DST)"
         ) from error
-
-
-def _choose(conversion: Conversion, there: Listing, looked: str) -> Shards:
-    """Return the files to compare, of what is there. Raises CheckpointError if one is missing."""
-    request, ranks = conversion.request, conversion.ranks
-    assert request.dst is not None
-    own = {rank: conversion.final(rank) for rank in ranks}
-    if all(path in there.files.get(rank, ()) for rank, path in own.items()):
-        return Shards(own, None)
-    found = choose(Path(request.dst), there, ranks, looked=looked)
-    missing = [rank for rank in ranks if rank not in found.paths]
-    if missing:
-        raise CheckpointError(
-            f"{request.dst}: has no file of destination rank {missing[0]}"
-            + (f" and of {len(missing) - 1} more" if missing[1:] else "")
-            + f"{looked}; {conversion.dst.label} has ranks 0 to {conversion.dst.ranks - 1}"
-        )
-    return replace(found, paths={rank: found.paths[rank] for rank in ranks})
-
-
-def _compare(
-    conversion: Conversion,
-    paths: Mapping[int, Path],
-    indexes: Mapping[int, Index],
-    mine: Sequence[Portion],
-    work: Task,
-    tick: Tick,
-    found: list[Difference],
-    mail: Mail | None,
-) -> Traffic:
-    sources = Sources(conversion.shards.paths, conversion.indexes)
-    with sources, Sources(paths, indexes) as files:
-        sinks = {
-            portion.rank: Comparison(
-                portion.rank, files, indexes[portion.rank], _expected(conversion, portion.rank)
-            )
-            for portion in mine
-        }
-        request = conversion.request
-        traffic = carry(
-            work.moves, sinks, sources, request.memory // 2, tick, mail=mail, call=work.choice.call
-        )
-    found += [one for sink in sinks.values() for one in sink.differences.values()]
-    return traffic
-
-
-def _expected(conversion: Conversion, rank: int) -> dict[str, Expected]:
-    planner, dst = conversion.planner, conversion.dst
-    local = rank % dst.stage_size
-    return {
-        parameter.name: Expected(
-            parameter.dtype, layout.grid(parameter.shape).box(layout.cell(local))
-        )
-        for (parameter, _), layout in zip(planner.slices(rank), planner.names(rank).values())
-    }

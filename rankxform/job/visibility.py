@@ -10,58 +10,56 @@ from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 
-from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN, Listing, Shards, look
+from rankxform.checkpoints.base import Form, Listing, Wish
 from rankxform.errors import CheckpointError
-from rankxform.planning.visibility import Sight
-from rankxform.storage import identity as probes
+from rankxform.planning.visibility import Visibility
+from rankxform.storage import identity
 from rankxform.storage.identity import Identity
 from rankxform.transport import Team
 
 
-def look_on_all(
-    team: Team, path: Path, pattern: str = DEFAULT_PATTERN
-) -> tuple[Listing, frozenset[int]]:
+def look_on_all(team: Team, path: Path, wish: Wish, form: Form) -> tuple[Listing, frozenset[int]]:
     """Return what all nodes together have at `path`, which process 0 makes absolute.
 
     Also the nodes whose folder is process 0's own, over the network; they list nothing.
     """
     nodes = team.nodes
-    path, pattern = team.share(lambda: (path.absolute(), pattern))
-    speaks = nodes.speaks(team.rank)
-    folders = team.gather(lambda: probes.network_folder(path) if speaks else None)
+    path, wish = team.bcast(lambda: (path.absolute(), wish))
+    leader = nodes.is_leader(team.rank)
+    folders = team.allgather(lambda: identity.network_folder(path) if leader else None)
     same = {p for p, one in enumerate(folders) if one is not None and one == folders[0]} - {0}
 
     def listing() -> Listing:
-        return look(path, pattern) if speaks and team.rank not in same else Listing()
+        return form.look(path, wish) if leader and team.rank not in same else Listing()
 
-    there = reduce(Listing.joined, team.gather(listing))
+    there = reduce(Listing.joined, team.allgather(listing))
     return there, frozenset(nodes.of[process] for process in same)
 
 
-def sight_of(
-    team: Team, shards: Shards, as_first: frozenset[int] = frozenset()
-) -> tuple[Sight, list[str]]:
+def visibility_of(
+    team: Team, paths: Mapping[int, Path], as_first: frozenset[int] = frozenset()
+) -> tuple[Visibility, list[str]]:
     """Find out which nodes have which of the chosen files; return also what deserves a notice.
 
     The nodes `as_first` have what node 0 has. Raises CheckpointError where two nodes have
     different files under one name.
     """
-    nodes, paths = team.nodes, shards.paths
+    nodes = team.nodes
     if nodes.count == 1:
-        return Sight.full(nodes.of, paths), []
+        return Visibility.full(nodes.of, paths), []
 
     def mine() -> dict[int, Identity]:
-        if not nodes.speaks(team.rank) or nodes.of[team.rank] in as_first:
+        if not nodes.is_leader(team.rank) or nodes.of[team.rank] in as_first:
             return {}
-        return {rank: one for rank, path in paths.items() if (one := probes.identity(path))}
+        return {rank: one for rank, path in paths.items() if (one := identity.identity(path))}
 
-    every = team.gather(mine)
+    every = team.allgather(mine)
     found = [every[p[0]] if n not in as_first else every[0] for n, p in enumerate(nodes.processes)]
     seen = [set(known) for known in found]
     twice = {
         rank: groups
         for rank in paths
-        if len(groups := probes.differing({n: f[rank] for n, f in enumerate(found) if rank in f}))
+        if len(groups := identity.differing({n: f[rank] for n, f in enumerate(found) if rank in f}))
         > 1
     }
     notices = _compare(team, paths, found, twice) if twice else []
@@ -70,8 +68,8 @@ def sight_of(
             seen[node].discard(rank)
     gone = [rank for rank in paths if not any(rank in one for one in seen)]
     if gone:
-        raise CheckpointError(f"{paths[gone[0]]}: there is no such file{asked(team)}")
-    return Sight(nodes.of, tuple(map(frozenset, seen))), notices
+        raise CheckpointError(f"{paths[gone[0]]}: there is no such file{searched_nodes(team)}")
+    return Visibility(nodes.of, tuple(map(frozenset, seen))), notices
 
 
 def _compare(
@@ -91,12 +89,14 @@ def _compare(
     mine = [
         rank
         for rank, groups in twice.items()
-        if nodes.speaks(team.rank) and any(group[0] == node for group in groups)
+        if nodes.is_leader(team.rank) and any(group[0] == node for group in groups)
     ]
-    digests = team.gather_work(lambda tick: {r: probes.digest(paths[r], tick) for r in mine})
+    digests = team.allgather_work(
+        lambda on_progress: {r: identity.digest(paths[r], on_progress) for r in mine}
+    )
     for rank, groups in twice.items():
-        speakers = [nodes.processes[group[0]][0] for group in groups]
-        if len({digests[process][rank] for process in speakers}) > 1:
+        leaders = [nodes.processes[group[0]][0] for group in groups]
+        if len({digests[process][rank] for process in leaders}) > 1:
             names = [nodes.names[group[0]] for group in groups]
             raise _different(paths[rank], rank, names)
     total = sum(found[groups[0][0]][rank].size * len(groups) for rank, groups in twice.items())
@@ -109,12 +109,12 @@ def _compare(
 
 def _different(path: Path, rank: int, places: list[str]) -> CheckpointError:
     return CheckpointError(
-        f"{path}: is another file on each of {', '.join(places)}, and which one is rank {rank}'s "
-        "cannot be told; remove, or move away, what does not belong to this checkpoint"
+        f"{path}: differs between {' and '.join(places)}; remove the copy that does not belong to "
+        f"rank {rank}"
     )
 
 
-def asked(team: Team) -> str:
+def searched_nodes(team: Team) -> str:
     """Return, for messages, on which nodes was looked, if there are several."""
     names = team.nodes.names
     if len(names) == 1:

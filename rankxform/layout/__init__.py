@@ -1,1 +1,1 @@
-"""How a strategy cuts parameters: layouts and strategies, without files."""
+"""How a strategy shards parameters: layouts and strategies, without files."""

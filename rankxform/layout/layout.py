@@ -1,9 +1,9 @@
 """The layout of one parameter: which box of it each rank of a stage holds.
 
 Ranks here are stage-local: 0 to ``ranks - 1``. The closed form is MindSpore's rule for tensor
-maps and optimizer shards; no operator is replayed, so any cut can be compared with any other.
+maps and optimizer shards; no operator is replayed, so any sharding can be compared with any other.
 
->>> layout = Layout((2, 4), ((0,), ()))            # 2 x 4 ranks; axis 0 cut by the rightmost 4
+>>> layout = Layout((2, 4), ((0,), ()))            # 2 x 4 ranks; axis 0 sharded by the rightmost 4
 >>> layout.grid((8, 3)).box(layout.cell(5))        # rank 5 is at (1, 1)
 Box(start=(2, 0), stop=(4, 3))
 """
@@ -34,16 +34,16 @@ def _few(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """One parameter's cut, as a strategy file states it.
+    """How one parameter is sharded, as a strategy file states it.
 
     device_matrix: arrangement of the stage's ranks, last axis fastest.
-    tensor_map: per tensor axis the device-matrix axes that cut it, counted from the right, most
-        significant first; ``()`` is an uncut axis.
-    opt_step, opt_size: optimizer shard: axis 0 of the slice is cut further among the ranks that
-        hold the same slice, in chunks of `opt_size` of them (-1: all). 0 in either: not cut.
+    tensor_map: per tensor axis the device-matrix axes that shard it, counted from the right,
+        most significant first; ``()`` is an axis that is not sharded.
+    opt_step, opt_size: optimizer shard: axis 0 of the slice is divided further among the ranks that
+        hold the same slice, in chunks of `opt_size` of them (-1: all). 0 in either: no shard.
         The step is carried along and never used for anything else.
     field: number of fields of an embedding (0: an ordinary parameter).
-    split_rows, split_offsets: rows of each slice where axis 0 is cut unevenly.
+    split_rows, split_offsets: rows of each slice where axis 0 is sharded unevenly.
     expanded_shape: the tensor shape that a JSON strategy states. For a nested tensor map the
         JSON form lists one axis for each device axis; `fold` undoes that.
     """
@@ -78,10 +78,10 @@ class Layout:
                 )
         if len(set(used)) < len(used):
             raise StrategyError(
-                f"tensor map {self.printable_map} uses one device-matrix axis for two cuts"
+                f"tensor map {self.printable_map} uses one device-matrix axis twice"
             )
         if self.opt_shards > 1 and not self.tensor_map:
-            raise StrategyError("an optimizer shard cannot cut a scalar")
+            raise StrategyError("an optimizer shard cannot divide a scalar")
         if self.opt_shards < 1 or self.free_ranks % self.opt_shards:
             raise StrategyError(
                 f"optimizer shard size {self.opt_size} does not divide the {self.free_ranks} "
@@ -98,7 +98,7 @@ class Layout:
 
     @property
     def printable_map(self) -> list[int | list[int]]:
-        """The tensor map as MindSpore prints it: -1 for an uncut axis, a list for several axes."""
+        """The tensor map as MindSpore prints it: -1 for no device axis, a list for several."""
         return [
             -1 if not axes else axes[0] if len(axes) == 1 else list(axes)
             for axes in self.tensor_map
@@ -113,18 +113,18 @@ class Layout:
         return self.device_matrix[len(self.device_matrix) - 1 - axis]
 
     @cached_property
-    def cuts(self) -> tuple[int, ...]:
+    def map_counts(self) -> tuple[int, ...]:
         """Parts of each tensor axis under the tensor map alone, without the optimizer shard."""
         return tuple(prod(map(self._axis_size, axes)) for axes in self.tensor_map)
 
     @property
     def free_ranks(self) -> int:
         """Number of ranks with the same slice under the tensor map alone."""
-        return self.ranks // prod(self.cuts)
+        return self.ranks // prod(self.map_counts)
 
     @property
     def opt_shards(self) -> int:
-        """Parts into which the optimizer shard cuts axis 0 of a slice."""
+        """Parts into which the optimizer shard divides axis 0 of a slice."""
         if not self.opt_step or not self.opt_size:
             return 1
         return self.free_ranks if self.opt_size == -1 else self.opt_size
@@ -134,7 +134,7 @@ class Layout:
         """Parts of each tensor axis, the optimizer shard included."""
         if not self.tensor_map:
             return ()
-        return (self.cuts[0] * self.opt_shards, *self.cuts[1:])
+        return (self.map_counts[0] * self.opt_shards, *self.map_counts[1:])
 
     def cell(self, rank: int) -> Cell:
         """Return which cell of the grid stage-local `rank` holds (modulo the matrix's ranks)."""
@@ -154,7 +154,7 @@ class Layout:
 
         MindSpore reads every cell from the rank that stands there among the cell's holders, for a
         destination rank whose own number (modulo this layout's ranks) is `rank`. Within a cell
-        the coordinates on the axes that do not cut ascend with the rank, so that rank has the
+        the coordinates on the axes that shard nothing ascend with the rank, so that rank has the
         destination's coordinates on them, and under an optimizer shard is in its chunk.
 
         >>> Layout((2, 2), ((0,),)).replica(2)
@@ -185,7 +185,7 @@ class Layout:
         for axis, (extent, count) in enumerate(zip(shape, self.counts)):
             if extent % count:
                 raise RequestError(
-                    f"axis {axis} of shape {list(shape)} cannot be cut into {count} equal parts"
+                    f"axis {axis} of shape {list(shape)} cannot be split into {count} equal parts"
                 )
         return Grid.even(shape, self.counts)
 
@@ -193,7 +193,7 @@ class Layout:
         if self.counts[0] != len(self.split_rows) or prod(self.counts) != self.counts[0]:
             raise RequestError(
                 f"param_split_shape {list(self.split_rows)} is not one number of rows for each "
-                f"of the {self.counts[0]} parts of axis 0, the only axis that may then be cut"
+                f"of the {self.counts[0]} parts of axis 0, the only axis that may then be sharded"
             )
         if sum(self.split_rows) != shape[0]:
             raise RequestError(
@@ -221,7 +221,7 @@ class Layout:
         """Return the layout with a JSON strategy's expanded axes folded back into `shape`'s.
 
         `shape` is the full shape, or with `slices` one rank's. A layout that has as many axes as
-        the shape is returned as it is. An axis cut by several device axes stands in JSON as one
+        the shape is returned as it is. An axis sharded by several device axes stands in JSON as one
         axis for each: all but the last as long as its device axis, the last one the rest.
 
         >>> json_form = Layout((2, 2, 2), ((), (1,), (0,)), expanded_shape=(32, 2, 32))
@@ -249,12 +249,12 @@ class Layout:
         extent = 1
         axes: tuple[int, ...] = ()
         for end in range(axis, len(self.expanded_shape)):
-            size, cut = self.expanded_shape[end], self.tensor_map[end]
-            if end > axis and not cut:
+            size, axes_here = self.expanded_shape[end], self.tensor_map[end]
+            if end > axis and not axes_here:
                 break
-            count = prod(map(self._axis_size, cut))
+            count = prod(map(self._axis_size, axes_here))
             extent *= size
-            axes += cut
+            axes += axes_here
             parts = prod(map(self._axis_size, axes)) * (self.opt_shards if first else 1)
             if extent == shape[0] * (parts if slices else 1):
                 found += [(axes, *rest) for rest in self._foldings(end + 1, shape[1:], slices)]
@@ -271,8 +271,8 @@ def _grid(layout: Layout, shape: Shape) -> Grid:
 @cache
 def _cells(layout: Layout) -> tuple[Cell, ...]:
     sizes = layout.device_matrix
-    cutting = {a for axes in layout.tensor_map for a in axes}
-    free = [a for a in reversed(range(len(sizes))) if a not in cutting]
+    used = {a for axes in layout.tensor_map for a in axes}
+    free = [a for a in reversed(range(len(sizes))) if a not in used]
     cells = []
     for rank in range(layout.ranks):
         coordinate, rest = {}, rank

@@ -1,4 +1,4 @@
-"""Parameter names: what an optimizer puts before them, and how many are told in few words."""
+"""Parameter names: optimizer states, which follow a parameter, and summaries of many names."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def state_of(name: str) -> str | None:
     return prefix if dot and prefix in OPTIMIZER_STATE else None
 
 
-def followed(name: str) -> str:
+def parameter_of(name: str) -> str:
     """Return the parameter that an optimizer state belongs to, or the name itself.
 
-    >>> followed("adam_m.layers.0.w"), followed("layers.0.w")
+    >>> parameter_of("adam_m.layers.0.w"), parameter_of("layers.0.w")
     ('layers.0.w', 'layers.0.w')
     """
     return name if state_of(name) is None else name.partition(".")[2]
 
 
 def patterns(names: Iterable[str]) -> list[str]:
-    """Sum up names by pattern, numbers between dots replaced by ``*``, commonest first.
+    """Summarize names by pattern, numbers between dots replaced by ``*``, commonest first.
 
     >>> patterns(["blocks.0.w", "blocks.1.w", "head.0"])
     ['blocks.*.w (2)', 'head.0']
@@ -48,8 +48,23 @@ def patterns(names: Iterable[str]) -> list[str]:
     return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
 
 
-def in_few_words(names: Iterable[str], most: int = 12) -> str:
-    """Return the commonest patterns of `names`, and how many more there are."""
+def summarize_names(names: Iterable[str], most: int = 12) -> str:
+    """Return the commonest patterns of `names`, and how many more there are, in one text."""
     shown = patterns(names)
     more = f" and {len(shown) - most} patterns more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write ascending numbers shortly.
+
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,28 +1,29 @@
 """Strategies: the layouts of all parameters, by pipeline stage; and how files become one.
 
 A training job saves one file for each stage (or one for each rank, all of a stage the same).
-`combine` puts the records of such files together, or says which two contradict each other and
+`combine` merges the records of such files, or says which two contradict each other and
 which stage is missing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from rankxform.errors import StrategyError
 
 from .layout import MOST_RANKS, Layout, whole
+from .names import parameter_of
 
-HAND_CUT = "cut:"
+SHARD_PREFIX = "shard:"
 _PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class StrategyRecord:
-    """What one strategy file says, before stages are put together.
+    """What one strategy file says, before stages are merged.
 
     label: where it came from, for messages.
     current_stage: the file's own field; 1 after merging, never the pipeline stage.
@@ -132,41 +133,43 @@ class WholeStrategy(Strategy):
 
 
 @dataclass(frozen=True)
-class HandCut(Strategy):
-    """A strategy in words: ``cut:REGEX=AXIS,REGEX=AXIS@RANKS``.
+class PatternStrategy(Strategy):
+    """A strategy in words: ``shard:REGEX=AXIS,REGEX=AXIS@RANKS``.
 
-    Parameters whose name has the expression are cut into equal slices on that axis, one for each
-    rank in order; of several expressions the first counts. All others are in no strategy. That
-    is how jobs are cut by their users (layerwise_parallel). An optimizer state is cut if its
-    parameter is and it has that one's shape, or if an expression means it and not its parameter.
+    Parameters whose name has the expression are sharded into equal slices on that axis, one for
+    each rank in order; of several expressions the first counts. All others are in no strategy. That
+    is how jobs are sharded by their users (layerwise_parallel). An optimizer state is sharded if
+    its parameter is and it has that one's shape, or if an expression means it and not its
+    parameter.
     """
 
-    cuts: tuple[tuple[re.Pattern[str], int], ...] = ()
+    patterns: tuple[tuple[re.Pattern[str], int], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> HandCut:
+    def parse(cls, text: str) -> PatternStrategy:
         """Read the words. Raises StrategyError.
 
-        >>> HandCut.parse("cut:weight=0@4").ranks
+        >>> PatternStrategy.parse("shard:weight=0@4").ranks
         4
         """
-        cuts, at, ranks = text[len(HAND_CUT) :].rpartition("@")
+        rules, at, ranks = text[len(SHARD_PREFIX) :].rpartition("@")
         found = []
-        for cut in cuts.split(","):
-            name, equals, axis = cut.rpartition("=")
+        for rule in rules.split(","):
+            name, equals, axis = rule.rpartition("=")
             count = int(ranks) if ranks.isdecimal() and len(ranks) < 8 else 0
             if not at or not 1 <= count <= MOST_RANKS or not name or not equals:
-                raise StrategyError(f"{text!r}: cut:REGEX=AXIS@RANKS is wanted, cut:weight=0@4")
+                raise StrategyError(
+                    f"{text!r}: expected shard:REGEX=AXIS@RANKS, such as shard:weight=0@4"
+                )
             try:
                 found.append((re.compile(name), int(axis)))
             except (re.error, ValueError) as error:
-                raise StrategyError(f"{text!r}: {cut!r}: {error}") from error
+                raise StrategyError(f"{text!r}: {rule!r}: {error}") from error
         return cls(({},), int(ranks), text, tuple(found))
 
     def over(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        parameter_of: Callable[[str], str],
         *,
         states: bool,
     ) -> Strategy:
@@ -178,7 +181,7 @@ class HandCut(Strategy):
         layouts = {}
         for name, shape in shapes.items():
             base = parameter_of(name)
-            for pattern, axis in self.cuts:
+            for pattern, axis in self.patterns:
                 generic = base != name and base in shapes and pattern.search(base)
                 if generic and not states:
                     break
@@ -186,13 +189,13 @@ class HandCut(Strategy):
                     layouts[name] = Layout((self.stage_size,), ((),) * len(shape))
                     break
                 if generic or pattern.search(name):
-                    layouts[name] = self._cut(name, axis, len(shape))
+                    layouts[name] = self._sharded(name, axis, len(shape))
                     break
         if not layouts:
             raise StrategyError(f"{self.label!r}: no parameter of the checkpoint has such a name")
         return Strategy((layouts,), self.stage_size, self.label)
 
-    def _cut(self, name: str, axis: int, ndim: int) -> Layout:
+    def _sharded(self, name: str, axis: int, ndim: int) -> Layout:
         if not -ndim <= axis < ndim:
             raise StrategyError(f"{self.label!r}: {name!r} has {ndim} axes, and no axis {axis}")
         axes: list[tuple[int, ...]] = [()] * ndim
@@ -201,7 +204,7 @@ class HandCut(Strategy):
 
 
 def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
-    """Put the records of a job's strategy files, found at `label`, together.
+    """Merge the records of a job's strategy files, found at `label`.
 
     Files of one stage must agree, every stage from 0 on must be there, and a merged file must
     agree with the parts beside it. Raises StrategyError, which names the files.

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform import api, job
+from rankxform import api
 from rankxform.errors import RankxformError, UsageError
 from rankxform.formats import strategy_proto
+from rankxform.job.request import Request
+from rankxform.job.transform import convert_one
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.plan import needed_stages
 from rankxform.storage import strategies
@@ -68,7 +70,7 @@ def transform_checkpoint_by_rank(
     if not save_checkpoint_file_name.endswith(".ckpt"):
         raise ValueError(f"save_checkpoint_file_name {save_checkpoint_file_name} must end in .ckpt")
     files = {int(rank): os.fspath(path) for rank, path in checkpoint_files_map.items()}
-    request = job.Request(
+    request = Request(
         src=os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in files.values()])
         if files
         else "",
@@ -79,7 +81,7 @@ def transform_checkpoint_by_rank(
         ranks=(rank_id,),
         format="ckpt",
     )
-    job.convert_one(request, Path(save_checkpoint_file_name))
+    convert_one(request, Path(save_checkpoint_file_name))
 
 
 def rank_list_for_transform(
@@ -166,7 +168,7 @@ def load_distributed_checkpoint(
     import mindspore
 
     if {format, output_format} - {"ckpt", "safetensors"}:
-        raise ValueError(f"format {format!r}, {output_format!r}: ckpt or safetensors is wanted")
+        raise ValueError(f"format {format!r}, {output_format!r}: expected ckpt or safetensors")
     if format == "safetensors" or dec_key is not None:
         from mindspore.parallel.checkpoint_transform import load_distributed_checkpoint as own
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankxform import api, transport
 from rankxform.errors import RequestError, StrategyError
-from rankxform.job import Parameters
+from rankxform.job.load import Parameters
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
 from rankxform.storage.strategies import is_none
@@ -47,7 +47,7 @@ def load_into(
 ) -> LoadReport:
     """Fill the parameters of `net` (a Cell) from the checkpoint in `src`, without a file.
 
-    Only what the network has is read, cut as `dst_strategy` says: by default as the network was
+    Only what the network has is read, sharded as `dst_strategy` says: by default as the network was
     compiled, whole if it was not. The other arguments are those of `rankxform.load`; processes
     may have networks of different parameters. With `strict`, RequestError is raised, and nothing
     changed, where the network has a name that is not in the checkpoint, or the other way round.
@@ -130,7 +130,7 @@ def strategy_of(
     """
     team = transport.team(comm)
     try:
-        every = team.gather(
+        every = team.allgather(
             lambda: layouts_of(
                 net if isinstance(net, Mapping) else net.parameter_layout_dict, group_size
             )
@@ -141,7 +141,7 @@ def strategy_of(
 
 
 def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
-    """Put the layouts that processes know, in rank order, together by pipeline stage."""
+    """Merge the layouts that processes know, in rank order, by pipeline stage."""
     size = max(layout.ranks for layouts in every for layout in layouts.values())
     records = [
         StrategyRecord(f"the network of rank {rank}", 0, (rank // size,), layouts)
@@ -172,11 +172,13 @@ def layouts_of(
             matrix, tensor_map, _, field, uniform, group = entry[:6]
             shape = tuple(map(int, entry[6])) if len(entry) > 6 and entry[6] else None
             if not uniform:
-                raise StrategyError("it is cut unevenly, which this dictionary does not describe")
+                raise StrategyError(
+                    "it is sharded unevenly, which this dictionary does not describe"
+                )
             size = (group_size or _group_size)(group) if group else 0
             found[name] = Layout(
                 tuple(map(int, matrix)),
-                tuple(_axes(cut) for cut in tensor_map),
+                tuple(_axes(axes) for axes in tensor_map),
                 opt_step=1 if size else 0,
                 opt_size=size,
                 field=max(0, int(field)),
@@ -187,10 +189,10 @@ def layouts_of(
     return found
 
 
-def _axes(cut: int | Iterable[int]) -> tuple[int, ...]:
-    if isinstance(cut, int):
-        return () if cut == -1 else (cut,)
-    return tuple(axis for axis in cut if axis != -1)
+def _axes(axes: int | Iterable[int]) -> tuple[int, ...]:
+    if isinstance(axes, int):
+        return () if axes == -1 else (axes,)
+    return tuple(axis for axis in axes if axis != -1)
 
 
 def _group_size(group: str) -> int:

@@ -1,4 +1,4 @@
-"""Slices of one parameter, in memory, put together."""
+"""Slices of one parameter, in memory, merged."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rankxform.errors import RankxformError
+from rankxform.errors import FormatError, RankxformError
 from rankxform.formats import strategy_proto
-from rankxform.formats.wire import FormatError
 from rankxform.layout.layout import Layout
 
 from .network import parameter
@@ -20,10 +19,10 @@ Array = np.ndarray[Any, Any]
 def merge_sliced_parameter(
     sliced_parameters: list[Any], strategy: Mapping[str, Any] | None = None
 ) -> Any:
-    """Put the slices of a parameter, in rank order, together; return a Parameter.
+    """Merge the slices of a parameter, in rank order; return a Parameter.
 
     `strategy` is what `build_searched_strategy` returns; without one the slices are joined on
-    axis 0. Even cuts, nested ones and optimizer shards too, uneven ones (param_split_shape) and
+    axis 0. Even shards, nested ones and optimizer shards too, uneven ones (param_split_shape) and
     embeddings of several fields. bfloat16 stays bfloat16. Raises TypeError, ValueError and
     KeyError where MindSpore does.
     """

@@ -1,6 +1,8 @@
-"""Who writes what: destination files dealt to processes by bytes.
+"""Who writes what, and who reads what several could read: even loads.
 
-One file is written by one process where that balances; otherwise files are cut between
+Destination files are assigned to processes by bytes.
+
+One file is written by one process where that balances; otherwise files are split between
 parameters. Ranks that hold the same boxes stand next to each other, so that one process reads
 their bytes once.
 """
@@ -12,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from rankxform.formats.dtype import content_bytes
 
 from .plan import Planner
-from .transfers import Portion, bytes_to_read, bytes_to_write
-from .visibility import Sight
+from .read_method import AUTO, READ_METHODS
+from .transfers import SliceRange, bytes_to_read, bytes_to_write
+from .visibility import Processes, Visibility
 
 _TOLERANCE = 1.08
 """A simpler way to share is kept while it costs no more than this over a better one."""
@@ -22,31 +25,35 @@ _WRITING = 1
 """What it costs to write a byte, over what it costs to read one: on a device about the same.
 (From a warm page cache writing costs three times as much; who has terabytes has none.)"""
 
-Shares = list[list[Portion]]
+Assignment = list[list[SliceRange]]
+"""By process the slices that it writes."""
+
 Done = Mapping[int, Set[str]]
 """Names whose slices are complete already, by destination rank."""
 
 NOTHING: Done = {}
 
 
-def share(planner: Planner, ranks: Sequence[int], processes: int, done: Done = NOTHING) -> Shares:
-    """Return for each process the portions of destination files that it serves.
+def assign(
+    planner: Planner, ranks: Sequence[int], processes: int, done: Done = NOTHING
+) -> Assignment:
+    """Return for each process the slice ranges of destination files that it serves.
 
-    Every slice of every rank is in exactly one portion. Three ways, from the simplest: whole
-    files; files cut between parameters; the same parameters of all files to each process, so
-    that what all of them are cut from is read once. The first is taken that no other betters.
+    Every slice of every rank is in exactly one of them. Three ways, from the simplest: whole
+    files; files split between parameters; the same parameters of all files to each process, so
+    that what all of them are sharded from is read once. The first is taken that no other betters.
     """
-    ordered = sorted(ranks, key=lambda rank: (planner.likeness(rank), rank))
+    ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
     sizes = _sizes(planner, ordered, done)
-    whole = [Portion(rank, 0, len(sizes[rank])) for rank in ordered]
+    whole = [SliceRange(rank, 0, len(sizes[rank])) for rank in ordered]
     if processes == 1:
         return [whole]
     least = _cost(planner, whole, done) / processes
-    best: Shares = []
+    best: Assignment = []
     lowest = 0.0
-    for way in (_whole_files, _cut_files, _by_parameter):
-        found = way(planner, ordered, sizes, processes)
-        cost = max(_cost(planner, portions, done) for portions in found)
+    for split in (_whole_files, _split_files, _by_parameter):
+        found = split(planner, ordered, sizes, processes)
+        cost = max(_cost(planner, slice_ranges, done) for slice_ranges in found)
         if not best or cost * _TOLERANCE < lowest:
             best, lowest = found, cost
         if lowest <= _TOLERANCE * least:
@@ -54,41 +61,45 @@ def share(planner: Planner, ranks: Sequence[int], processes: int, done: Done = N
     return best
 
 
-def share_seen(
-    planner: Planner, ranks: Sequence[int], sight: Sight, done: Done = NOTHING
-) -> Shares:
-    """Return what `share` does where a process serves only files of ranks that its node has.
+def assign_visible(
+    planner: Planner, ranks: Sequence[int], visibility: Visibility, done: Done = NOTHING
+) -> Assignment:
+    """Return what `assign` does where a process serves only files of ranks that its node has.
 
-    `sight` is of destination files.
+    `visibility` is of destination files.
     """
-    if sight.is_full:
-        return share(planner, ranks, len(sight.node), done)
+    if visibility.is_full:
+        return assign(planner, ranks, len(visibility.node), done)
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
-        alike.setdefault(sight.seers((rank,)), []).append(rank)
-    shares: Shares = [[] for _ in sight.node]
+        alike.setdefault(visibility.processes_seeing((rank,)), []).append(rank)
+    assignment: Assignment = [[] for _ in visibility.node]
     for processes, some in alike.items():
-        for process, portions in zip(processes, share(planner, some, len(processes), done)):
-            shares[process] += portions
-    return shares
+        for process, slice_ranges in zip(processes, assign(planner, some, len(processes), done)):
+            assignment[process] += slice_ranges
+    return assignment
 
 
-def remaining(planner: Planner, portions: Iterable[Portion], done: Done) -> list[Portion]:
-    """Return what is left of `portions` without what is done."""
+def remaining(planner: Planner, slice_ranges: Iterable[SliceRange], done: Done) -> list[SliceRange]:
+    """Return what is left of `slice_ranges` without what is done."""
     found = []
-    for portion in portions:
-        if not done.get(portion.rank):
-            found.append(portion)
+    for slice_range in slice_ranges:
+        if not done.get(slice_range.rank):
+            found.append(slice_range)
             continue
-        names = list(planner.names(portion.rank))
-        left = [i for i in range(portion.first, portion.stop) if names[i] not in done[portion.rank]]
-        found += runs_of(portion.rank, left)
+        names = list(planner.names(slice_range.rank))
+        left = [
+            i
+            for i in range(slice_range.first, slice_range.stop)
+            if names[i] not in done[slice_range.rank]
+        ]
+        found += runs_of(slice_range.rank, left)
     return found
 
 
-def runs_of(rank: int, positions: Iterable[int]) -> list[Portion]:
+def runs_of(rank: int, positions: Iterable[int]) -> list[SliceRange]:
     """Return the slices at ascending `positions` of a rank's file, as runs."""
-    return _portions([(rank, i) for i in positions])
+    return _slice_ranges([(rank, i) for i in positions])
 
 
 def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list[int]]:
@@ -106,30 +117,30 @@ def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list
     return found
 
 
-def _cost(planner: Planner, portions: Sequence[Portion], done: Done) -> float:
-    """Return what one process has to do for `portions`, in bytes read."""
-    moves = planner.moves(remaining(planner, portions, done))
-    return bytes_to_read(moves) + _WRITING * bytes_to_write(moves)
+def _cost(planner: Planner, slice_ranges: Sequence[SliceRange], done: Done) -> float:
+    """Return what one process has to do for `slice_ranges`, in bytes read."""
+    transfers = planner.transfers(remaining(planner, slice_ranges, done))
+    return bytes_to_read(transfers, READ_METHODS[AUTO]) + _WRITING * bytes_to_write(transfers)
 
 
 def _whole_files(
     _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> Shares:
-    runs = share_out([sum(sizes[rank]) for rank in ranks], processes)
-    return [[Portion(ranks[i], 0, len(sizes[ranks[i]])) for i in run] for run in runs]
+) -> Assignment:
+    runs = partition_evenly([sum(sizes[rank]) for rank in ranks], processes)
+    return [[SliceRange(ranks[i], 0, len(sizes[ranks[i]])) for i in run] for run in runs]
 
 
-def _cut_files(
+def _split_files(
     _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> Shares:
+) -> Assignment:
     pieces = [(rank, i) for rank in ranks for i in range(len(sizes[rank]))]
-    runs = share_out([sizes[rank][i] for rank, i in pieces], processes)
-    return [_portions([pieces[i] for i in run]) for run in runs]
+    runs = partition_evenly([sizes[rank][i] for rank, i in pieces], processes)
+    return [_slice_ranges([pieces[i] for i in run]) for run in runs]
 
 
 def _by_parameter(
     planner: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> Shares:
+) -> Assignment:
     """Give each process a run of the parameters, in all files of a pipeline stage."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank in sorted(ranks):
@@ -137,8 +148,8 @@ def _by_parameter(
     pieces = [(group, i) for names, group in alike.items() for i in range(len(names))]
     weights = [sum(sizes[rank][i] for rank in group) for group, i in pieces]
     return [
-        _portions(sorted((rank, pieces[at][1]) for at in run for rank in pieces[at][0]))
-        for run in share_out(weights, processes)
+        _slice_ranges(sorted((rank, pieces[at][1]) for at in run for rank in pieces[at][0]))
+        for run in partition_evenly(weights, processes)
     ]
 
 
@@ -146,24 +157,24 @@ _SLICE_COST = 4096
 """Bytes that could be moved in the time that a slice takes beside its bytes."""
 
 
-def _portions(pieces: Sequence[tuple[int, int]]) -> list[Portion]:
-    found: list[Portion] = []
+def _slice_ranges(pieces: Sequence[tuple[int, int]]) -> list[SliceRange]:
+    found: list[SliceRange] = []
     for rank, i in pieces:
         if found and (found[-1].rank, found[-1].stop) == (rank, i):
-            found[-1] = Portion(rank, found[-1].first, i + 1)
+            found[-1] = SliceRange(rank, found[-1].first, i + 1)
         else:
-            found.append(Portion(rank, i, i + 1))
+            found.append(SliceRange(rank, i, i + 1))
     return found
 
 
-def share_out(weights: Sequence[int], processes: int) -> list[list[int]]:
-    """Cut `weights` into a run of neighbours for each process, the largest as small as can be.
+def partition_evenly(weights: Sequence[int], processes: int) -> list[list[int]]:
+    """Divide `weights` into a run of neighbours for each process, the largest as small as can be.
 
     Returns for each process its positions in `weights`; there may be none.
 
-    >>> share_out([5, 5, 5, 5], 3)
+    >>> partition_evenly([5, 5, 5, 5], 3)
     [[0, 1], [2, 3], []]
-    >>> share_out([9, 1, 1, 1], 2)
+    >>> partition_evenly([9, 1, 1, 1], 2)
     [[0], [1, 2, 3]]
     """
     low, high = max(weights, default=0), sum(weights)
@@ -190,3 +201,92 @@ def _runs_within(weights: Sequence[int], limit: int) -> int:
             runs, total = runs + 1, 0
         total += weight
     return runs
+
+
+# -- work that one of several processes may do -----------------------------------------------
+
+_SWEEPS = 100
+_STILL = 1e-3
+_RUN = 16 << 20
+"""Bytes of small pieces that one process reads in a row."""
+
+
+def balance(
+    amounts: Mapping[Processes, float], speeds: Sequence[float], loads: Sequence[float] = ()
+) -> dict[Processes, list[float]]:
+    """Return how much of the work of each class of processes each of them does.
+
+    amounts: in bytes, by the processes that could do the work; speeds: by process, in bytes a
+    second; loads: what each process has to do anyway, in bytes. Each class in turn is shared by
+    water-filling among its processes, until nothing changes. That is coordinate descent on the sum
+    of load squared over speed, a convex function over a product of simplices, so it ends at its
+    minimum, where the longest time is as short as it can be. (With work in pieces, a process gets
+    at most half a piece of each class more than here.)
+
+    >>> balance({(0,): 6.0, (0, 1): 10.0}, (1.0, 1.0))
+    {(0,): [6.0], (0, 1): [2.0, 8.0]}
+    """
+    total = list(loads) or [0.0] * len(speeds)
+    assigned = {}
+    for members, amount in amounts.items():  # begin evenly, so that what is alike ends alike
+        width = sum(speeds[p] for p in members)
+        assigned[members] = [amount * speeds[p] / width for p in members]
+        for process, part in zip(members, assigned[members]):
+            total[process] += part
+    for _ in range(_SWEEPS):
+        change = 0.0
+        for members, amount in amounts.items():
+            before = assigned[members]
+            others = [total[p] - own for p, own in zip(members, before)]
+            after = water_fill(amount, others, [speeds[p] for p in members])
+            for p, other, own in zip(members, others, after):
+                total[p] = other + own
+            change = max(change, *(abs(a - b) for a, b in zip(after, before)))
+            assigned[members] = after
+        if change <= _STILL * max(total):
+            break
+    return assigned
+
+
+def water_fill(amount: float, loads: Sequence[float], speeds: Sequence[float]) -> list[float]:
+    """Share `amount` among processes with `loads` so that those that get some end at one time."""
+    order = sorted(range(len(loads)), key=lambda i: loads[i] / speeds[i])
+    width, filled, height = 0.0, amount, 0.0
+    for n, i in enumerate(order):
+        width += speeds[i]
+        filled += loads[i]
+        height = filled / width
+        if n + 1 == len(order) or height <= loads[order[n + 1]] / speeds[order[n + 1]]:
+            break
+    return [max(0.0, height * v - load) for load, v in zip(loads, speeds)]
+
+
+class Assigner:
+    """Assigns pieces of work in order, so that at any time all processes have done a like part of
+    theirs, and small pieces come in runs: what a reader skips is read ahead for nothing."""
+
+    def __init__(self, assigned: Mapping[Processes, Sequence[float]]) -> None:
+        """`assigned` is what `balance` found: how much each process does of each class."""
+        self._left = {members: list(assignment) for members, assignment in assigned.items()}
+        self._all: dict[int, float] = {}
+        for members, assignment in assigned.items():
+            for process, share in zip(members, assignment):
+                self._all[process] = self._all.get(process, 0.0) + share
+        self._done = dict.fromkeys(self._all, 0.0)
+        self._run: dict[Processes, tuple[int, float]] = {}
+
+    def next(self, members: Processes, nbytes: float) -> int:
+        """Return the process that does the next piece of a class."""
+        left = self._left[members]
+        at, run = self._run.get(members, (0, float(_RUN)))
+        if run + nbytes > _RUN or left[at] < nbytes / 2:
+            able = [i for i, rest in enumerate(left) if rest >= nbytes / 2]
+            at, run = min(able or range(len(left)), key=lambda i: (self._part(members[i]), i)), 0.0
+        left[at] -= nbytes
+        self._done[members[at]] += nbytes
+        self._run[members] = at, run + nbytes
+        return members[at]
+
+    def _part(self, process: int) -> float:
+        """Return which part of its work a process has been assigned so far."""
+        return self._done[process] / max(self._all[process], 1e-9)

@@ -1,151 +1,218 @@
-"""What the source holds: every parameter's type, full shape, layout and holders.
+"""What the source holds: every tensor's type, full shape, and which file holds which box of it.
 
 Built from the indexes of the source files and their strategy; the place where a checkpoint that
-does not fit its strategy is found, before a byte is written.
+does not fit its strategy is found, before a byte is written. Names are those of the destination:
+strategy and files are renamed before they come here, and `Parameter.src_name` is what to read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import lcm
+from types import MappingProxyType
+from typing import TypeVar
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.base import Contents, Index
+from rankxform.formats.base import Schema, Shape
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell, Grid
-from rankxform.layout.layout import Layout, Shape, whole
-from rankxform.layout.names import NEVER_SAVED, followed, in_few_words, state_of
+from rankxform.layout.layout import Layout, whole
+from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
 from rankxform.layout.strategy import Strategy
 
 _FEW_TIED = 2
 """Parameters that pipeline stages usually share: an embedding, and one more."""
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter in the source.
+K = TypeVar("K")
+V = TypeVar("V")
 
-    shape: the full one, in elements.
-    layout: how the stage that starts at global rank `first_rank` cuts it.
-    holders: global ranks whose file holds a slice of it, ascending.
+
+class Shared(dict[K, V]):
+    """A mapping that many tensors share; it equals itself alone, so that it can be a key."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __ne__ = object.__ne__
+
+
+Targets = Shared[Cell, "tuple[int, ...]"]
+"""By cell of a grid the files that hold it, or the global ranks that get it; ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """How tensors that are stored alike lie in the source files; one object for all of them.
+
+    grid: its cells are what files hold, in the full tensor's elements.
+    layout: how the stage that starts at global rank `first_rank` shards the tensor.
+    holders: ids of the files that hold a cell, ascending; a rank's file has its rank for an id.
     listed: whether the source strategy speaks of it; if not, every holder has it whole.
     """
 
-    name: str
-    dtype: str
-    shape: Shape
+    grid: Grid
     layout: Layout
     first_rank: int
     holders: tuple[int, ...]
     listed: bool = True
 
-    @cached_property
-    def grid(self) -> Grid:
-        return self.layout.grid(self.shape)
-
-    def cell(self, rank: int) -> Cell:
-        """Return the cell that global `rank` holds."""
-        return self.layout.cell(rank - self.first_rank) if self.listed else (0,) * len(self.shape)
-
-    def box(self, rank: int) -> Box:
-        """Return the region that global `rank` holds, in the full parameter."""
-        return self.grid.box(self.cell(rank))
+    def cell(self, file: int) -> Cell:
+        """Return the cell that a file holds."""
+        if not self.listed:
+            return (0,) * len(self.grid.edges)
+        return self.layout.cell(file - self.first_rank)
 
     @cached_property
-    def ranks_by_cell(self) -> Mapping[Cell, tuple[int, ...]]:
-        """For each cell the global ranks whose file holds it, ascending."""
+    def files(self) -> Targets:
+        """For each cell the files that hold it, ascending."""
         found: dict[Cell, list[int]] = {}
-        for rank in self.holders:
-            found.setdefault(self.cell(rank), []).append(rank)
-        return {cell: tuple(ranks) for cell, ranks in found.items()}
+        for file in self.holders:
+            found.setdefault(self.cell(file), []).append(file)
+        return Shared({cell: tuple(files) for cell, files in found.items()})
+
+    @cached_property
+    def period(self) -> int:
+        """After how many replicas a choice among equal copies repeats."""
+        return lcm(*map(len, self.files.values()))
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Ranks of one stage whose files hold the same entries, in the same order and shapes."""
+class Parameter:
+    """One tensor of the source, under the name and type that it gets at the destination.
 
-    contents: Contents
+    src_name, src_dtype: what the files call it, and their type.
+    """
+
+    name: str
+    dtype: str
+    sharding: Sharding = field(compare=False)
+    src_name: str
+    src_dtype: str
+
+    @property
+    def shape(self) -> Shape:
+        """The full shape, in elements."""
+        return self.sharding.grid.shape
+
+    @property
+    def grid(self) -> Grid:
+        return self.sharding.grid
+
+    @property
+    def layout(self) -> Layout:
+        return self.sharding.layout
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        return self.sharding.holders
+
+    @property
+    def listed(self) -> bool:
+        return self.sharding.listed
+
+    def box(self, file: int) -> Box:
+        """Return the region that a file holds, in the full tensor."""
+        return self.sharding.grid.box(self.sharding.cell(file))
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """Ranks of one stage whose files hold the same tensors, in the same order and shapes."""
+
+    schema: Schema
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Source:
-    """All parameters of a source checkpoint.
+class Catalog:
+    """All tensors of a source checkpoint.
 
     paths: for messages, the file of each rank that saved.
-    shelves: by stage, those with the highest ranks first.
-    listed: parameters that strategy and files both know, by name.
-    unlisted: parameters of the files that the source strategy does not list, by name.
+    groups: by stage, those with the highest ranks first.
+    listed: tensors that strategy and files both know, by name.
+    unlisted: tensors of the files that the source strategy does not list, by name.
     unreachable: names that no file holds while files that could hold them are missing, with the
         missing ranks; without gradients that are accumulated, if no file has any.
-    looked: for messages, on which nodes files were looked for, if on several.
+    searched: for messages, on which nodes files were searched for, if on several.
+    src_names: what files and strategy call the tensors that were renamed.
     """
 
     strategy: Strategy
     paths: Mapping[int, str]
-    shelves: tuple[tuple[Shelf, ...], ...]
+    groups: tuple[tuple[FileGroup, ...], ...]
     listed: Mapping[str, Parameter]
     unlisted: Mapping[str, Parameter]
     unreachable: Mapping[str, tuple[int, ...]]
-    looked: str = ""
+    searched: str = ""
+    src_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Those listed, then the others."""
+        return [*self.listed.values(), *self.unlisted.values()]
 
     def names_in(self, stages: Iterable[int]) -> list[str]:
         """Return the names in the files of `stages`, highest rank's first, as MindSpore does."""
-        ordered = (self.shelves[s] for s in sorted(stages, reverse=True))
+        ordered = (self.groups[s] for s in sorted(stages, reverse=True))
         return list(
             dict.fromkeys(
-                name for shelves in ordered for shelf in shelves for name in shelf.contents.names
+                name for groups in ordered for group in groups for name in group.schema.names
             )
         )
 
 
-def survey(
+def build_catalog(
     strategy: Strategy,
-    indexes: Mapping[int, Index],
+    schemas: Mapping[int, Schema],
     paths: Mapping[int, str],
     wanted: Iterable[int],
-    looked: str = "",
-) -> Source:
-    """Describe the source checkpoint, whose files `indexes` give by global rank.
+    searched: str = "",
+    src_names: Mapping[str, str] = MappingProxyType({}),
+) -> Catalog:
+    """Describe the source checkpoint, of whose files `schemas` tell what they hold, by global rank.
 
-    Ranks beyond the strategy's must have been left out by the caller; `wanted` are the ranks
-    whose files were looked for, found or not. Raises CheckpointError
-    where types or shapes differ between ranks that should agree.
+    Ranks beyond the strategy's must have been left out by the caller; `wanted` are the ranks whose
+    files were looked for, found or not. `src_names` are the files' names of tensors that were
+    renamed. Raises CheckpointError where types or shapes differ between ranks that should agree.
     """
-    shelves = tuple(_shelves(strategy.ranks_in(s), indexes) for s in range(len(strategy.stages)))
-    found: dict[str, list[tuple[int, Shelf]]] = {}
-    for stage, stage_shelves in enumerate(shelves):
-        for shelf in stage_shelves:
-            for name in shelf.contents.names:
-                found.setdefault(name, []).append((stage, shelf))
-    for stage, stage_shelves in enumerate(shelves):
-        for shelf in stage_shelves:
-            _check_stage(strategy, stage, shelf, paths)
+    groups = tuple(_groups(strategy.ranks_in(s), schemas) for s in range(len(strategy.stages)))
+    found: dict[str, list[tuple[int, FileGroup]]] = {}
+    for stage, some in enumerate(groups):
+        for group in some:
+            for name in group.schema.names:
+                found.setdefault(name, []).append((stage, group))
+    for stage, some in enumerate(groups):
+        for group in some:
+            _check_stage(strategy, stage, group, paths)
     listed: dict[str, Parameter] = {}
     unlisted: dict[str, Parameter] = {}
-    holders: dict[tuple[int, ...], tuple[int, ...]] = {}  # one tuple for all that share it
+    shardings = _Shardings()
     for name, places in found.items():
         listing = next((s for s, _ in places if _lists(strategy, name, s)), None)
         if listing is None and name in strategy:
             continue  # a copy beside the stage that the strategy speaks of, as of tied embeddings
-        here = [shelf for s, shelf in places if listing in (None, s)]
-        ranks = tuple(sorted(r for shelf in here for r in shelf.ranks))
-        ranks = holders.setdefault(ranks, ranks)
+        here = [group for s, group in places if listing in (None, s)]
         dtype = _one_dtype(name, here, paths)
         if listing is None:
-            shape = here[0].contents.shapes[here[0].contents.position[name]]
-            unlisted[name] = Parameter(name, dtype, shape, whole(len(shape)), 0, ranks, False)
+            sharding = shardings.unlisted(name, here)
         else:
-            listed[name] = _listed(strategy, name, dtype, listing, here, ranks, paths)
+            sharding = shardings.listed(name, listing, here, strategy, paths)
+        src_name = src_names.get(name, name)
+        to = unlisted if listing is None else listed
+        to[name] = Parameter(name, dtype, sharding, src_name, dtype)
     saved = {state_of(name) for name in found}
     absent = [
         name
         for name in strategy.stages_of
         if name not in listed and (state_of(name) != NEVER_SAVED or NEVER_SAVED in saved)
     ]
-    lost = _unreachable(strategy, absent, frozenset(wanted) - frozenset(indexes))
-    return Source(strategy, paths, shelves, listed, unlisted, lost, looked)
+    lost = _unreachable(strategy, absent, frozenset(wanted) - frozenset(schemas))
+    return Catalog(strategy, paths, groups, listed, unlisted, lost, searched, src_names)
 
 
 def _unreachable(
@@ -178,32 +245,34 @@ def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> La
     """Return the layout of `name`, an optimizer state's uneven rows taken from its parameter.
 
     The compiler states `param_split_shape` for an embedding and not for its moments, which it
-    cuts alike.
+    shards alike.
     """
     layout = strategy.layout(name, stage, ndim)
-    base = strategy.stages[stage].get(followed(name), layout)
+    base = strategy.stages[stage].get(parameter_of(name), layout)
     same = (base.device_matrix, base.tensor_map) == (layout.device_matrix, layout.tensor_map)
     if base.split_rows and not layout.split_rows and same:
         return replace(layout, split_rows=base.split_rows, split_offsets=base.split_offsets)
     return layout
 
 
-def _check_stage(strategy: Strategy, stage: int, shelf: Shelf, paths: Mapping[int, str]) -> None:
+def _check_stage(
+    strategy: Strategy, stage: int, group: FileGroup, paths: Mapping[int, str]
+) -> None:
     """Refuse files that hold much of what the strategy places in other pipeline stages.
 
     A copy of a tied embedding is usual; a quarter of the parameters is another strategy's file.
     """
-    every = {followed(name) for name in shelf.contents.names}
+    every = {parameter_of(name) for name in group.schema.names}
     foreign = {
         base
-        for name in shelf.contents.names
-        if (base := followed(name)) in strategy.stages_of and not _lists(strategy, base, stage)
+        for name in group.schema.names
+        if (base := parameter_of(name)) in strategy.stages_of and not _lists(strategy, base, stage)
     }
     if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
         raise CheckpointError(
-            f"{paths[shelf.ranks[0]]}: holds {len(foreign)} parameters that {strategy.label} "
+            f"{paths[group.ranks[0]]}: holds {len(foreign)} parameters that {strategy.label} "
             f"places in other pipeline stages than its {stage}, such as "
-            f"{in_few_words(foreign, 3)}; the strategy is not this checkpoint's"
+            f"{summarize_names(foreign, 3)}; the strategy is not this checkpoint's"
         )
 
 
@@ -211,19 +280,17 @@ def _lists(strategy: Strategy, name: str, stage: int) -> bool:
     return name in strategy and stage in strategy.stages_of.get(name, (0,))
 
 
-def _shelves(ranks: range, indexes: Mapping[int, Index]) -> tuple[Shelf, ...]:
-    groups: dict[Contents, list[int]] = {}
+def _groups(ranks: range, schemas: Mapping[int, Schema]) -> tuple[FileGroup, ...]:
+    alike: dict[Schema, list[int]] = {}
     for rank in ranks:
-        if rank in indexes:
-            groups.setdefault(indexes[rank].contents, []).append(rank)
-    shelves = [Shelf(contents, tuple(members)) for contents, members in groups.items()]
-    return tuple(sorted(shelves, key=lambda shelf: shelf.ranks[-1], reverse=True))
+        if rank in schemas:
+            alike.setdefault(schemas[rank], []).append(rank)
+    groups = [FileGroup(schema, tuple(members)) for schema, members in alike.items()]
+    return tuple(sorted(groups, key=lambda group: group.ranks[-1], reverse=True))
 
 
-def _one_dtype(name: str, shelves: list[Shelf], paths: Mapping[int, str]) -> str:
-    types = {
-        shelf.contents.dtypes[shelf.contents.position[name]]: shelf.ranks[0] for shelf in shelves
-    }
+def _one_dtype(name: str, groups: list[FileGroup], paths: Mapping[int, str]) -> str:
+    types = {group.schema.dtypes[group.schema.position[name]]: group.ranks[0] for group in groups}
     if len(types) > 1:
         (a, rank_a), (b, rank_b), *_ = sorted(types.items())
         raise CheckpointError(
@@ -233,49 +300,78 @@ def _one_dtype(name: str, shelves: list[Shelf], paths: Mapping[int, str]) -> str
     return next(iter(types))
 
 
-def _listed(
-    strategy: Strategy,
-    name: str,
-    dtype: str,
-    stage: int,
-    shelves: list[Shelf],
-    holders: tuple[int, ...],
-    paths: Mapping[int, str],
-) -> Parameter:
-    shapes = {s.contents.shapes[s.contents.position[name]]: s.ranks[0] for s in shelves}
-    slice_shape = next(iter(shapes))
-    layout = effective_layout(strategy, name, stage, len(slice_shape))
-    stated = layout.expanded_shape
-    try:
-        layout = layout.fold(slice_shape, slices=True)
-        shape = layout.full_shape(slice_shape)
-        if stated and layout.expanded_shape and not layout.split_rows and stated != shape:
-            raise RequestError(
-                f"{layout.counts} slices of {list(slice_shape)} make {list(shape)}, "
-                f"the strategy states {list(stated)}"
-            )
-        layout = replace(layout, expanded_shape=None)
-        parameter = Parameter(name, dtype, shape, layout, strategy.ranks_in(stage).start, holders)
-        parameter.grid  # noqa: B018  (raises where the shape does not divide)
-    except RequestError as error:
-        rank = shapes[slice_shape]
-        raise CheckpointError(
-            f"{paths[rank]}: {name!r} does not fit {strategy.label}: {error}"
-        ) from error
-    for shelf in shelves:
-        _check_slices(parameter, shelf, paths)
-    return parameter
+class _Shardings:
+    """Makes shardings, one object for all tensors that are stored alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Sharding] = {}
+
+    def _one(
+        self,
+        shape: Shape,
+        layout: Layout,
+        first_rank: int,
+        groups: list[FileGroup],
+        listed: bool = True,
+    ) -> Sharding:
+        holders = tuple(sorted(rank for group in groups for rank in group.ranks))
+        key = shape, layout, first_rank, holders, listed
+        if key not in self._known:
+            grid = layout.grid(shape)
+            self._known[key] = Sharding(grid, layout, first_rank, holders, listed)
+        return self._known[key]
+
+    def unlisted(self, name: str, groups: list[FileGroup]) -> Sharding:
+        """Return the sharding of a tensor that every file of `groups` holds whole."""
+        shape = _slice_shape(name, groups[0])
+        return self._one(shape, whole(len(shape)), 0, groups, listed=False)
+
+    def listed(
+        self,
+        name: str,
+        stage: int,
+        groups: list[FileGroup],
+        strategy: Strategy,
+        paths: Mapping[int, str],
+    ) -> Sharding:
+        """Return how `stage` shards a tensor. Raises CheckpointError where slices do not fit."""
+        slice_shape = _slice_shape(name, groups[0])
+        layout = effective_layout(strategy, name, stage, len(slice_shape))
+        stated = layout.expanded_shape
+        try:
+            layout = layout.fold(slice_shape, slices=True)
+            shape = layout.full_shape(slice_shape)
+            if stated and layout.expanded_shape and not layout.split_rows and stated != shape:
+                raise RequestError(
+                    f"{layout.counts} slices of {list(slice_shape)} make {list(shape)}, "
+                    f"the strategy states {list(stated)}"
+                )
+            layout = replace(layout, expanded_shape=None)
+            sharding = self._one(shape, layout, strategy.ranks_in(stage).start, groups)
+        except RequestError as error:
+            raise CheckpointError(
+                f"{paths[groups[0].ranks[0]]}: {name!r} does not fit {strategy.label}: {error}"
+            ) from error
+        for group in groups:
+            _check_slices(name, sharding, group, paths)
+        return sharding
 
 
-def _check_slices(parameter: Parameter, shelf: Shelf, paths: Mapping[int, str]) -> None:
-    """Check that the ranks of `shelf` hold slices of the shape that the layout gives them."""
-    have = shelf.contents.shapes[shelf.contents.position[parameter.name]]
-    even = not parameter.layout.split_rows
-    for rank in shelf.ranks[:1] if even else shelf.ranks:
-        want = parameter.box(rank).shape
+def _slice_shape(name: str, group: FileGroup) -> Shape:
+    return group.schema.shapes[group.schema.position[name]]
+
+
+def _check_slices(
+    name: str, sharding: Sharding, group: FileGroup, paths: Mapping[int, str]
+) -> None:
+    """Check that the ranks of a group hold slices of the shape that the layout gives them."""
+    have = _slice_shape(name, group)
+    even = not sharding.layout.split_rows
+    for rank in group.ranks[:1] if even else group.ranks:
+        want = sharding.grid.box(sharding.cell(rank)).shape
         if have != want:
             raise CheckpointError(
-                f"{paths[rank]}: the slice of {parameter.name!r} has shape {list(have)}, "
-                f"{list(want)} is wanted; the ranks' files are not of one checkpoint, "
+                f"{paths[rank]}: the slice of {name!r} has shape {list(have)}, "
+                f"expected {list(want)}; the ranks' files are not of one checkpoint, "
                 "or the strategy is another's"
             )

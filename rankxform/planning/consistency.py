@@ -1,8 +1,8 @@
 """What ranks say of the same bytes: found before anything is written.
 
 Pure verdicts over digests that the processes gathered. A parameter that no strategy lists must be
-the same on every rank, or it was cut in a way that no file tells. A parameter that the strategy
-cuts must not be the same everywhere, or the folder holds complete parameters.
+the same on every rank, or it was sharded in a way that no file tells. A parameter that the strategy
+shards must not be the same everywhere, or the folder holds complete parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
-from rankxform.layout.names import in_few_words
-from rankxform.layout.strategy import HAND_CUT, WholeStrategy
+from rankxform.layout.names import summarize_names
+from rankxform.layout.strategy import SHARD_PREFIX, WholeStrategy
 
-from .catalog import Parameter, Source
+from .catalog import Catalog, Parameter
 from .selection import Selection
 
 _PROBES = 12
@@ -36,54 +36,53 @@ class Sample(Protocol):
     def constant(self) -> bool: ...
 
 
-def to_compare(selection: Selection, source: Source) -> list[str]:
+def to_compare(selection: Selection, catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 
     Without any strategy that is all of them, chosen or not: one that differs tells of the others.
     """
-    if isinstance(source.strategy, WholeStrategy):
-        return [p.name for p in source.listed.values() if len(p.holders) > 1]
-    every = [*selection.cut.values(), *selection.everywhere.values()]
-    return [p.name for p in every if not p.listed and len(p.holders) > 1]
+    if isinstance(catalog.strategy, WholeStrategy):
+        return [p.name for p in catalog.listed.values() if len(p.holders) > 1]
+    return [p.name for p in selection.parameters if not p.listed and len(p.holders) > 1]
 
 
 def check_unlisted(
-    source: Source,
+    catalog: Catalog,
     digests: Mapping[int, Mapping[str, bytes]],
     take_one: bool,
 ) -> list[str]:
     """Refuse parameters in no strategy that differ between ranks; return notices about the rest.
 
     `digests` is by source rank and name. One element may differ (a counter): a notice. More
-    elements mean a parameter that was cut, unless the source has a strategy and `take_one` says to
-    take one rank's as it is. Raises CheckpointError.
+    elements mean a parameter that was sharded, unless the source has a strategy and `take_one`
+    says to take one rank's as it is. Raises CheckpointError.
     """
-    known = {**source.unlisted, **source.listed}
+    known = {**catalog.unlisted, **catalog.listed}
     first: dict[str, int] = {}
     differing: dict[str, int] = {}
     for rank in sorted(digests):
         for name, digest in digests[rank].items():
             if digest != digests[first.setdefault(name, rank)][name]:
                 differing.setdefault(name, rank)
-    for name in differing_shapes(source, first):
+    for name in differing_shapes(catalog, first):
         differing.setdefault(name, known[name].holders[-1])
     large = [n for n in differing if _is_large(known[n])]
-    if large and isinstance(source.strategy, WholeStrategy):
+    if large and isinstance(catalog.strategy, WholeStrategy):
         name = large[0]
         raise CheckpointError(
             f"give the strategy; --src-strategy none says that every rank holds whole parameters, "
-            f"but {name!r} is not the same in {source.paths[first[name]]} and "
-            f"{source.paths[differing[name]]}, one of {len(large):,} that differ: they are shards, "
-            "or replicas that went apart"
+            f"but {name!r} is not the same in {catalog.paths[first[name]]} and "
+            f"{catalog.paths[differing[name]]}, one of {len(large):,} that differ: they are "
+            "shards, or replicas that went apart"
         )
     if large and not take_one:
         name = large[0]
         raise CheckpointError(
-            f"{in_few_words(large)}: {source.strategy.label} does not list "
+            f"{summarize_names(large)}: {catalog.strategy.label} does not list "
             f"{'it' if len(large) == 1 else 'these'}, and {name!r} differs between "
-            f"{source.paths[first[name]]} and {source.paths[differing[name]]}. A frozen parameter "
-            "is cut without being listed, and its cut is not known; leave it out (--exclude), or "
-            "take one rank's bytes as they are (--unlisted take-one)"
+            f"{catalog.paths[first[name]]} and {catalog.paths[differing[name]]}. A frozen "
+            "parameter is sharded without being listed, and how is not known; leave it out "
+            "(--exclude), or take one rank's bytes as they are (--unlisted take-one)"
         )
     return [
         f"{name!r} is in no strategy and differs between rank {first[name]} and rank {rank}; "
@@ -92,15 +91,15 @@ def check_unlisted(
     ]
 
 
-def differing_shapes(source: Source, names: Iterable[str]) -> list[str]:
+def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
     """Return those of the unlisted `names` whose shape is not the same in every file."""
     found = []
     for name in names:
         shapes = {
-            shelf.contents.shapes[shelf.contents.position[name]]
-            for shelves in source.shelves
-            for shelf in shelves
-            if name in shelf.contents.position
+            group.schema.shapes[group.schema.position[name]]
+            for groups in catalog.groups
+            for group in groups
+            if name in group.schema.position
         }
         if len(shapes) > 1:
             found.append(name)
@@ -112,67 +111,67 @@ def _is_large(parameter: Parameter) -> bool:
 
 
 def probes(selection: Selection) -> list[str]:
-    """Return a few large parameters that the source strategy cuts, spread over the model."""
-    cut = [
+    """Return a few large parameters that the source strategy shards, spread over the model."""
+    sharded = [
         p
-        for p in selection.cut.values()
+        for p in selection.sharded.values()
         if p.listed
-        and len(p.ranks_by_cell) > 1
-        and p.box(p.holders[0]).size * item_size(p.dtype) >= _LEAST_SAMPLE
+        and len(p.sharding.files) > 1
+        and p.box(p.holders[0]).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
     ]
-    step = max(1, len(cut) // _PROBES)
-    return [p.name for p in cut[::step][:_PROBES]]
+    step = max(1, len(sharded) // _PROBES)
+    return [p.name for p in sharded[::step][:_PROBES]]
 
 
-def cut_by_hand(selection: Selection, source: Source) -> list[str]:
-    """Return the parameters that the source strategy cuts, if it is one in words (`HandCut`)."""
-    if not source.strategy.label.startswith(HAND_CUT):
+def sharded_by_pattern(selection: Selection, catalog: Catalog) -> list[str]:
+    """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
+    if not catalog.strategy.label.startswith(SHARD_PREFIX):
         return []
-    return [p.name for p in selection.cut.values() if p.listed and len(p.ranks_by_cell) > 1]
+    return [p.name for p in selection.sharded.values() if p.listed and len(p.sharding.files) > 1]
 
 
 def check_each_differs(
-    source: Source, samples: Mapping[int, Mapping[str, Sample]], names: Iterable[str]
+    catalog: Catalog, samples: Mapping[int, Mapping[str, Sample]], names: Iterable[str]
 ) -> None:
-    """Refuse a cut in words that means a parameter which all ranks hold alike.
+    """Refuse a pattern that means a parameter which all ranks hold alike.
 
     One whose bytes are all equal, such as a moment of zeros, tells nothing. Raises
     CheckpointError.
     """
     for name in names:
-        found = [samples[r][name] for r in source.listed[name].holders if name in samples[r]]
+        found = [samples[r][name] for r in catalog.listed[name].holders if name in samples[r]]
         if len({one.digest for one in found}) == 1 and not found[0].constant and len(found) > 1:
             raise CheckpointError(
-                f"{source.strategy.label!r} cuts {name!r}, and all ranks hold the same bytes of "
-                "it: it was not cut. Let the expression mean less, or say --allow-equal-slices if "
-                "the slices really are equal"
+                f"{catalog.strategy.label!r} shards {name!r}, and all ranks hold the same bytes of "
+                "it: it was not sharded. Let the expression match fewer names, or say "
+                "--allow-equal-slices if the slices really are equal"
             )
 
 
 def check_slices_differ(
-    source: Source,
+    catalog: Catalog,
     samples: Mapping[int, Mapping[str, Sample]],
     probed: Iterable[str],
 ) -> None:
-    """Refuse a folder in which every rank holds the same bytes of what should be cut.
+    """Refuse a folder in which every rank holds the same bytes of what should be sharded.
 
-    `samples` are by source rank and name; `probed` the names that the strategy cuts. Raises
+    `samples` are by source rank and name; `probed` the names that the strategy shards. Raises
     CheckpointError if no probed parameter differs anywhere between ranks; one whose bytes are all
     equal, such as a moment of zeros, tells nothing.
     """
     telling: dict[str, set[bytes]] = {}
     for name in probed:
-        found = [samples[r][name] for r in source.listed[name].holders if name in samples[r]]
+        found = [samples[r][name] for r in catalog.listed[name].holders if name in samples[r]]
         if not all(one.constant for one in found):
             telling[name] = {one.digest for one in found}
     if not telling or any(len(digests) > 1 for digests in telling.values()):
         return
     name = sorted(telling)[0]
-    parameter = source.listed[name]
+    parameter = catalog.listed[name]
     rank = parameter.holders[0]
     counts = " x ".join(map(str, parameter.layout.counts))
     raise CheckpointError(
-        f"{source.paths[rank]}: {source.strategy.label} cuts {name!r} into {counts} slices of "
+        f"{catalog.paths[rank]}: {catalog.strategy.label} shards {name!r} into {counts} slices of "
         f"{list(parameter.box(rank).shape)}, "
         f"but every rank holds the same bytes, of this and of all {len(telling)} parameters looked "
         "at. The files seem to hold complete parameters: give one of them as SRC with "
@@ -180,29 +179,31 @@ def check_slices_differ(
     )
 
 
-def extra_probes(source: Source, extra: Mapping[int, Index]) -> list[str]:
+def extra_probes(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
-    names = [name for one in extra.values() for name in one.contents.names if name in source.listed]
+    listed = {parameter.src_name: name for name, parameter in catalog.listed.items()}
+    every = (name for one in extra.values() for name in one.schema.names)
+    names = [listed[name] for name in every if name in listed]
     step = max(1, len(names) // _PROBES)
     return names[::step][:_PROBES]
 
 
 def check_extra_rank(
-    source: Source, samples: Mapping[int, Mapping[str, Sample]], rank: int, path: str
+    catalog: Catalog, samples: Mapping[int, Mapping[str, Sample]], rank: int, path: str
 ) -> None:
     """Refuse a rank beyond the strategy's that holds slices which no other rank has.
 
-    `samples` are by rank and name. Such a checkpoint was cut by a strategy of more ranks.
+    `samples` are by rank and name. Such a checkpoint was sharded by a strategy of more ranks.
     """
     for name, one in samples.get(rank, {}).items():
-        holders = source.listed[name].holders
+        holders = catalog.listed[name].holders
         if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
-            ranks = source.strategy.ranks
+            ranks = catalog.strategy.ranks
             raise CheckpointError(
                 f"{path}: rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
-                f"{ranks - 1} has; {source.strategy.label} describes only {ranks} ranks and is not "
-                "this checkpoint's. Give the right strategy, or say --allow-extra-ranks if these "
-                "ranks are left over from another run"
+                f"{ranks - 1} has; {catalog.strategy.label} describes only {ranks} ranks and is "
+                "not this checkpoint's. Give the right strategy, or say --allow-extra-ranks if "
+                "these ranks are left over from another run"
             )
 
 
@@ -220,11 +221,11 @@ class Unequal:
 
 
 def unequal_replicas(
-    source: Source, digests: Mapping[int, Mapping[str, bytes]]
+    catalog: Catalog, digests: Mapping[int, Mapping[str, bytes]]
 ) -> Iterator[Unequal]:
     """Yield where replicas differ; `digests` is by source rank and name."""
-    for parameter in (*source.listed.values(), *source.unlisted.values()):
-        for cell, ranks in parameter.ranks_by_cell.items():
+    for parameter in catalog.parameters:
+        for cell, ranks in parameter.sharding.files.items():
             groups: dict[bytes, list[int]] = {}
             for rank in ranks:
                 groups.setdefault(digests[rank][parameter.name], []).append(rank)

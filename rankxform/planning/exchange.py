@@ -1,227 +1,375 @@
-"""Trades: parameters whose bytes cross from the processes that read to those that write.
+"""Which parameters cross between processes, who reads them, and when.
 
-A process reads for itself what its node sees, and what it does not see another process reads and
-sends. Every process works out all trades, alike, and takes its part in those that concern it, in
-one order that is the same for all.
+What all nodes see is read by each, unless an exchange is asked for or cheaper; what a process does
+not see, another process reads and sends. Every process works out all exchanges, alike, and takes
+its part in those that concern it, in one order that is the same for all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rankxform.formats.dtype import content_bytes
-from rankxform.geometry.grid import Cell
-from rankxform.layout.layout import Layout
+from rankxform.formats.dtype import item_size
+from rankxform.geometry.grid import Cell, Grid, overlaps
 
-from .catalog import Parameter
-from .demand import Draft, Senders, Servers, amounts_of
-from .level import Dealer, level
-from .transfers import Copies, Move, bytes_to_write, copies_of
-from .visibility import Sight
+from .assign import Assigner, Assignment, balance
+from .catalog import Parameter, Shared, Targets
+from .cost_model import IoEstimate, IoPolicy, estimate_io
+from .plan import Planner
+from .read_method import ReadMethod
+from .transfers import (
+    Exchange,
+    Receivers,
+    Senders,
+    Transfer,
+    bytes_to_write,
+)
+from .visibility import Processes, Visibility
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Trade:
-    """One parameter, from processes that read it to processes that serve destination ranks.
-
-    node: by process its node. turn: which of a node's processes that want the same gets it for
-    all, as a number to be reduced. place: when it is made, from 0 to 1 of the whole.
-    """
-
-    parameter: Parameter
-    layout: Layout
-    servers: Servers
-    senders: Senders
-    node: tuple[int, ...]
-    turn: int = 0
-    place: float = 0.0
-
-    def copies(self, cell: Cell) -> Copies:
-        """Return (source cell, region) for all that makes up destination `cell`."""
-        return copies_of(self.parameter, self.layout, cell)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the full parameter."""
-        return content_bytes(self.parameter.dtype, self.parameter.shape)
-
-    def part(self, process: int) -> Traded | None:
-        """Return what `process` has to do with it, if anything."""
-        targets = {cell: by[process] for cell, by in self.servers.items() if process in by}
-        readers = {
-            cell: rank
-            for cell, by in self.senders.items()
-            for reader, rank in by.values()
-            if reader == process
-        }
-        if not targets and not readers:
-            return None
-        return Traded(self.parameter, self.layout, targets, readers, self, process)
-
-
-@dataclass(frozen=True)
-class Traded(Move):
-    """One process's part in a trade.
-
-    targets: the destination cells that it serves; readers: the source cells that it reads, for
-    itself or others.
-    """
-
-    trade: Trade
-    process: int
-
 
 Order = Callable[[Parameter], Any]
 """Where a parameter stands among others, as a key to sort by."""
 
 
-def work_of(
-    process: int, alone: Sequence[Move], trades: Sequence[Trade], order: Order | None = None
-) -> list[Move]:
-    """Return what `process` has to do, if all `trades` are made.
+@dataclass(frozen=True)
+class Requirement:
+    """Of a source cell: who needs it, in which files it is, and who could read one of these."""
 
-    `alone` is what it would do by itself. What is left of that comes in between its parts in
-    trades, so that it has something to do while letters are on their way.
+    by: tuple[int, ...]
+    files: tuple[int, ...]
+    able: Processes
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeGroup:
+    """What exchanges of parameters have in common that are sharded alike.
+
+    wanted: by destination cell all that write it; needs: by source cell all that need of it; held:
+    by source cell the files that hold it. receivers: those that cannot do without the exchange;
+    own: what these read for themselves; required: what others must read for them.
     """
-    moves = list(alone)
-    if order is not None:
-        moves.sort(key=lambda move: order(move.parameter))
-    if not trades:
-        return moves
-    parts: list[Traded] = [part for trade in trades if (part := trade.part(process))]
-    traded = {
-        (part.parameter.name, part.layout, rank)
-        for part in parts
-        for ranks in part.targets.values()
-        for rank in ranks
-    }
-    rest = [
-        move for move in moves if (move.parameter.name, move.layout, _first(move)) not in traded
-    ]
-    placed = [(place, 0, move) for place, move in paced([(bytes_to_write([m]), m) for m in rest])]
-    placed += [(part.trade.place, 1, part) for part in parts]
-    return [move for *_, move in sorted(placed, key=lambda one: one[:2])]
+
+    wanted: Receivers
+    needs: Mapping[Cell, Mapping[int, None]]
+    held: Targets
+    receivers: Receivers
+    own: Senders
+    required: Mapping[Cell, Requirement]
 
 
-def _first(move: Move) -> int:
-    return next(iter(move.targets.values()))[0]
+@dataclass(frozen=True)
+class ExchangeRequest:
+    """An exchange before readers are chosen. replica: which of equal copies is read."""
+
+    parameter: Parameter
+    grid: Grid
+    replica: int
+    group: ExchangeGroup
+
+    def nbytes(self, cell: Cell) -> int:
+        return self.parameter.grid.box(cell).size * item_size(self.parameter.src_dtype)
 
 
-def deal(
-    drafts: Sequence[Draft],
-    sight: Sight,
+def request_exchanges(
+    planner: Planner, assignment: Assignment, visibility: Visibility, policy: IoPolicy
+) -> list[ExchangeRequest]:
+    """Return what must be exchanged where process p writes ``assignment[p]``.
+
+    A process takes part as a receiver where it needs a file that it does not see; and, if the
+    policy weighs costs, where an exchange is cheaper than that all nodes read a file that all of
+    them see. If its method exchanges, each distinct byte is read by one process for all. Raises
+    CheckpointError where nobody has what is needed.
+    """
+    may_exchange = policy.method.exchanges or policy.weighed
+    if len(assignment) == 1 or (visibility.is_full and not may_exchange):
+        return []
+    return list(_requests(planner, assignment, visibility, policy))
+
+
+def bytes_with_choice(requests: Iterable[ExchangeRequest], visibility: Visibility) -> float:
+    """Return the bytes to be sent that processes of more than one node could read."""
+    node = visibility.node
+    amounts = _amounts(requests)
+    return sum(nbytes for able, nbytes in amounts.items() if len({node[p] for p in able}) > 1)
+
+
+def _amounts(requests: Iterable[ExchangeRequest]) -> dict[Processes, float]:
+    """Return the bytes that are required, by who could read them."""
+    amounts: dict[Processes, float] = {}
+    for request in requests:
+        for cell, requirement in request.group.required.items():
+            nbytes = amounts.get(requirement.able, 0.0) + request.nbytes(cell)
+            amounts[requirement.able] = nbytes
+    return amounts
+
+
+def estimate_all(
+    planner: Planner, assignment: Assignment, visibility: Visibility, method: ReadMethod
+) -> IoEstimate:
+    """Return what it comes to if every node reads for itself, and if each byte is read once."""
+    known: dict[object, IoEstimate] = {}
+    total = IoEstimate()
+    for (name, layout), pairs in planner.wanted(assignment).items():
+        parameter = planner.parameter(name)
+        grid = layout.grid(parameter.shape)
+        key = parameter.grid, parameter.src_dtype, layout, pairs
+        if key not in known:
+            wanted = planner.receivers(layout, pairs)
+            known[key] = estimate_io(parameter, grid, wanted, visibility.node, method)
+        total += known[key]
+    return total
+
+
+def _requests(
+    planner: Planner, assignment: Assignment, visibility: Visibility, policy: IoPolicy
+) -> Iterator[ExchangeRequest]:
+    known: dict[object, ExchangeGroup | None] = {}
+    for (name, layout), every in planner.wanted(assignment).items():
+        parameter = planner.parameter(name)
+        replica, grid = planner.replica(parameter), layout.grid(parameter.shape)
+        for held, pairs in planner.held_alike(parameter, layout, every):
+            item = item_size(parameter.src_dtype)
+            key = parameter.sharding, item, layout, held, pairs, replica
+            if key not in known:
+                wanted = planner.receivers(layout, pairs)
+                needs = _needs(parameter, grid, wanted)
+                for cell in needs:
+                    if not held.get(cell):
+                        planner.raise_lost(parameter, cell)
+                always = policy.method.exchanges
+                if policy.weighed and policy.costs and not always:
+                    found = estimate_io(parameter, grid, wanted, visibility.node, policy.method)
+                    sizes = len(visibility.node), len(visibility.files)
+                    always = found.exchange_is_cheaper(policy.costs, *sizes)
+                known[key] = _group(wanted, needs, held, replica, visibility, always)
+            group = known[key]
+            if group is not None:
+                yield ExchangeRequest(parameter, grid, replica, group)
+
+
+def _needs(parameter: Parameter, grid: Grid, wanted: Receivers) -> dict[Cell, dict[int, None]]:
+    """Return by source cell the processes that need of it."""
+    needs: dict[Cell, dict[int, None]] = {}
+    for cell, by in wanted.items():
+        for at, _ in overlaps(parameter.grid, grid, cell):
+            needs.setdefault(at, {}).update(dict.fromkeys(by))
+    return needs
+
+
+def _group(
+    wanted: Receivers,
+    needs: Mapping[Cell, Mapping[int, None]],
+    held: Targets,
+    replica: int,
+    visibility: Visibility,
+    always: bool,
+) -> ExchangeGroup | None:
+    """Sort out who receives, who reads for itself, and what is required of others."""
+    members = {process for by in wanted.values() for process in by}
+    if not always:
+        members = {
+            process
+            for cell, by in needs.items()
+            for process in by
+            if visibility.of(process).isdisjoint(held[cell])
+        }
+    if not members:
+        return None
+    own: Senders = Shared()
+    required: dict[Cell, Requirement] = {}
+    for cell, by in needs.items():
+        needing = [process for process in by if process in members]
+        near = {p: [f for f in held[cell] if f in visibility.of(p)] for p in needing}
+        if not always:
+            own[cell] = {p: (p, files[replica % len(files)]) for p, files in near.items() if files}
+            needing = [p for p in needing if not near[p]]
+        if needing:
+            able = tuple(sorted(p for p in needing if near[p]))
+            able = able or visibility.processes_seeing(held[cell])
+            required[cell] = Requirement(tuple(needing), held[cell], able)
+    return ExchangeGroup(wanted, needs, held, _only(wanted, members), own, required)
+
+
+def _only(wanted: Receivers, members: set[int]) -> Receivers:
+    return Shared(
+        {
+            cell: mine
+            for cell, by in wanted.items()
+            if (mine := {process: ranks for process, ranks in by.items() if process in members})
+        }
+    )
+
+
+# -- who reads, and when ------------------------------------------------------------------------
+
+
+def assign_readers(
+    requests: Sequence[ExchangeRequest],
+    visibility: Visibility,
     speeds: Sequence[float] = (),
     order: Order | None = None,
-) -> list[Trade]:
-    """Say who reads what is to be traded, and when.
+) -> list[Exchange]:
+    """Say who reads what is to be exchanged, and when.
 
     Where several processes could read the same, none has much longer to read than another, by
-    their `speeds` (without: equal ones); see `rankxform.planning.level`. Parameters that are cut
-    alike have turns.
+    their `speeds` (without: equal ones); see `rankxform.planning.assign.balance`. Of parameters
+    that are sharded alike, the forwarders take turns.
     """
     if order is not None:
-        drafts = sorted(drafts, key=lambda draft: order(draft.parameter))
-    amounts = amounts_of(drafts)
-    dealer = Dealer(level(amounts, speeds or [1.0] * len(sight.node)))
-    known: dict[object, tuple[Servers, Senders]] = {}
-    crowds: dict[int, int] = {}
+        requests = sorted(requests, key=lambda request: order(request.parameter))
+    assigner = Assigner(balance(_amounts(requests), speeds or [1.0] * len(visibility.node)))
+    known: dict[object, tuple[Receivers, Senders]] = {}
+    fan_out: dict[ExchangeGroup, int] = {}
     alike: dict[object, dict[str, int]] = {}  # by name, in their order
-    trades = []
-    for draft in drafts:
-        parameter, kind = draft.parameter, draft.kind
-        names = alike.setdefault((parameter.layout, parameter.shape, draft.layout), {})
-        turn = names.setdefault(parameter.name, len(names))
-        if id(kind) not in crowds:
-            crowds[id(kind)] = _crowd(kind.servers, sight.node)
+    exchanges = []
+    for request in requests:
+        parameter, group = request.parameter, request.group
+        names = alike.setdefault((parameter.layout, parameter.shape, request.grid), {})
+        number = names.setdefault(parameter.name, len(names))
+        if group not in fan_out:
+            fan_out[group] = _max_fan_out(group.receivers, visibility.node)
         chosen = {
-            cell: dealer.next(asked.able, draft.nbytes(cell)) for cell, asked in kind.asked.items()
+            cell: assigner.next(one.able, request.nbytes(cell))
+            for cell, one in group.required.items()
         }
-        key = id(kind), draft.turn, tuple(chosen.values())
+        key = group, request.replica, tuple(chosen.values())
         if key not in known:
-            known[key] = _with_readers(draft, chosen, sight)
-        turn %= crowds[id(kind)]
-        trades.append(Trade(parameter, draft.layout, *known[key], sight.node, turn))
-    return _in_turn(trades)
+            known[key] = _with_readers(request, chosen, visibility)
+        forwarder = number % fan_out[group]
+        exchanges.append(Exchange(parameter, request.grid, *known[key], visibility.node, forwarder))
+    return _in_order(exchanges)
 
 
-def _crowd(servers: Servers, node: Sequence[int]) -> int:
+def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
     """Return how many processes of one node want the same, at most."""
-    return max(max(Counter(node[p] for p in by).values()) for by in servers.values())
+    return max(max(Counter(node[p] for p in by).values()) for by in receivers.values())
 
 
 def _with_readers(
-    draft: Draft, chosen: Mapping[Cell, int], sight: Sight
-) -> tuple[Servers, Senders]:
-    """Return who serves what, and who sends what to whom, or reads it for itself.
+    request: ExchangeRequest, chosen: Mapping[Cell, int], visibility: Visibility
+) -> tuple[Receivers, Senders]:
+    """Return who receives what, and who sends what to whom, or reads it for itself.
 
-    Who reads for others, and sees all that it needs itself, takes part as a server too, so that it
-    reads what it needs in the same pass.
+    A process that reads for others, and sees all that it needs itself, takes part as a receiver
+    too, so that it reads what it needs in the same pass.
     """
-    kind, senders = draft.kind, _senders(draft, chosen, sight)
-    members = {process for by in kind.servers.values() for process in by}
+    group, senders = request.group, _senders(request, chosen, visibility)
+    members = {process for by in group.receivers.values() for process in by}
     more = {
         process
         for process in set(chosen.values()) - members
-        if any(process in by for by in kind.served.values())
+        if any(process in by for by in group.wanted.values())
     }
     if not more:
-        return kind.servers, senders
-    for cell, by in kind.needs.items():
+        return group.receivers, senders
+    for cell, by in group.needs.items():
         for process in more.intersection(by):
-            ranks = [rank for rank in kind.held[cell] if rank in sight.of(process)]
-            read = {rank for reader, rank in senders.get(cell, {}).values() if reader == process}
-            rank = min(read) if read else ranks[draft.turn % len(ranks)]
-            senders.setdefault(cell, {})[process] = process, rank
-    servers = {
-        cell: {p: ranks for p, ranks in by.items() if p in members or p in more}
-        for cell, by in kind.served.items()
-    }
-    return {cell: by for cell, by in servers.items() if by}, senders
+            files = [file for file in group.held[cell] if file in visibility.of(process)]
+            read = {file for reader, file in senders.get(cell, {}).values() if reader == process}
+            file = min(read) if read else files[request.replica % len(files)]
+            senders.setdefault(cell, {})[process] = process, file
+    return _only(group.wanted, members | more), senders
 
 
 def _senders(
-    draft: Draft, chosen: Mapping[Cell, int], sight: Sight
-) -> dict[Cell, dict[int, tuple[int, int]]]:
+    request: ExchangeRequest, chosen: Mapping[Cell, int], visibility: Visibility
+) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
-    senders = {cell: dict(own) for cell, own in draft.kind.own.items()}
-    for cell, asked in draft.kind.asked.items():
-        seen = sight.of(chosen[cell])
-        ranks = [rank for rank in asked.ranks if rank in seen]
-        sender = chosen[cell], ranks[draft.turn % len(ranks)]
-        senders.setdefault(cell, {}).update(dict.fromkeys(asked.by, sender))
+    senders: Senders = Shared({cell: dict(own) for cell, own in request.group.own.items()})
+    for cell, one in request.group.required.items():
+        visible = visibility.of(chosen[cell])
+        files = [file for file in one.files if file in visible]
+        sender = chosen[cell], files[request.replica % len(files)]
+        senders.setdefault(cell, {}).update(dict.fromkeys(one.by, sender))
     return senders
 
 
-def _in_turn(trades: Sequence[Trade]) -> list[Trade]:
-    """Order trades so that all who read or write have something to do until the end.
+def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Order exchanges so that all who read or write have something to do until the end.
 
-    Trades of the same readers and servers stay in their order, and each such row is drawn on at
-    the pace that ends them all together.
+    Those of the same readers and receivers stay in their order, and such queues are interleaved in
+    proportion to their length.
     """
-    rows: dict[object, list[tuple[int, Trade]]] = {}
-    for trade in trades:
-        readers = frozenset(p for by in trade.senders.values() for p, _ in by.values())
-        servers = frozenset(p for by in trade.servers.values() for p in by)
-        rows.setdefault((readers, servers), []).append((trade.nbytes, trade))
+    queues: dict[object, list[tuple[int, Exchange]]] = {}
+    for exchange in exchanges:
+        readers = frozenset(p for by in exchange.senders.values() for p, _ in by.values())
+        receivers = frozenset(p for by in exchange.receivers.values() for p in by)
+        queues.setdefault((readers, receivers), []).append((exchange.nbytes, exchange))
     placed = []
-    for number, row in enumerate(rows.values()):
-        for at, (middle, trade) in enumerate(paced(row)):
-            placed.append((middle, number, at, trade))
-    return [replace(trade, place=place) for place, *_, trade in sorted(placed, key=lambda o: o[:3])]
+    for number, queue in enumerate(queues.values()):
+        for at, (middle, exchange) in enumerate(interleave(queue)):
+            placed.append((middle, number, at, exchange))
+    placed.sort(key=lambda one: one[:3])
+    return [replace(exchange, position=position) for position, *_, exchange in placed]
 
 
-def paced(row: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:
+def interleave(queue: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:
     """Yield for things of some bytes each at which part of the whole its middle stands.
 
-    >>> list(paced([(1, "a"), (3, "b")]))
+    >>> list(interleave([(1, "a"), (3, "b")]))
     [(0.125, 'a'), (0.625, 'b')]
     """
-    total, before = sum(nbytes for nbytes, _ in row) or 1, 0
-    for nbytes, thing in row:
+    total, before = sum(nbytes for nbytes, _ in queue) or 1, 0
+    for nbytes, thing in queue:
         yield (before + nbytes / 2) / total, thing
         before += nbytes
+
+
+class Exchanged:
+    """Tells which slices exchanges make, so that no process makes them by itself too."""
+
+    def __init__(self, exchanges: Iterable[Exchange]) -> None:
+        self._receivers: dict[tuple[str, Grid], list[Receivers]] = {}
+        for exchange in exchanges:
+            key = exchange.parameter.name, exchange.grid
+            self._receivers.setdefault(key, []).append(exchange.receivers)
+
+    def local(self, process: int, transfers: Iterable[Transfer]) -> list[Transfer]:
+        """Return those of the process's own transfers that no exchange makes."""
+        return [transfer for transfer in transfers if not self._covers(process, transfer)]
+
+    def _covers(self, process: int, transfer: Transfer) -> bool:
+        cell, ranks = next(iter(transfer.targets.items()))
+        return any(
+            ranks[0] in receivers.get(cell, {}).get(process, ())
+            for receivers in self._receivers.get((transfer.parameter.name, transfer.grid), ())
+        )
+
+
+def transfers_of(
+    process: int,
+    separate: Sequence[Transfer],
+    exchanges: Sequence[Exchange],
+    order: Order | None = None,
+) -> list[Transfer]:
+    """Return what `process` does, in order, if all `exchanges` are made.
+
+    `separate` is what it would do by itself. What is left of that comes in between its parts in
+    exchanges, so that it has something to do while messages are in flight.
+    """
+    own = list(separate)
+    if order is not None:
+        own.sort(key=lambda transfer: order(transfer.parameter))
+    if not exchanges:
+        return own
+    local = Exchanged(exchanges).local(process, own)
+    queue = [(bytes_to_write([transfer]), transfer) for transfer in local]
+    placed = [(position, 0, transfer) for position, transfer in interleave(queue)]
+    for exchange in exchanges:
+        part = exchange.part(process)
+        if part is not None:
+            placed.append((exchange.position, 1, part))
+    return [transfer for *_, transfer in sorted(placed, key=lambda one: one[:2])]
+
+
+@dataclass(frozen=True)
+class WorkPlan:
+    """What one process has to do, in order. exchanges: whether any process sends to another."""
+
+    transfers: Sequence[Transfer]
+    policy: IoPolicy
+    exchanges: bool = False

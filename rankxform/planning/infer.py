@@ -1,45 +1,52 @@
-"""Strategies that say less than the checkpoint holds: cuts by hand, and optimizer states."""
+"""Strategies that say less than the checkpoint holds: patterns, and optimizer states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rankxform.formats.base import Contents
+from rankxform.formats.base import Schema
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import followed
-from rankxform.layout.strategy import HandCut, Strategy, WholeStrategy
+from rankxform.layout.names import parameter_of
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+
+
+def resolve(strategy: Strategy, files: Mapping[int, Schema], *, states: bool = False) -> Strategy:
+    """Return a strategy that lists what its pattern means among the tensors of `files`, by rank.
+
+    Any other strategy is returned as it is. states: list the optimizer states too.
+    """
+    if not isinstance(strategy, PatternStrategy):
+        return strategy
+    shapes = {
+        name: shape
+        for schema in dict.fromkeys(files.values())
+        for name, shape in zip(schema.names, schema.shapes)
+    }
+    return strategy.over(shapes, states=states)
 
 
 def complete(
-    src: Strategy, dst: Strategy, files: Mapping[int, Contents]
+    src: Strategy, dst: Strategy, files: Mapping[int, Schema]
 ) -> tuple[Strategy, Strategy]:
-    """Return both strategies with what follows from the source files, by global rank.
+    """Return both strategies with the optimizer states that the source files hold, by global rank.
 
-    A cut by hand is spelled out for the names that it means. An optimizer state that neither
-    strategy lists follows its parameter on both sides, if its slices have the shape of the
-    parameter's: jobs that cut by hand list no states.
+    A state that neither strategy lists follows its parameter on both sides, if its slices have the
+    shape of the parameter's: jobs that shard by pattern list no states. Patterns in `dst` are
+    resolved.
     """
-    shapes = {
-        name: shape
-        for contents in dict.fromkeys(files.values())
-        for name, shape in zip(contents.names, contents.shapes)
-    }
     whole = isinstance(src, WholeStrategy)  # it lists the states too; a destination must then
-    src, dst = (
-        one.over(shapes, followed, states=whole) if isinstance(one, HandCut) else one
-        for one in (src, dst)
-    )
+    dst = resolve(dst, files, states=whole)
     if isinstance(src, WholeStrategy):
         return src, dst
     stages = [dict(layouts) for layouts in src.stages]
     following: dict[str, str] = {}
-    alike: set[tuple[int, Contents]] = set()
-    for rank, contents in files.items():
+    alike: set[tuple[int, Schema]] = set()
+    for rank, schema in files.items():
         stage = src.stage_of(rank)
-        if stage < len(stages) and (stage, contents) not in alike:
-            alike.add((stage, contents))
-            for name, base in _states(contents, stages[stage], (src, dst)):
+        if stage < len(stages) and (stage, schema) not in alike:
+            alike.add((stage, schema))
+            for name, base in _states(schema, stages[stage], (src, dst)):
                 stages[stage][name] = stages[stage][base]
                 following[name] = base
     if not following:
@@ -48,17 +55,17 @@ def complete(
 
 
 def _states(
-    contents: Contents, layouts: Mapping[str, Layout], listing: Iterable[Strategy]
+    schema: Schema, layouts: Mapping[str, Layout], listing: Iterable[Strategy]
 ) -> list[tuple[str, str]]:
     """Return the states of one file that follow a parameter, and that parameter."""
     found = []
-    for name, shape in zip(contents.names, contents.shapes):
-        base = followed(name)
-        if base == name or base not in layouts or base not in contents.position:
+    for name, shape in zip(schema.names, schema.shapes):
+        base = parameter_of(name)
+        if base == name or base not in layouts or base not in schema.position:
             continue
         if any(name in one for one in listing if not isinstance(one, WholeStrategy)):
             continue
-        if contents.shapes[contents.position[base]] == shape:
+        if schema.shapes[schema.position[base]] == shape:
             found.append((name, base))
     return found
 

@@ -7,9 +7,9 @@ from math import prod
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
-from rankxform.layout.names import followed, in_few_words
+from rankxform.layout.names import parameter_of, summarize_names
 
-from .catalog import Parameter, Source
+from .catalog import Catalog, Parameter
 
 Loss = tuple[Parameter, Box]
 """A region of a parameter that no file holds."""
@@ -20,43 +20,45 @@ def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[L
     found: dict[tuple[int, ...], list[Loss]] = {}
     for parameter in parameters:
         if parameter.listed:
-            held, grid = parameter.ranks_by_cell, parameter.grid
+            held, grid = parameter.sharding.files, parameter.grid
             for cell, ranks in parameter.layout.holders.items():
                 if cell not in held:
-                    should = tuple(parameter.first_rank + rank for rank in ranks)
+                    should = tuple(parameter.sharding.first_rank + rank for rank in ranks)
                     found.setdefault(should, []).append((parameter, grid.box(cell)))
     return found
 
 
 def losses_message(
-    source: Source, parameters: Iterable[Parameter], lost: Mapping[str, Sequence[int]]
+    catalog: Catalog, parameters: Iterable[Parameter], lost: Mapping[str, Sequence[int]]
 ) -> str:
     """Say which ranks' files are missing, and what only they hold of what is wanted.
 
-    parameters: of the source, that are wanted; lost: names that are wanted and in no file, with
+    parameters: of the catalog, that are wanted; lost: names that are wanted and in no file, with
     the ranks whose files are not there. Parameters come before optimizer states, much before
     little.
     """
-    names = in_few_words(sorted(lost, key=lambda name: (followed(name) != name, name)), 2)
-    label, looked = source.strategy.label, source.looked
+    names = summarize_names(sorted(lost, key=lambda name: (parameter_of(name) != name, name)), 2)
+    label, searched = catalog.strategy.label, catalog.searched
     groups = lost_slices(parameters)
     if not groups:
         ranks = sorted({rank for some in lost.values() for rank in some})
         return (
-            f"{_ranks(ranks)} no file{looked}: no source file holds {names}, which {label} places "
-            f"on ranks whose files are not there: {_few(ranks)}. Bring the missing rank folders, "
-            "or leave these parameters out (--exclude)"
+            f"{_ranks(ranks)} no file{searched}: no source file holds {names}, which {label} "
+            f"places on ranks whose files are not there: {_few(ranks)}. Bring the missing rank "
+            "folders, or leave these parameters out (--exclude)"
         )
     should, gone = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
     parameter, box = max(gone, key=_weight)
-    missing = [rank for rank in should if rank not in source.paths]
-    where = f"{_ranks(missing)} no file" if missing else f"{source.paths[should[0]]}: is incomplete"
+    missing = [rank for rank in should if rank not in catalog.paths]
+    where = (
+        f"{_ranks(missing)} no file" if missing else f"{catalog.paths[should[0]]}: is incomplete"
+    )
     also = f", and none of {names}" if names else ""
     more = len(groups) - 1
     its, one = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
     others = f" Slices of {more} more rank{'s' if more > 1 else ''} are lost too." if more else ""
     return (
-        f"{where}{looked}: no source file holds {len(gone):,} of {its} slices, "
+        f"{where}{searched}: no source file holds {len(gone):,} of {its} slices, "
         f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.name!r} ({label})"
         f"{also}.{others} Bring the folder of {one}, or use another checkpoint"
     )
@@ -68,12 +70,12 @@ def _amount(nbytes: int) -> str:
 
 def _weight(loss: Loss) -> tuple[bool, int]:
     parameter, box = loss
-    return followed(parameter.name) == parameter.name, box.size
+    return parameter_of(parameter.name) == parameter.name, box.size
 
 
 def _nbytes(loss: Loss) -> int:
     parameter, box = loss
-    return prod(box.shape) * item_size(parameter.dtype)
+    return prod(box.shape) * item_size(parameter.src_dtype)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -4,32 +4,39 @@ A copy is the overlap of a source rank's box and a destination rank's box. Where
 ranks hold the same box, one is chosen. The plan holds integers only; it can be printed, counted
 and compared without touching a tensor byte, and is the same on every process.
 
-For a 4x4 tensor cut by rows on 2 ranks and wanted by columns on 2::
+For a 4x4 tensor sharded by rows on 2 ranks and wanted by columns on 2::
 
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
-The plan is kept as moves (`rankxform.planning.transfers`), and written out rank by rank for people.
+The plan is kept as transfers (`rankxform.planning.transfers`), and written out rank by rank for
+people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import lcm
 from typing import NoReturn
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.formats.base import Shape, TensorSpec
 from rankxform.formats.dtype import content_bytes
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.grid import Cell, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
-from .catalog import Parameter, Source
+from .catalog import Catalog, Parameter, Shared, Targets
 from .losses import losses_message
 from .selection import Selection, destination_layout
-from .transfers import Copy, Move, Portion, RankPlan, Readers, Slice, Targets, overlaps
+from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
 
-REPLICAS = ("spread", "mindspore")
+SPREAD, MINDSPORE = REPLICAS = ("spread", "mindspore")
+
+Readers = Mapping[Cell, int]
+"""For every cell of a source grid that is needed, the id of the file to read it from."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""(process, destination rank)."""
 
 
 class Planner:
@@ -41,17 +48,18 @@ class Planner:
     """
 
     def __init__(
-        self, source: Source, dst: Strategy, selection: Selection, replicas: str = "spread"
+        self, catalog: Catalog, dst: Strategy, selection: Selection, replicas: str = SPREAD
     ) -> None:
-        self._source, self._dst, self._selection = source, dst, selection
-        self._mindspore = replicas == "mindspore"
-        self._turns = _turns(source.listed.values())
+        self.catalog, self.dst, self.selection = catalog, dst, selection
+        self._mindspore = replicas == MINDSPORE
+        self._replicas = _replicas(catalog.listed.values())
         self._stages: dict[int, dict[str, Layout]] = {}
-        self._slices: dict[object, list[tuple[Parameter, tuple[int, ...]]]] = {}
+        self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
         self._targets: dict[object, Targets] = {}
         self._readers: dict[object, Readers] = {}
-        self._held: dict[object, tuple[Targets, int]] = {}
-        self._only: dict[object, Targets] = {}
+        self._held: dict[object, Targets] = {}
+
+    # -- what destination files hold ------------------------------------------------------------
 
     def names(self, rank: int) -> Mapping[str, Layout]:
         """Return the layouts of what lands on global destination `rank`, in file order.
@@ -60,22 +68,22 @@ class Planner:
         the source files that it loads for the stage, highest rank first. Raises RequestError
         where nothing lands on the rank.
         """
-        stage = self._dst.stage_of(rank)
+        stage = self.dst.stage_of(rank)
         if stage not in self._stages:
             self._stages[stage] = self._stage_layouts(stage)
         if not self._stages[stage]:
             raise RequestError(
                 f"destination rank {rank} would get no parameter: no file holds one of those "
-                f"that {self._dst.label} lists for pipeline stage {stage}"
+                f"that {self.dst.label} lists for pipeline stage {stage}"
             )
         return self._stages[stage]
 
-    def slices(self, rank: int) -> list[tuple[Parameter, tuple[int, ...]]]:
+    def slices(self, rank: int) -> list[tuple[Parameter, Shape]]:
         """Return what lands on a rank and the shapes of its slices, in file order."""
-        stage, local = self._dst.stage_of(rank), rank % self._dst.stage_size
+        stage, local = self.dst.stage_of(rank), rank % self.dst.stage_size
         layouts = self.names(rank)
         uneven = any(layout.split_rows for layout in layouts.values())
-        key = stage, local if uneven else None  # even cuts give all ranks of a stage one shape
+        key = stage, local if uneven else None  # even shards give all ranks of a stage one shape
         if key not in self._slices:
             self._slices[key] = [
                 (parameter, layout.grid(parameter.shape).box(layout.cell(local)).shape)
@@ -84,171 +92,195 @@ class Planner:
             ]
         return self._slices[key]
 
-    def likeness(self, rank: int) -> tuple[int, tuple[Cell, ...]]:
+    def tensors(self, rank: int) -> list[TensorSpec]:
+        """Return what the file of a rank holds, in file order."""
+        return [TensorSpec(p.name, p.dtype, shape) for p, shape in self.slices(rank)]
+
+    def parameter(self, name: str) -> Parameter:
+        """Return the parameter that is converted under this name."""
+        return self.selection.sharded.get(name) or self.selection.replicated[name]
+
+    def cell(self, layout: Layout, rank: int) -> Cell:
+        """Return the cell of a destination layout that global `rank` gets."""
+        return layout.cell(rank % self.dst.stage_size)
+
+    def equal_files(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """Return `ranks` by the first one whose file has the same boxes."""
+        first: dict[object, int] = {}
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(first.setdefault(self.replica_key(rank), rank), []).append(rank)
+        return found
+
+    def replica_key(self, rank: int) -> tuple[int, tuple[Cell, ...]]:
         """Return what ranks have in common that hold the same boxes: stage and cells."""
-        stage, local = self._dst.stage_of(rank), rank % self._dst.stage_size
+        stage, local = self.dst.stage_of(rank), rank % self.dst.stage_size
         layouts = dict.fromkeys(self.names(rank).values())
         return stage, tuple(layout.cell(local) for layout in layouts)
+
+    # -- which copies make them up --------------------------------------------------------------
 
     def plan(self, rank: int) -> RankPlan:
         """Write out the plan of one global destination rank."""
         slices = []
-        for move in self.moves([Portion(rank, 0, len(self.names(rank)))]):
-            (cell,) = move.targets
-            copies = tuple(Copy(move.readers[at], part) for at, part in move.copies(cell))
-            box = move.layout.grid(move.parameter.shape).box(cell)
-            slices.append(Slice(move.parameter, box, copies))
+        for transfer in self.transfers([self.whole_file(rank)]):
+            (cell,) = transfer.targets
+            copies = tuple(Copy(transfer.readers[at], box) for at, box in transfer.copies(cell))
+            slices.append(Slice(transfer.parameter, transfer.grid.box(cell), copies))
         return RankPlan(rank, tuple(slices))
 
-    def moves(self, portions: Iterable[Portion], seen: frozenset[int] | None = None) -> list[Move]:
+    def whole_file(self, rank: int) -> SliceRange:
+        """Return all slices of a rank's file."""
+        return SliceRange(rank, 0, len(self.names(rank)))
+
+    def transfers(
+        self, slice_ranges: Iterable[SliceRange], visible: frozenset[int] | None = None
+    ) -> list[Transfer]:
         """Plan parts of some destination files, parameter by parameter in file order.
 
-        Files of the ranks in `seen` are read where they serve as well as others (None: all are).
+        Of equal copies one in the files `visible` is read, if any is there (None: all are visible).
         Raises CheckpointError where no source file holds what is needed.
         """
         wanted: dict[tuple[str, Layout], list[int]] = {}
-        for portion in portions:
-            names = list(self.names(portion.rank).items())[portion.first : portion.stop]
-            for key in names:
-                wanted.setdefault(key, []).append(portion.rank)
+        for one in slice_ranges:
+            for key in list(self.names(one.rank).items())[one.first : one.stop]:
+                wanted.setdefault(key, []).append(one.rank)
         return [
-            Move(parameter, layout, self._targets_of(layout, ranks), readers)
+            Transfer(
+                parameter, layout.grid(parameter.shape), self._targets_of(layout, ranks), readers
+            )
             for (name, layout), every in wanted.items()
             if (parameter := self.parameter(name))
-            for readers, ranks in self._read_alike(parameter, layout, tuple(every), seen)
+            for readers, ranks in self._readers_and_ranks(parameter, layout, tuple(every), visible)
         ]
 
-    def parameter(self, name: str) -> Parameter:
-        """Return the parameter that is converted under this name."""
-        return self._selection.cut.get(name) or self._selection.everywhere[name]
-
-    def wanted(
-        self, shares: Sequence[Sequence[Portion]]
-    ) -> dict[tuple[str, Layout], tuple[tuple[int, int], ...]]:
-        """Return (process, rank) for all that want a parameter in one destination layout.
-
-        `shares` are by process; parameters are in file order.
-        """
+    def wanted(self, assignment: Sequence[Sequence[SliceRange]]) -> dict[tuple[str, Layout], Pairs]:
+        """Return who wants a parameter in one destination layout, if process p writes
+        ``assignment[p]``; in file order."""
         alike: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-        for process, portions in enumerate(shares):
-            for portion in portions:
-                key = id(self.names(portion.rank)), portion.first, portion.stop
-                alike.setdefault(key, []).append((process, portion.rank))
-        found: dict[tuple[str, Layout], tuple[tuple[int, int], ...]] = {}
+        for process, slice_ranges in enumerate(assignment):
+            for one in slice_ranges:
+                key = id(self.names(one.rank)), one.first, one.stop
+                alike.setdefault(key, []).append((process, one.rank))
+        found: dict[tuple[str, Layout], Pairs] = {}
         for (_, first, stop), every in alike.items():
             pairs = tuple(every)
             for entry in list(self.names(pairs[0][1]).items())[first:stop]:
                 found[entry] = found[entry] + pairs if entry in found else pairs
-        ranks = sorted({portion.rank for portions in shares for portion in portions})
+        ranks = sorted({one.rank for slice_ranges in assignment for one in slice_ranges})
         stages = {id(self.names(rank)): self.names(rank) for rank in ranks}
         order = dict.fromkeys(key for names in stages.values() for key in names.items())
         return {key: found[key] for key in order if key in found}
 
-    def held_alike(
-        self, parameter: Parameter, layout: Layout, pairs: tuple[tuple[int, int], ...]
-    ) -> Iterator[tuple[Targets, tuple[tuple[int, int], ...]]]:
-        """Yield by source cell the ranks whose file will do, and the `pairs` for which they do.
+    def receivers(self, layout: Layout, pairs: Pairs) -> Receivers:
+        """Return by destination cell the processes that write it, each with its ranks."""
+        found: dict[Cell, dict[int, tuple[int, ...]]] = {}
+        for process, rank in pairs:
+            by = found.setdefault(self.cell(layout, rank), {})
+            by[process] = (*by.get(process, ()), rank)
+        return Shared(found)
 
-        `pairs` are (process, destination rank).
-        """
+    def held_alike(
+        self, parameter: Parameter, layout: Layout, pairs: Pairs
+    ) -> Iterator[tuple[Targets, Pairs]]:
+        """Yield by source cell the files that will do, and the `pairs` for which they do."""
         if parameter.listed and not self._mindspore:
-            yield self._held_by(parameter)[0], pairs
+            yield parameter.sharding.files, pairs
             return
         ranks = tuple(rank for _, rank in pairs)
-        for readers, alike in self._read_alike(parameter, layout, ranks):
+        for readers, alike in self._readers_and_ranks(parameter, layout, ranks):
             key = tuple(sorted(readers.items()))
-            held = self._only.setdefault(key, {cell: (rank,) for cell, rank in key})
+            held = self._held.setdefault(key, Shared({cell: (file,) for cell, file in key}))
             among = set(alike)
             yield held, tuple(pair for pair in pairs if pair[1] in among)
 
     def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> Targets:
         key = layout, ranks
         if key not in self._targets:
-            found: dict[Cell, tuple[int, ...]] = {}
+            found: Targets = Shared()
             for rank in ranks:
-                cell = layout.cell(rank % self._dst.stage_size)
+                cell = self.cell(layout, rank)
                 found[cell] = (*found.get(cell, ()), rank)
             self._targets[key] = found
         return self._targets[key]
 
-    def _read_alike(
+    def _readers_and_ranks(
         self,
         parameter: Parameter,
         layout: Layout,
         ranks: tuple[int, ...],
-        seen: frozenset[int] | None = None,
+        visible: frozenset[int] | None = None,
     ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
         """Yield the readers of `parameter`, and the destination ranks that share them."""
+        by: dict[int, list[int]] = {}
         if not parameter.listed:
-            by_reader: dict[int, list[int]] = {}
             for rank in ranks:
-                by_reader.setdefault(self._unlisted_rank(parameter, rank), []).append(rank)
-            nowhere = (0,) * len(parameter.shape)
-            for reader, alike in by_reader.items():
-                yield {nowhere: reader}, tuple(alike)
+                by.setdefault(self._unlisted_rank(parameter, rank), []).append(rank)
+            for file, alike in by.items():
+                yield {(0,) * len(parameter.shape): file}, tuple(alike)
         elif self._mindspore:
-            alike_by: dict[int, list[int]] = {}
             for rank in ranks:
-                own = rank % self._dst.stage_size % parameter.layout.ranks
-                alike_by.setdefault(parameter.layout.replica(own), []).append(rank)
-            for replica, alike in alike_by.items():
-                yield self._readers_of(parameter, layout, tuple(alike), replica), tuple(alike)
+                own = rank % self.dst.stage_size % parameter.layout.ranks
+                by.setdefault(parameter.layout.replica(own), []).append(rank)
+            for replica, alike in by.items():
+                yield self._mindspores(parameter, layout, tuple(alike), replica), tuple(alike)
         else:
-            yield self._readers_of(parameter, layout, ranks, None, seen), ranks
+            yield self._readers_of(parameter, layout, ranks, visible), ranks
+
+    def _cells(
+        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...]
+    ) -> Iterator[tuple[Cell, tuple[int, ...]]]:
+        """Yield the source cells that `ranks` need, and the files that hold each."""
+        grid, held = layout.grid(parameter.shape), parameter.sharding.files
+        needed = (
+            cell
+            for dst_cell in self._targets_of(layout, ranks)
+            for cell, _ in overlaps(parameter.grid, grid, dst_cell)
+        )
+        for cell in dict.fromkeys(needed):
+            yield cell, held.get(cell) or self.raise_lost(parameter, cell)
 
     def _readers_of(
         self,
         parameter: Parameter,
         layout: Layout,
         ranks: tuple[int, ...],
-        replica: int | None,
-        seen: frozenset[int] | None = None,
+        visible: frozenset[int] | None,
     ) -> Readers:
-        """Choose a reader for every source cell that `ranks` need, one of those in `seen` if any.
-
-        With `replica`, the rank of that number among the replicas of each cell, if it holds it.
-        """
-        held, _ = self._held_by(parameter)
-        turn = self.turn(parameter)
-        key = (
-            parameter.layout, parameter.first_rank, parameter.holders, parameter.shape,
-            layout, ranks, turn if replica is None else ~replica, seen,
-        )  # fmt: skip
+        """Choose a file for every source cell that `ranks` need, one of the `visible` if any."""
+        replica = self.replica(parameter)
+        key = parameter.sharding, layout, ranks, replica, visible
         if key not in self._readers:
             readers = {}
-            for dst_cell in self._targets_of(layout, ranks):
-                for cell, _ in overlaps(parameter.layout, layout, parameter.shape, dst_cell):
-                    if cell not in readers:
-                        found = held.get(cell) or self.nobody(parameter, cell)
-                        near = [r for r in found if seen and r in seen] or found
-                        readers[cell] = near[turn % len(near)]
-                        if replica is not None:
-                            rank = parameter.first_rank + parameter.layout.holders[cell][replica]
-                            readers[cell] = rank if rank in found else found[0]
+            for cell, found in self._cells(parameter, layout, ranks):
+                near = [file for file in found if visible and file in visible] or found
+                readers[cell] = near[replica % len(near)]
             self._readers[key] = readers
         return self._readers[key]
 
-    def cell(self, layout: Layout, rank: int) -> Cell:
-        """Return the cell of a destination layout that global `rank` gets."""
-        return layout.cell(rank % self._dst.stage_size)
+    def _mindspores(
+        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], replica: int
+    ) -> Readers:
+        """Choose the file of the rank of that number among the replicas of each cell, if it has
+        the cell."""
+        key = parameter.sharding, layout, ranks, replica, MINDSPORE
+        if key not in self._readers:
+            readers = {}
+            sharding = parameter.sharding
+            for cell, found in self._cells(parameter, layout, ranks):
+                rank = sharding.first_rank + sharding.layout.holders[cell][replica]
+                readers[cell] = rank if rank in found else found[0]
+            self._readers[key] = readers
+        return self._readers[key]
 
-    def turn(self, parameter: Parameter) -> int:
+    def replica(self, parameter: Parameter) -> int:
         """Return which of the equal copies of a parameter is read, as a number to be reduced."""
-        return self._turns.get(parameter.name, 0) % self._held_by(parameter)[1]
+        return self._replicas.get(parameter.name, 0) % parameter.sharding.period
 
-    def _held_by(self, parameter: Parameter) -> tuple[Targets, int]:
-        """Return for each source cell the ranks whose file holds it, and after how many turns
-        the choice among them repeats."""
-        key = parameter.layout, parameter.first_rank, parameter.holders
-        if key not in self._held:
-            held = parameter.ranks_by_cell
-            self._held[key] = held, lcm(*map(len, held.values()))
-        return self._held[key]
-
-    def nobody(self, parameter: Parameter, cell: Cell) -> NoReturn:
+    def raise_lost(self, parameter: Parameter, cell: Cell) -> NoReturn:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""
-        assert cell not in parameter.ranks_by_cell
-        raise CheckpointError(losses_message(self._source, self._selection.cut.values(), {}))
+        assert cell not in parameter.sharding.files
+        raise CheckpointError(losses_message(self.catalog, self.selection.sharded.values(), {}))
 
     def _unlisted_rank(self, parameter: Parameter, dst_rank: int) -> int:
         """Return the rank whose copy of an unlisted parameter `dst_rank` gets, as MindSpore does.
@@ -256,43 +288,45 @@ class Planner:
         It is the one that is congruent to the destination's stage-local rank, in the lowest
         stage that MindSpore loads for the destination's stage.
         """
-        src = self._source.strategy
-        stages = self.source_stages(self._dst.stage_of(dst_rank))
-        local = dst_rank % self._dst.stage_size % src.stage_size
+        src = self.catalog.strategy
+        stages = self.source_stages(self.dst.stage_of(dst_rank))
+        local = dst_rank % self.dst.stage_size % src.stage_size
         for stage in stages:
             if src.ranks_in(stage)[local] in parameter.holders:
                 return src.ranks_in(stage)[local]
         return next(r for s in stages for r in src.ranks_in(s) if r in parameter.holders)
 
+    # -- stages ---------------------------------------------------------------------------------
+
     def source_stages(self, dst_stage: int) -> list[int]:
         """Return the source stages that a destination stage draws on.
 
         Those that MindSpore loads, ascending, and then any that alone hold what the destination
-        stage lists and the source strategy does not, if that is taken as whole.
+        stage lists and the source strategy does not, if that is taken as replicated.
         """
-        needed = needed_stages(self._source.strategy, self._dst, dst_stage)
-        there = set(self._source.names_in(needed))
+        needed = needed_stages(self.catalog.strategy, self.dst, dst_stage)
+        there = set(self.catalog.names_in(needed))
         more = {
-            self._source.strategy.stage_of(parameter.holders[0])
-            for name, parameter in self._selection.cut.items()
+            self.catalog.strategy.stage_of(parameter.holders[0])
+            for name, parameter in self.selection.sharded.items()
             if not parameter.listed and name not in there
-            and dst_stage in self._dst.stages_of.get(name, ())
+            and dst_stage in self.dst.stages_of.get(name, ())
         }  # fmt: skip
         return [*needed, *sorted(more.difference(needed))]
 
     def _stage_layouts(self, stage: int) -> dict[str, Layout]:
-        cut: dict[str, Layout] = {}
+        sharded: dict[str, Layout] = {}
         rest: dict[str, Layout] = {}
-        for name in self._source.names_in(self.source_stages(stage)):
-            everywhere = name in self._selection.everywhere
-            if everywhere or name in self._selection.cut:
+        for name in self.catalog.names_in(self.source_stages(stage)):
+            replicated = name in self.selection.replicated
+            if replicated or name in self.selection.sharded:
                 layout = self._layout(name, stage)
                 if layout is not None:
-                    (rest if everywhere else cut)[name] = layout
-        return {**cut, **rest}
+                    (rest if replicated else sharded)[name] = layout
+        return {**sharded, **rest}
 
     def _layout(self, name: str, stage: int) -> Layout | None:
-        layout = destination_layout(self._selection, self._dst, name, stage)
+        layout = destination_layout(self.selection, self.dst, name, stage)
         if layout is None:
             return None
         parameter = self.parameter(name)
@@ -301,31 +335,31 @@ class Planner:
             layout.grid(parameter.shape)
         except RequestError as error:
             raise RequestError(
-                f"{self._dst.label}: {name!r}: {error} (the shape is what "
-                f"{self._source.strategy.label} makes of the source's slices)"
+                f"{self.dst.label}: {name!r}: {error} (the shape is what "
+                f"{self.catalog.strategy.label} makes of the source's slices)"
             ) from error
         return layout
 
 
-def _turns(parameters: Iterable[Parameter]) -> dict[str, int]:
+def _replicas(parameters: Iterable[Parameter]) -> dict[str, int]:
     """Tell for each parameter which of its equal copies is read.
 
-    The parameters of one stage and layout are taken in file order and cut into as many runs of
+    The parameters of one stage and layout are taken in file order and divided into as many runs of
     equal bytes as there are copies, so that each file is read in long stretches: what is skipped
     in between would be read ahead by the system for nothing.
     """
     kinds: dict[tuple[int, Layout], list[Parameter]] = {}
     for p in parameters:
-        kinds.setdefault((p.first_rank, p.layout), []).append(p)
-    turns = {}
+        kinds.setdefault((p.sharding.first_rank, p.layout), []).append(p)
+    replicas = {}
     for (_, layout), alike in kinds.items():
-        sizes = [content_bytes(p.dtype, p.shape) + 1 for p in alike]
+        sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in alike]
         total, before = sum(sizes), 0
         copies = layout.free_ranks // layout.opt_shards
         for p, nbytes in zip(alike, sizes):
-            turns[p.name] = (2 * before + nbytes) * copies // (2 * total)
+            replicas[p.name] = (2 * before + nbytes) * copies // (2 * total)
             before += nbytes
-    return turns
+    return replicas
 
 
 def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:

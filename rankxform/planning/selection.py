@@ -1,28 +1,27 @@
-"""Which parameters are converted, which are left out and why.
+"""Which parameters are converted, which are not, and why.
 
-A strategy file lists what the compiler cut. What only one of the two files lists is either
+A strategy file lists what the compiler sharded. What only one of the two files lists is either
 optimizer state that the destination has no use for, or a question that the user must answer.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import followed, in_few_words
+from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.ops.base import Derivation, Tensor
 
-from .catalog import Parameter, Source, effective_layout
+from .catalog import Catalog, Parameter, effective_layout
 from .losses import losses_message
 
 _STATE = "optimizer state that the destination strategy does not list"
-_ALONE = "only one of the two strategies lists it"
-NOT_CHOSEN = "not chosen by --include and --exclude"
-ONE_SIDED = ("error", "leave-out", "whole")
+_UNMATCHED = "only one of the two strategies lists it"
+ERROR, DROP, REPLICATE = UNMATCHED = ("error", "drop", "replicate")
 
 
 @dataclass(frozen=True)
@@ -36,132 +35,142 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Selection:
-    """The parameters to convert.
+    """The parameters to convert, by the names that they get.
 
-    cut: converted from the source's layout to the destination's.
-    everywhere: whole on every destination rank, as one source rank holds it.
-    left_out: what stays behind.
+    sharded: converted from the source's layout to the destination's.
+    replicated: whole on every destination rank, as one source rank holds it.
+    left_out: what is not written.
     absent: names that the strategies list and no file holds.
     """
 
-    cut: Mapping[str, Parameter]
-    everywhere: Mapping[str, Parameter]
+    sharded: Mapping[str, Parameter]
+    replicated: Mapping[str, Parameter]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
 
+    @property
+    def parameters(self) -> list[Parameter]:
+        return [*self.sharded.values(), *self.replicated.values()]
+
 
 def select(
-    source: Source,
+    catalog: Catalog,
     dst: Strategy,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    one_sided: str = "error",
+    derivation: Derivation | None = None,
+    unmatched: str = ERROR,
     ranks: Iterable[int] = (),
 ) -> Selection:
     """Decide for every parameter of the source what becomes of it.
 
     `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
-    `include` and `exclude` are regular expressions, searched in the name. `one_sided` says what
-    happens to a parameter that only one strategy lists: "error"; "leave-out"; or "whole", which
-    takes the side that does not list it to hold it whole on every rank.
-    Raises RequestError for one-sided names, UsageError where nothing is left to convert.
+    `derivation` tells what is dropped and which type a parameter gets. `unmatched` says what
+    happens to one that only one strategy lists: "error"; "drop"; or "replicate", which takes the
+    side that does not list it to hold it whole on every rank. Raises RequestError for unmatched
+    names, UsageError where nothing is left to convert.
     """
-    wanted = _filter(include, exclude)
-    cut: dict[str, Parameter] = {}
-    everywhere: dict[str, Parameter] = {}
-    state, alone, filtered = [], [], []
-    for parameter in [*source.listed.values(), *source.unlisted.values()]:
-        name = parameter.name
-        here = parameter.listed and not isinstance(source.strategy, WholeStrategy)
-        there = name in dst and not isinstance(dst, WholeStrategy)
-        if not wanted(name):
-            filtered.append(parameter)
-        elif name in dst and parameter.listed:
-            cut[name] = parameter
-        elif parameter.listed and followed(name) in dst:
-            state.append(parameter)
+    derivation = derivation or Derivation()
+    sharded: dict[str, Parameter] = {}
+    replicated: dict[str, Parameter] = {}
+    reasons: dict[str, list[Parameter]] = {}
+    for parameter in catalog.parameters:
+        tensor = _derived(parameter, derivation)
+        if tensor.dropped:
+            reasons.setdefault(tensor.dropped, []).append(parameter)
+            continue
+        if tensor.dtype != parameter.dtype:
+            parameter = replace(parameter, dtype=tensor.dtype)
+        name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
+        here = parameter.listed and not isinstance(catalog.strategy, WholeStrategy)
+        if name in dst and parameter.listed:
+            sharded[name] = parameter
+        elif parameter.listed and parameter_of(name) in dst:
+            reasons.setdefault(_STATE, []).append(parameter)
         elif not here and not there:
-            everywhere[name] = parameter
-        elif one_sided == "whole":
-            (cut if there else everywhere)[name] = parameter
+            replicated[name] = parameter
+        elif unmatched == REPLICATE:
+            (sharded if there else replicated)[name] = parameter
         else:
-            alone.append(parameter)
-    if not cut and alone and one_sided == "error":
+            reasons.setdefault(_UNMATCHED, []).append(parameter)
+    refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
+    if refused and not sharded:
         raise RequestError(
-            f"{source.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
-            f"such as {in_few_words([p.name for p in alone], 3)}; one of them is another network's"
+            f"{catalog.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
+            f"such as {summarize_names([p.name for p in refused], 3)}; one of them is another "
+            "network's"
         )
-    lost = _lost(source, dst, ranks, wanted)
+    lost = _lost(catalog, dst, ranks, derivation)
     if lost:
-        raise CheckpointError(losses_message(source, cut.values(), lost))
-    if alone and one_sided == "error":
-        raise RequestError(_one_sided_message(alone, source, dst))
-    if not cut and not everywhere:
+        raise CheckpointError(losses_message(catalog, sharded.values(), lost))
+    if refused:
+        raise RequestError(_unmatched_message(refused, catalog, dst))
+    if not sharded and not replicated:
         raise UsageError("no parameter is left to convert; check --include and --exclude")
-    if not source.listed:
+    if not catalog.listed:
         raise RequestError(
-            f"{source.strategy.label} lists none of the parameters in {_first(source.paths)}; "
+            f"{catalog.strategy.label} lists none of the parameters in {_first(catalog.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
-    reasons = {_STATE: state, _ALONE: alone, NOT_CHOSEN: filtered}
-    left_out = tuple(_left_out(reason, some) for reason, some in reasons.items() if some)
-    known = {*source.strategy.stages_of, *dst.stages_of}
-    absent = tuple(sorted(known - set(source.listed) - set(source.unlisted)))
-    return Selection(cut, everywhere, left_out, absent)
+    left_out = tuple(
+        _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
+    )
+    known = {*catalog.strategy.stages_of, *dst.stages_of}
+    absent = tuple(sorted(known - set(catalog.listed) - set(catalog.unlisted)))
+    return Selection(sharded, replicated, left_out, absent)
+
+
+def _derived(parameter: Parameter, derivation: Derivation) -> Tensor:
+    name, dtype = parameter.src_name, parameter.src_dtype
+    return derivation(Tensor(name, name, dtype, dtype, parameter.shape))
+
+
+def _order(reason: tuple[str, list[Parameter]]) -> int:
+    known = (_STATE, _UNMATCHED)
+    return known.index(reason[0]) if reason[0] in known else len(known)
 
 
 def destination_layout(selection: Selection, dst: Strategy, name: str, stage: int) -> Layout | None:
-    """Return how ranks of destination `stage` cut `name`, or None where they do not hold it."""
-    if name in selection.everywhere:
-        return whole(len(selection.everywhere[name].shape))
-    parameter = selection.cut[name]
+    """Return how ranks of destination `stage` shard `name`, or None where they do not hold it."""
+    if name in selection.replicated:
+        return whole(len(selection.replicated[name].shape))
+    parameter = selection.sharded[name]
     if name not in dst or stage not in dst.stages_of.get(name, (0,)):
         return None
     return effective_layout(dst, name, stage, len(parameter.shape))
 
 
-def _filter(include: Iterable[str], exclude: Iterable[str]) -> Callable[[str], bool]:
-    try:
-        keep = [re.compile(pattern) for pattern in include]
-        drop = [re.compile(pattern) for pattern in exclude]
-    except re.error as error:
-        raise UsageError(f"--include or --exclude: {error.pattern!r}: {error}") from error
-
-    def wanted(name: str) -> bool:
-        return (not keep or any(p.search(name) for p in keep)) and not any(
-            p.search(name) for p in drop
-        )
-
-    return wanted
-
-
 def _lost(
-    source: Source, dst: Strategy, ranks: Iterable[int], wanted: Callable[[str], bool]
+    catalog: Catalog, dst: Strategy, ranks: Iterable[int], derivation: Derivation
 ) -> dict[str, tuple[int, ...]]:
     """Return the names that `ranks` (none: all) should get and that no file holds."""
     made = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
     return {
         name: missing
-        for name, missing in source.unreachable.items()
-        if name in dst and wanted(name) and made.intersection(dst.stages_of.get(name, made))
+        for name, missing in catalog.unreachable.items()
+        if name in dst
+        and not _is_dropped(catalog.src_names.get(name, name), derivation)
+        and made.intersection(dst.stages_of.get(name, made))
     }
 
 
+def _is_dropped(src_name: str, derivation: Derivation) -> bool:
+    return bool(derivation(Tensor(src_name, src_name, "", "", ())).dropped)
+
+
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
-    nbytes = sum(content_bytes(p.dtype, p.shape) for p in parameters)
+    nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
 
 
-def _one_sided_message(alone: list[Parameter], source: Source, dst: Strategy) -> str:
+def _unmatched_message(alone: list[Parameter], catalog: Catalog, dst: Strategy) -> str:
     parts = []
     for label, names in (
-        (source.strategy.label, [p.name for p in alone if p.listed]),
+        (catalog.strategy.label, [p.name for p in alone if p.listed]),
         (dst.label, [p.name for p in alone if not p.listed]),
     ):
         if names:
-            parts.append(f"only {label} lists {in_few_words(names)}")
+            parts.append(f"only {label} lists {summarize_names(names)}")
     return (
-        "; ".join(parts) + ". Say what to do: --one-sided leave-out, or --one-sided whole if "
+        "; ".join(parts) + ". Say what to do: --unmatched drop, or --unmatched replicate if "
         "every rank of the side that does not list them holds them whole"
     )
 

@@ -1,6 +1,6 @@
 """What each of any number of processes would have to do, worked out without one of them.
 
-Reads, letters and bytes follow from the plan; times follow from costs that are given.
+Reads, messages and bytes follow from the plan; times follow from costs that are given.
 """
 
 from __future__ import annotations
@@ -9,56 +9,58 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import hulls
-from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import CALL_BYTES
+from rankxform.geometry.box import bounding_boxes
+from rankxform.geometry.grid import overlaps
 
+from .assign import Assignment
 from .cost_model import Costs
-from .exchange import Trade
+from .exchange import Exchanged
 from .plan import Planner
-from .routes import Post, posts
-from .transfers import EXCHANGE, WAYS, Move, Portion, bytes_to_write, read_of, reads_of
-from .visibility import Sight
+from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod, count_reads
+from .routes import Peers, routes_of
+from .transfers import Exchange, bytes_to_write, reads_of
+from .visibility import Visibility
 
-_LETTER = 2 << 20
+_MESSAGE = 2 << 20
 _SECONDS_A_SLICE = 8e-6
 
 
 @dataclass
-class Load:
-    """What one process does, in bytes: read from files, sent to other nodes and to processes of its
-    own, received, written; and in numbers: reads and letters, at least, and slices."""
+class Workload:
+    """What one process does, in bytes: read from files; sent to other nodes and on its own node,
+    received from these; written. In numbers: reads and messages, at least, and slices."""
 
     read: int = 0
     sent: int = 0
-    passed: int = 0
+    sent_nearby: int = 0
     received: int = 0
+    received_nearby: int = 0
     written: int = 0
     reads: int = 0
-    letters: int = 0
+    messages: int = 0
     slices: int = 0
 
-    def add(self, other: Load) -> None:
+    def add(self, other: Workload) -> None:
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
     def seconds(self, costs: Costs) -> float:
         """Return how long it takes, if nothing is waited for."""
-        copied = self.sent + self.passed + self.received + self.written
+        crossing = self.sent + self.sent_nearby + self.received + self.received_nearby
         return (
             self.read / costs.read
-            + self.reads * costs.call
+            + self.reads * costs.read_latency
             + self.written / costs.write
-            + copied / costs.copy
+            + (crossing + self.written) / costs.copy
             + self.slices * _SECONDS_A_SLICE
-            + self.letters * costs.letter
+            + self.messages * costs.latency
         )
 
 
 @dataclass
-class Way:
-    """A way of reading. names: parameters of which something is read so; nbytes: read so, by all
-    processes."""
+class Usage:
+    """How much a read method is used. names: parameters of which something is read so; nbytes: read
+    so, by all processes."""
 
     names: dict[str, None] = field(default_factory=dict)
     nbytes: int = 0
@@ -70,142 +72,122 @@ class Way:
 
 @dataclass(frozen=True)
 class Simulation:
-    """loads: of each process; seconds: each would take by itself; network: each node's, to send or
-    receive all that it must; ways: how files are read, by the name of the way; costs: what was
+    """workloads: of each process; seconds: each would take by itself; network: each node's, to send
+    or receive all that it must; methods: how files are read, by the method's name; costs: what was
     reckoned with; memory: most bytes that a process takes, where that is known."""
 
-    loads: tuple[Load, ...]
+    workloads: tuple[Workload, ...]
     seconds: tuple[float, ...]
     network: tuple[float, ...]
-    ways: Mapping[str, Way]
+    methods: Mapping[str, Usage]
     costs: Costs
     memory: int = 0
 
     @property
     def total(self) -> float:
-        """The seconds from the finished plan to the last file: letters travel while processes work,
-        as far as one hides the other."""
-        return self.costs.together(max(self.seconds), max(self.network))
+        """Seconds from the finished plan to the last file: messages travel while processes work, as
+        far as one hides the other."""
+        return self.costs.overlapped(max(self.seconds), max(self.network))
 
 
 def simulate(
     planner: Planner,
-    shares: Sequence[Sequence[Portion]],
-    sight: Sight,
-    trades: Sequence[Trade],
+    assignment: Assignment,
+    visibility: Visibility,
+    exchanges: Sequence[Exchange],
     costs: Costs,
-    call: float = CALL_BYTES,
+    method: ReadMethod,
 ) -> Simulation:
-    """Work out what every process does for ``shares``, by process, if `sight` is who sees what.
+    """Work out what every process does for ``assignment``, by process.
 
-    `trades` are those of the same shares and sight; `call` is what a read of little costs where
-    the way of reading is chosen, in bytes; `costs`, what everything costs.
+    `exchanges` are those of the same assignment and visibility; files are read by `method`.
     """
-    loads = [Load() for _ in shares]
-    ways = {way: Way() for way in WAYS}
-    traded = _trade(trades, loads, ways[EXCHANGE], call)
-    for process, portions in enumerate(shares):
-        load = loads[process]
-        moves = planner.moves(portions, None if sight.is_full else sight.of(process))
-        alone = [move for move in moves if not traded.covers(process, move)]
-        for move, reads in reads_of(alone, call):
+    workloads = [Workload() for _ in assignment]
+    methods = {name: Usage() for name in (WHOLE, RANGES, SIEVING, TWO_PHASE)}
+    _add_exchanges(exchanges, workloads, methods[TWO_PHASE], method)
+    exchanged = Exchanged(exchanges)
+    for process, slice_ranges in enumerate(assignment):
+        workload = workloads[process]
+        visible = None if visibility.is_full else visibility.of(process)
+        transfers = planner.transfers(slice_ranges, visible)
+        for transfer, reads in reads_of(exchanged.local(process, transfers), method):
             for read in reads:
-                load.read += read.nbytes
-                load.reads += read.calls
-                ways[read.way].add(move.parameter.name, read.nbytes)
-        load.written += bytes_to_write(moves)
-        load.slices += sum(len(r) for move in moves for r in move.targets.values())
-    network = [0] * len(sight.seen)
-    arriving = [0] * len(sight.seen)
-    for process, load in enumerate(loads):
-        network[sight.node[process]] += load.sent
-        arriving[sight.node[process]] += load.received - traded.near[process]
+                workload.read += read.nbytes
+                workload.reads += read.reads
+                methods[read.method].add(transfer.parameter.name, read.nbytes)
+        workload.written += bytes_to_write(transfers)
+        workload.slices += sum(len(r) for transfer in transfers for r in transfer.targets.values())
+    leaving = [0] * len(visibility.files)
+    arriving = [0] * len(visibility.files)
+    for node, workload in zip(visibility.node, workloads):
+        leaving[node] += workload.sent
+        arriving[node] += workload.received
     return Simulation(
-        tuple(loads),
-        tuple(load.seconds(costs) for load in loads),
-        tuple(max(a, b) / costs.network for a, b in zip(network, arriving)),
-        {name: way for name, way in ways.items() if way.names},
+        tuple(workloads),
+        tuple(workload.seconds(costs) for workload in workloads),
+        tuple(max(a, b) / costs.network for a, b in zip(leaving, arriving)),
+        {name: usage for name, usage in methods.items() if usage.names},
         costs,
     )
 
 
-class _Traded:
-    """Which slices are traded, and what each process received from its own node."""
-
-    def __init__(self, processes: int) -> None:
-        self.near = [0] * processes
-        self._members: dict[tuple[str, object], list[Mapping[Cell, Mapping[int, object]]]] = {}
-
-    def note(self, trade: Trade) -> None:
-        self._members.setdefault((trade.parameter.name, trade.layout), []).append(trade.servers)
-
-    def covers(self, process: int, move: Move) -> bool:
-        """Tell whether `move`, of `process`, is done by trades."""
-        cell, ranks = next(iter(move.targets.items()))
-        return any(
-            ranks[0] in servers.get(cell, {}).get(process, ())  # type: ignore[operator]
-            for servers in self._members.get((move.parameter.name, move.layout), ())
-        )
-
-
-def _trade(trades: Iterable[Trade], loads: Sequence[Load], way: Way, call: float) -> _Traded:
-    """Add to `loads` and `way` what trades come to."""
-    known: dict[object, tuple[dict[int, Load], dict[int, int]]] = {}
-    traded = _Traded(len(loads))
-    for trade in trades:
-        traded.note(trade)
-        parameter = trade.parameter
+def _add_exchanges(
+    exchanges: Iterable[Exchange], workloads: Sequence[Workload], usage: Usage, method: ReadMethod
+) -> None:
+    """Add to `workloads` and `usage` what exchanges come to."""
+    known: dict[object, dict[int, Workload]] = {}
+    for exchange in exchanges:
+        parameter = exchange.parameter
         key = (
-            id(trade.servers), id(trade.senders), trade.turn, parameter.shape,
-            item_size(parameter.dtype),
+            exchange.receivers, exchange.senders, exchange.forwarder, parameter.grid,
+            item_size(parameter.src_dtype),
         )  # fmt: skip
         if key not in known:
-            known[key] = _loads_of(trade, call)
-        found, near = known[key]
-        for process, load in found.items():
-            loads[process].add(load)
-            way.add(parameter.name, load.read)
-        for process, nbytes in near.items():
-            traded.near[process] += nbytes
-    return traded
+            known[key] = _workloads_of(exchange, method)
+        for process, workload in known[key].items():
+            workloads[process].add(workload)
+            usage.add(parameter.name, workload.read)
 
 
-def _loads_of(trade: Trade, call: float) -> tuple[dict[int, Load], dict[int, int]]:
-    """Return what each process does, and the bytes that come from its own node."""
-    item = item_size(trade.parameter.dtype)
-    boxes = {(at, cell): box for cell in trade.servers for at, box in trade.copies(cell)}
-    grid, node = trade.parameter.grid, trade.node
-    found: dict[int, Load] = {}
-    near: dict[int, int] = {}
+def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]:
+    """Return what each process reads, sends and receives."""
+    grid, node = exchange.parameter.grid, exchange.node
+    item = item_size(exchange.parameter.src_dtype)
+    boxes = {
+        (at, cell): box
+        for cell in exchange.receivers
+        for at, box in overlaps(grid, exchange.grid, cell)
+    }
+    found = {}
+    for process, routes in routes_of(exchange).items():
 
-    def nbytes(post: Post, far: bool, process: int) -> int:
-        chosen = [some for peer, some in post.items() if (node[peer] != node[process]) == far]
-        return sum(boxes[piece].size for some in chosen for piece in some) * item
+        def nbytes(peers: Peers, nearby: bool, here: int = node[process]) -> int:
+            some = (pieces for peer, pieces in peers.items() if (node[peer] == here) == nearby)
+            return item * sum(boxes[piece].size for pieces in some for piece in pieces)
 
-    for process, own in posts(trade).items():
-        wanted = hulls((piece[0], boxes[piece]) for piece in own.read)
-        reads = [read_of(hull, grid.box(at), item, call) for at, hull in wanted.items()]
-        inside = nbytes(own.into, False, process) + nbytes(own.passed, False, process)
-        letters = 0
-        for post in (own.out, own.passing):
-            for some in post.values():
-                letters += max(1, -(-sum(boxes[p].size for p in some) * item // _LETTER))
-        found[process] = Load(
+        wanted = bounding_boxes((piece[0], boxes[piece]) for piece in routes.read)
+        reads = [count_reads(method, box, grid.box(at), item) for at, box in wanted.items()]
+        messages = [
+            item * sum(boxes[piece].size for piece in pieces)
+            for peers in (routes.sends, routes.forwards)
+            for pieces in peers.values()
+        ]
+        found[process] = Workload(
             read=sum(read.nbytes for read in reads),
-            sent=nbytes(own.out, True, process),
-            passed=nbytes(own.out, False, process) + nbytes(own.passing, False, process),
-            received=nbytes(own.into, True, process) + inside,
-            reads=sum(read.calls for read in reads),
-            letters=letters,
+            sent=nbytes(routes.sends, False),
+            sent_nearby=nbytes(routes.sends, True) + nbytes(routes.forwards, True),
+            received=nbytes(routes.recvs, False),
+            received_nearby=nbytes(routes.recvs, True) + nbytes(routes.forwarded, True),
+            reads=sum(read.reads for read in reads),
+            messages=sum(max(1, -(-size // _MESSAGE)) for size in messages),
         )
-        near[process] = inside
-    return found, near
+    return found
 
 
-def spread_of(loads: Sequence[Load]) -> dict[str, tuple[int, float, int]]:
-    """Return for every number of a load the least, the mean and the largest."""
-    columns = zip(*(astuple(load) for load in loads))
+def spread_of(workloads: Sequence[Workload]) -> dict[str, tuple[int, float, int]]:
+    """Return for every number of a workload the least, the mean and the largest."""
+    columns = zip(*(astuple(workload) for workload in workloads))
     return {
-        one.name: (min(column), sum(column) / len(loads), max(column))
-        for one, column in zip(fields(Load), columns)
+        one.name: (min(column), sum(column) / len(workloads), max(column))
+        for one, column in zip(fields(Workload), columns)
     }

@@ -1,7 +1,7 @@
-"""Moves: the plan as data, and what can be counted of it.
+"""Transfers: the plan as data, and what can be counted of it.
 
-A model has many parameters and few ways to cut them, so a move names a parameter and shares
-everything else with all parameters that are cut alike. `RankPlan` is the same written out for
+A model has many parameters and few ways to shard them, so a transfer names a parameter and shares
+everything else with all parameters that are sharded alike. `RankPlan` is the same written out for
 one destination rank.
 """
 
@@ -9,32 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import prod
-from typing import NamedTuple
 
 from rankxform.formats.dtype import content_bytes, item_size
-from rankxform.geometry.box import Box, hulls
-from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import CALL_BYTES, contiguous_runs, worth_picking
-from rankxform.layout.layout import Layout
+from rankxform.geometry.box import Box, bounding_boxes
+from rankxform.geometry.grid import Cell, Copies, Grid, overlaps
 
-from .catalog import Parameter
+from .catalog import Parameter, Shared, Targets
+from .read_method import Read, ReadMethod, count_reads
 
-Readers = Mapping[Cell, int]
-"""For every cell of a parameter's source grid that is needed, the global rank to read it from."""
+Receivers = Shared[Cell, "Mapping[int, tuple[int, ...]]"]
+"""By destination cell the processes that put it into files, each with its global ranks."""
 
-
-Targets = Mapping[Cell, "tuple[int, ...]"]
-"""For every wanted cell of a destination grid the global ranks that get it, ascending."""
-
-Copies = tuple[tuple[Cell, Box], ...]
-"""(source cell, region in the full parameter), for all that makes up a destination cell."""
+Senders = Shared[Cell, "dict[int, tuple[int, int]]"]
+"""By source cell, for each process that wants of it: (process that reads it, id of the file)."""
 
 
 @dataclass(frozen=True)
-class Portion:
-    """A run of the slices of one destination rank's file: those from `first` to `stop` - 1."""
+class SliceRange:
+    """Consecutive slices of one destination rank's file: those from `first` to `stop` - 1."""
 
     rank: int
     first: int
@@ -42,21 +34,68 @@ class Portion:
 
 
 @dataclass(frozen=True)
-class Move:
-    """One parameter, from its source layout to one destination layout.
+class Exchange:
+    """One parameter's movement between processes: who reads it, and who puts it into files.
 
-    layout: the destination's. targets: by cell of its grid the global destination ranks that get
-    it. readers: by cell of the source's grid the rank to take it from.
+    grid: the destination's. node: by process its node. forwarder: which of a node's processes that
+    want the same gets it for all, as a number to be reduced. position: when it is made, from 0 to 1
+    of the whole.
     """
 
     parameter: Parameter
-    layout: Layout
+    grid: Grid
+    receivers: Receivers
+    senders: Senders
+    node: tuple[int, ...]
+    forwarder: int = 0
+    position: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the full parameter."""
+        return content_bytes(self.parameter.src_dtype, self.parameter.shape)
+
+    def part(self, process: int) -> Transfer | None:
+        """Return what `process` has to do with it, if anything."""
+        targets = {cell: by[process] for cell, by in self.receivers.items() if process in by}
+        readers = {
+            cell: file
+            for cell, by in self.senders.items()
+            for reader, file in by.values()
+            if reader == process
+        }
+        if not targets and not readers:
+            return None
+        return Transfer(self.parameter, self.grid, Shared(targets), readers, self, process)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One process's part in one parameter's movement from its source grid to a destination grid.
+
+    targets: by cell of the destination's grid the global ranks that this process makes. readers: by
+    cell of the source's grid the id of the file to read it from. exchange: all processes' part, if
+    any takes part beside this one; `process` is this one's number there.
+    """
+
+    parameter: Parameter
+    grid: Grid
     targets: Targets
-    readers: Readers
+    readers: Mapping[Cell, int]
+    exchange: Exchange | None = None
+    process: int = 0
 
     def copies(self, cell: Cell) -> Copies:
         """Return (source cell, region) for all that makes up destination `cell`."""
-        return copies_of(self.parameter, self.layout, cell)
+        return overlaps(self.parameter.grid, self.grid, cell)
+
+    def as_exchange(self) -> Exchange:
+        """Return the exchange that this is a part of; a local transfer is one with oneself."""
+        if self.exchange is not None:
+            return self.exchange
+        receivers = {cell: {0: ranks} for cell, ranks in self.targets.items()}
+        senders = {cell: {0: (0, file)} for cell, file in self.readers.items()}
+        return Exchange(self.parameter, self.grid, Shared(receivers), Shared(senders), (0,))
 
 
 @dataclass(frozen=True)
@@ -101,128 +140,67 @@ class RankPlan:
         return tuple(sorted({c.src_rank for s in self.slices for c in s.copies}))
 
 
-def needed_bytes(moves: Iterable[Move]) -> int:
-    """Return the distinct source bytes that `moves` need, of all destination ranks together.
+def needed_bytes(transfers: Iterable[Transfer]) -> int:
+    """Return the distinct source bytes that `transfers` need, of all destination ranks together.
 
     A region that two destination layouts of a shared parameter want counts for both.
     """
-    known: dict[object, int] = {}
-    total = 0
-    for move in moves:
-        key = move.layout, move.parameter.shape, id(move.targets)
-        if key not in known:
-            grid = move.layout.grid(move.parameter.shape)
-            known[key] = sum(grid.box(cell).size for cell in move.targets)
-        total += known[key] * item_size(move.parameter.dtype)
-    return total
+    return sum(
+        elements * item_size(transfer.parameter.src_dtype)
+        for transfer, elements in _elements(transfers, each_rank=False)
+    )
 
 
-def bytes_to_read(moves: Iterable[Move], call: float = CALL_BYTES) -> int:
-    """Return the bytes that one process reads to carry out `moves`.
+def bytes_to_write(transfers: Iterable[Transfer]) -> int:
+    """Return the content bytes that `transfers` write, in all destination files together."""
+    return sum(
+        elements * item_size(transfer.parameter.dtype)
+        for transfer, elements in _elements(transfers, each_rank=True)
+    )
 
-    Each source slice is read where its rows are wanted: whole rows where the cut leaves only
-    short runs of them, for what a `call` costs, in bytes.
-    """
-    return sum(read.nbytes for _, reads in reads_of(moves, call) for read in reads)
+
+def _elements(transfers: Iterable[Transfer], each_rank: bool) -> Iterator[tuple[Transfer, int]]:
+    """Yield with each transfer the elements of its target cells, once or for each rank."""
+    known: dict[tuple[Grid, Targets], int] = {}
+    for transfer in transfers:
+        grid, targets = transfer.grid, transfer.targets
+        if (grid, targets) not in known:
+            known[grid, targets] = sum(
+                grid.box(cell).size * (len(ranks) if each_rank else 1)
+                for cell, ranks in targets.items()
+            )
+        yield transfer, known[grid, targets]
+
+
+def bytes_to_read(transfers: Iterable[Transfer], method: ReadMethod) -> int:
+    """Return the bytes that one process reads to carry out `transfers`."""
+    return sum(read.nbytes for _, reads in reads_of(transfers, method) for read in reads)
 
 
 def reads_of(
-    moves: Iterable[Move], call: float = CALL_BYTES
-) -> Iterator[tuple[Move, Sequence[Read]]]:
-    """Yield with each move what one process reads for it."""
+    transfers: Iterable[Transfer], method: ReadMethod
+) -> Iterator[tuple[Transfer, Sequence[Read]]]:
+    """Yield with each transfer what one process reads for it."""
     known: dict[object, list[Read]] = {}
-    for move in moves:
-        parameter, item = move.parameter, item_size(move.parameter.dtype)
-        key = (
-            parameter.layout, parameter.listed, move.layout, parameter.shape, item,
-            id(move.targets),
-        )  # fmt: skip
+    for transfer in transfers:
+        parameter, item = transfer.parameter, item_size(transfer.parameter.src_dtype)
+        key = parameter.grid, item, transfer.grid, transfer.targets
         if key not in known:
-            wanted = hulls(copy for cell in move.targets for copy in move.copies(cell))
+            copies = (copy for cell in transfer.targets for copy in transfer.copies(cell))
             known[key] = [
-                read_of(hull, parameter.grid.box(cell), item, call) for cell, hull in wanted.items()
+                count_reads(method, wanted, parameter.grid.box(cell), item)
+                for cell, wanted in bounding_boxes(copies).items()
             ]
-        yield move, known[key]
+        yield transfer, known[key]
 
 
-def bytes_to_write(moves: Iterable[Move]) -> int:
-    """Return the content bytes that `moves` write, in all destination files together."""
-    known: dict[object, int] = {}
-    total = 0
-    for move in moves:
-        key = move.layout, move.parameter.shape, id(move.targets)
-        if key not in known:
-            grid = move.layout.grid(move.parameter.shape)
-            known[key] = sum(grid.box(cell).size * len(r) for cell, r in move.targets.items())
-        total += known[key] * item_size(move.parameter.dtype)
-    return total
-
-
-WHOLE, RANGES, ROWS, EXCHANGE = WAYS = ("whole", "ranges", "rows", "exchange")
-"""Ways to read of a slice: all in one piece, where no others' bytes lie in between; the runs that
-are wanted; the rows that hold them; or either by one process, for all that want some of it."""
-
-_PIECE = 4 << 20
-
-
-class Read(NamedTuple):
-    """What is read of a slice: how, how many bytes, and in how many calls, at least."""
-
-    way: str
-    nbytes: int
-    calls: int
-
-
-def read_of(hull: Box, held: Box, item: int, call: float = CALL_BYTES) -> Read:
-    """Return how `hull` is got out of the slice `held`, of elements of `item` bytes."""
-    if not hull.size:
-        return Read(WHOLE, 0, 0)
-    frame, nbytes = hull.relative_to(held), hull.size * item
-    runs = hull.size // next(contiguous_runs(frame, held.shape))[1]
-    if runs == 1:
-        return Read(WHOLE, nbytes, pieces(nbytes))
-    rows = (hull.shape[0], *held.shape[1:])
-    frame = Box((0, *frame.start[1:]), (rows[0], *frame.stop[1:]))
-    if worth_picking(frame, rows, item, call):
-        return Read(RANGES, nbytes, max(runs, pieces(nbytes)))
-    return Read(ROWS, prod(rows) * item, pieces(prod(rows) * item))
-
-
-def pieces(nbytes: int) -> int:
-    """Return in how many pieces so many bytes are read or sent, at least."""
-    return -(-nbytes // _PIECE)
-
-
-def read_by_rank(moves: Iterable[Move]) -> dict[int, int]:
-    """Return for each source rank the bytes that `moves` read of its file."""
+def read_by_rank(transfers: Iterable[Transfer]) -> dict[int, int]:
+    """Return for each source rank the bytes that `transfers` read of its file."""
     found: dict[int, int] = {}
-    for move in moves:
-        item = item_size(move.parameter.dtype)
-        for dst_cell in move.targets:
-            for cell, box in move.copies(dst_cell):
-                rank = move.readers[cell]
+    for transfer in transfers:
+        item = item_size(transfer.parameter.src_dtype)
+        for dst_cell in transfer.targets:
+            for cell, box in transfer.copies(dst_cell):
+                rank = transfer.readers[cell]
                 found[rank] = found.get(rank, 0) + box.size * item
     return found
-
-
-def copies_of(parameter: Parameter, layout: Layout, cell: Cell) -> Copies:
-    """Return what makes up `cell` of the destination `layout` of a parameter."""
-    if not parameter.listed:
-        box = layout.grid(parameter.shape).box(cell)
-        return ((parameter.cell(0), box),) if box.size else ()
-    return overlaps(parameter.layout, layout, parameter.shape, cell)
-
-
-@cache
-def overlaps(src: Layout, dst: Layout, shape: tuple[int, ...], dst_cell: Cell) -> Copies:
-    """Return (source cell, common region) for every source cell that `dst_cell` overlaps."""
-    box = dst.grid(shape).box(dst_cell)
-    if not box.size:
-        return ()
-    grid = src.grid(shape)
-    found = []
-    for cell in grid.cells_over(box):
-        common = grid.box(cell).intersect(box)
-        assert common is not None
-        found.append((cell, common))
-    return tuple(found)

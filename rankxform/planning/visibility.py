@@ -1,4 +1,4 @@
-"""Who sees what: which processes can read which source files."""
+"""Visibility: which processes can read which files."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ Processes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Who sees what. node: by process its node; seen: by node the source ranks whose files it has.
+class Visibility:
+    """node: by process its node; files: by node the ids of the files that it can open.
 
-    A file that several nodes see is the same on all.
+    A file that several nodes have is the same on all.
     """
 
     node: tuple[int, ...]
-    seen: tuple[frozenset[int], ...]
+    files: tuple[frozenset[int], ...]
 
     @classmethod
-    def full(cls, node: tuple[int, ...], ranks: Iterable[int]) -> Sight:
-        """Every node sees the files of all `ranks`."""
-        return cls(node, (frozenset(ranks),) * (max(node) + 1))
+    def full(cls, node: tuple[int, ...], files: Iterable[int]) -> Visibility:
+        """Every node can open all `files`."""
+        return cls(node, (frozenset(files),) * (max(node) + 1))
 
     def of(self, process: int) -> frozenset[int]:
-        """Return the source ranks whose files `process` can read."""
-        return self.seen[self.node[process]]
+        """Return the files that `process` can read."""
+        return self.files[self.node[process]]
 
     @cached_property
     def is_full(self) -> bool:
-        """Whether every node sees every file."""
-        return len(set(self.seen)) == 1
+        """Whether every node can open every file."""
+        return len(set(self.files)) == 1
 
-    def seers(self, ranks: Iterable[int]) -> Processes:
-        """Return the processes that can read the file of one of `ranks`."""
-        nodes = {node for rank in ranks for node in self._nodes.get(rank, ())}
+    def processes_seeing(self, files: Iterable[int]) -> Processes:
+        """Return the processes that can read one of `files`."""
+        nodes = {node for file in files for node in self._nodes.get(file, ())}
         return tuple(sorted(p for node in nodes for p in self._processes[node]))
 
     @cached_property
     def _nodes(self) -> Mapping[int, Sequence[int]]:
-        """By source rank the nodes that see its file."""
+        """By file the nodes that can open it."""
         found: dict[int, list[int]] = {}
-        for node, seen in enumerate(self.seen):
-            for rank in seen:
-                found.setdefault(rank, []).append(node)
+        for node, files in enumerate(self.files):
+            for file in files:
+                found.setdefault(file, []).append(node)
         return found
 
     @cached_property
     def _processes(self) -> Sequence[Sequence[int]]:
         """By node its processes."""
-        found: list[list[int]] = [[] for _ in self.seen]
+        found: list[list[int]] = [[] for _ in self.files]
         for process, node in enumerate(self.node):
             found[node].append(process)
         return found
 
-    def dealt(self, ranks: Iterable[int]) -> list[list[int]]:
-        """Deal the files of `ranks` to processes that see them, in even numbers.
+    def partition(self, files: Iterable[int]) -> list[list[int]]:
+        """Assign `files` to processes that can open them, in even numbers.
 
-        >>> Sight((0, 1), (frozenset({0, 1, 2}), frozenset({2}))).dealt((0, 1, 2))
+        >>> Visibility((0, 1), (frozenset({0, 1, 2}), frozenset({2}))).partition((0, 1, 2))
         [[0, 1], [2]]
         """
-        dealt: list[list[int]] = [[] for _ in self.node]
+        parts: list[list[int]] = [[] for _ in self.node]
         able: dict[tuple[int, ...], Processes] = {}
-        for position, rank in enumerate(ranks):
+        for position, file in enumerate(files):
             if self.is_full:
-                dealt[position % len(dealt)].append(rank)
+                parts[position % len(parts)].append(file)
                 continue
-            nodes = tuple(self._nodes.get(rank, ()))
+            nodes = tuple(self._nodes.get(file, ()))
             if nodes not in able:
-                able[nodes] = self.seers((rank,))
-            dealt[min(able[nodes], key=lambda process: len(dealt[process]))].append(rank)
-        return dealt
+                able[nodes] = self.processes_seeing((file,))
+            parts[min(able[nodes], key=lambda process: len(parts[process]))].append(file)
+        return parts

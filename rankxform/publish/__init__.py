@@ -1,1 +1,1 @@
-"""What makes a conversion crash-safe: target folder, lock, journal, records, links."""
+"""Destination folders: locked, journalled, resumed and completed."""

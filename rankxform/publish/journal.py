@@ -7,10 +7,18 @@ from pathlib import Path
 from time import monotonic
 
 from rankxform.errors import StorageError
-from rankxform.planning.transfers import Targets
-from rankxform.publish import records
-from rankxform.storage.posix import Tick, create, fsync, opened_to_write, size_of, sync, write_from
+from rankxform.planning.catalog import Targets
+from rankxform.storage.posix import (
+    OnProgress,
+    create,
+    fsync,
+    opened_to_write,
+    size_of,
+    sync,
+    write_from,
+)
 
+from . import records
 from .lock import boot_id
 from .records import MODULUS, Part
 from .target import FOLDER_NAME, State
@@ -41,8 +49,7 @@ class Journal:
         self._fresh: dict[tuple[int, ...], list[str]] = {}
         self._fresh_sums: dict[int, int] = {}
         self._failed = False
-        self._ranks: dict[int, tuple[int, ...]] = {}
-        self._known: list[Targets] = []
+        self._ranks: dict[Targets, tuple[int, ...]] = {}
         create(self._path)
         self._end = 0
         self.parts = {
@@ -54,24 +61,24 @@ class Journal:
 
     def moved(self, name: str, targets: Targets) -> None:
         """Take note that the slices of `name` in the files of `targets` are put."""
-        ranks = self._ranks.get(id(targets))
-        if ranks is None:
-            ranks = tuple(sorted(rank for some in targets.values() for rank in some))
-            self._ranks[id(targets)] = ranks
-            self._known.append(targets)  # so that its id stays its own
-        self._fresh.setdefault(ranks, []).append(name)
+        if targets not in self._ranks:
+            ranks = (rank for some in targets.values() for rank in some)
+            self._ranks[targets] = tuple(sorted(ranks))
+        self._fresh.setdefault(self._ranks[targets], []).append(name)
 
     @property
     def due(self) -> bool:
         return bool(self._fresh) and monotonic() - self._last >= JOURNAL_SECONDS
 
-    def settle(self, parts: Mapping[int, Path], sums: Mapping[int, int], tick: Tick) -> None:
+    def commit(
+        self, parts: Mapping[int, Path], sums: Mapping[int, int], on_progress: OnProgress
+    ) -> None:
         """Sync `parts`, which hold all that was moved, and write down what that is.
 
         parts: by rank. sums: fingerprints of what was moved since the last time, by rank. What
-        `tick` interrupts can be tried again. What failed cannot: after an error the kernel takes
-        pages that it could not write for clean, and the next sync succeeds; so nothing more is
-        noted.
+        `on_progress` interrupts can be tried again. What failed cannot: after an error the kernel
+        takes pages that it could not write for clean, and the next sync succeeds; so nothing more
+        is noted.
         """
         for rank, value in sums.items():
             self._fresh_sums[rank] = (self._fresh_sums.get(rank, 0) + value) % MODULUS
@@ -82,7 +89,7 @@ class Journal:
             if self._durable:
                 for part in parts.values():
                     sync(part)
-                    tick(0)
+                    on_progress(0)
             if self._fresh:
                 sizes = {rank: size_of(part) for rank, part in parts.items()}
                 done = list(self._fresh.items())

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from rankxform.checkpoints.base import FORMS, USUAL
+
 VERSION = 1
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
 MODULUS = 1 << 64
@@ -34,13 +36,15 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
         raise RecordError(f"of version {found.get('version')!r}, this is version {VERSION}")
     _check(found, {"identity": dict, "seed": int, "files": dict}, "it")
     _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
+    form = FORMS.get(found.get("form", USUAL))
+    if form is None:
+        raise RecordError(f"of a form {found['form']!r}, which is not known here")
     known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
     for name, facts in found["files"].items():
         if not isinstance(facts, dict):
             raise RecordError(f"damaged: {name!r} is no file of this folder")
         _check(facts, known, repr(name))
-        folder, _, file = name.partition("/")
-        if folder != f"rank_{facts['rank']}" or file in ("", ".", "..") or set("/\0") & set(file):
+        if not form.owns(name, facts["rank"]):
             raise RecordError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
     return found
 
@@ -52,7 +56,7 @@ def _check(found: Mapping[str, Any], keys: Mapping[str, type], what: str) -> Non
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Name what differs between two identities, in words.
+    """Name in words what differs between two identities.
 
     The source files of both are compared; those that only one has are of ranks that the other
     did not need.
@@ -83,7 +87,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Progress:
+class Completed:
     """What journals say is on the device.
 
     parts: the part file of each destination rank. done: names whose slices are complete in it.
@@ -97,10 +101,10 @@ class Progress:
     sizes: dict[int, int] = field(default_factory=dict)
     durable: bool = True
 
-    def only(self, ranks: Iterable[int]) -> Progress:
+    def only(self, ranks: Iterable[int]) -> Completed:
         """Return what is said of `ranks`."""
         kept = set(ranks)
-        return Progress(
+        return Completed(
             {rank: part for rank, part in self.parts.items() if rank in kept},
             {rank: names for rank, names in self.done.items() if rank in kept},
             {rank: value for rank, value in self.sums.items() if rank in kept},
@@ -108,7 +112,7 @@ class Progress:
             self.durable,
         )
 
-    def add(self, other: Progress) -> None:
+    def add(self, other: Completed) -> None:
         """Take what another says too."""
         self.durable &= other.durable
         self.parts.update(other.parts)
@@ -151,17 +155,17 @@ def _digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=8).hexdigest().encode()
 
 
-def progress(journals: Mapping[str, bytes], boot: str) -> Progress:
-    """Put journals, by name, together.
+def completed(journals: Mapping[str, bytes], boot: str) -> Completed:
+    """Merge journals, by name.
 
     A line that was cut off or damaged, and what follows it, is dropped.
     """
     read = {name: _journal(data) for name, data in journals.items()}
     replaced = {old for one in read.values() if one for old in one.replaces}
-    found = Progress()
+    found = Completed()
     for name, one in read.items():
-        if one and name not in replaced and (one.progress.durable or one.boot == boot):
-            found.add(one.progress)
+        if one and name not in replaced and (one.completed.durable or one.boot == boot):
+            found.add(one.completed)
     return found
 
 
@@ -169,7 +173,7 @@ def progress(journals: Mapping[str, bytes], boot: str) -> Progress:
 class _Journal:
     boot: str
     replaces: list[str]
-    progress: Progress
+    completed: Completed
 
 
 def _journal(data: bytes) -> _Journal | None:
@@ -182,10 +186,10 @@ def _journal(data: bytes) -> _Journal | None:
             facts = json.loads(text)
             if found is None:
                 parts = {int(r): Part(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
-                first = Progress(parts, durable=bool(facts["durable"]))
+                first = Completed(parts, durable=bool(facts["durable"]))
                 found = _Journal(str(facts["boot"]), list(map(str, facts["replaces"])), first)
                 continue
-            more = Progress(
+            more = Completed(
                 sums={int(rank): int(value) for rank, value in facts["sums"].items()},
                 sizes={int(rank): int(size) for rank, size in facts["sizes"].items()},
             )
@@ -194,5 +198,5 @@ def _journal(data: bytes) -> _Journal | None:
                     more.done.setdefault(int(rank), set()).update(map(str, names))
         except (ValueError, TypeError, KeyError, AttributeError):
             break
-        found.progress.add(more)
+        found.completed.add(more)
     return found

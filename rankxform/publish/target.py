@@ -18,48 +18,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
+from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError
-from rankxform.publish import records
 from rankxform.storage.posix import read_bytes, read_record, remove, sync, write_small
 
+from . import records
+from .facts import Facts, is_own, is_same_file, known_facts, refuse_link, status_of_name
 from .lock import Lock, boot_id, is_of_lock
-from .records import JOB, MANIFEST, Part, Progress, RecordError
+from .records import JOB, MANIFEST, Completed, RecordError
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
 JOB_NAME = "job.json"
-
-Facts = dict[str, int]
-"""Of a file: its inode, its size in bytes, and its time of modification in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class State:
     """What was found in a target when it was opened; every process gets it.
 
-    kept: ranks whose files are complete. progress: of those that are not. seed: of fingerprints.
+    kept: ranks whose files are complete. completed: of those that are not. seed: of fingerprints.
     """
 
     folder: Path
     token: str
     seed: int
     kept: frozenset[int]
-    progress: Progress
+    completed: Completed
 
     def with_all(self, states: Iterable[State]) -> State:
         """Return this folder's state with what is complete in all folders."""
-        kept, progress = self.kept, Progress()
+        kept, completed = self.kept, Completed()
         for state in states:
             kept |= state.kept
-            progress.add(state.progress)
-        return replace(self, kept=kept, progress=progress)
+            completed.add(state.completed)
+        return replace(self, kept=kept, completed=completed)
 
 
-class Target:
+class TargetFolder:
     """A destination folder, as process 0 holds it during a run.
 
     The job lists the files that are being made, by all runs since the manifest was written. Just
@@ -79,6 +77,7 @@ class Target:
         identity: Mapping[str, Any],
         finals: Mapping[int, Path],
         *,
+        form: str = USUAL,
         overwrite: bool,
         durable: bool,
     ) -> None:
@@ -88,6 +87,7 @@ class Target:
         StorageError where another run is at work, or files would be lost.
         """
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
+        self._form = form
         self._finals = finals
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
@@ -128,10 +128,10 @@ class Target:
                 remove(part_of(final))
                 del self._files[name]
         seed = (job or manifest or {"seed": secrets.randbits(63)})["seed"]
-        self.state = State(self._folder, secrets.token_hex(4), seed, kept, Progress())
+        self.state = State(self._folder, secrets.token_hex(4), seed, kept, Completed())
         self._write_job()
-        progress = self._progress().only(rank for rank in self._finals if rank not in kept)
-        self.state = replace(self.state, progress=progress)
+        completed = self._completed().only(rank for rank in self._finals if rank not in kept)
+        self.state = replace(self.state, completed=completed)
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
         """Tell whether a file is complete, or else may be made. Raises StorageError."""
@@ -139,13 +139,13 @@ class Target:
         if facts is None:
             return False
         noted = self._files.get(name)
-        if noted is not None and _is_same(noted, facts, "inode", "size", "modified"):
+        if noted is not None and is_same_file(noted, facts, "inode", "size", "modified"):
             if noted["boot"] not in ("", boot_id()):
                 return False  # it was not synced, and the machine was started anew
             if self._durable:
                 sync(final.parent)  # a run may have ended between its name and this
             return True
-        if _is_same(listed.get(name, {}), facts, "size", "modified"):
+        if is_same_file(listed.get(name, {}), facts, "size", "modified"):
             return True
         if overwrite:
             return False
@@ -154,7 +154,7 @@ class Target:
 
     def _read(self, kind: str) -> dict[str, Any] | None:
         path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / JOB_NAME
-        if _status(path) is None:
+        if status_of_name(path) is None:
             return None
         try:
             found = records.parse(kind, _read_record(path))
@@ -163,8 +163,8 @@ class Target:
             return found
         except RecordError as error:
             raise StorageError(
-                f"{path}: {error}; it is not known what this folder holds, choose another or "
-                "remove it"
+                f"{path}: {error}; cannot tell what this folder contains; choose another "
+                "folder or remove this file"
             ) from error
 
     def _changed(self, record: Mapping[str, Any], allowed: bool, whose: str) -> bool:
@@ -188,25 +188,25 @@ class Target:
     def _journals(self) -> list[Path]:
         return sorted(self._own.glob("journal-*.jsonl"))
 
-    def _progress(self) -> Progress:
+    def _completed(self) -> Completed:
         """Return what is on the device, and write it down in place of all journals.
 
         A part file is continued if it is the one that a journal speaks of, not shorter than it was,
         and no file shares its bytes.
         """
         old = self._journals()
-        found = records.progress({path.name: _read_record(path) for path in old}, boot_id())
+        found = records.completed({path.name: _read_record(path) for path in old}, boot_id())
         there = {file["rank"]: part_of(self._folder / name) for name, file in self._files.items()}
         found = found.only(
             rank
             for rank, part in there.items()
-            if rank in found.done and _is_own(part, found.parts.get(rank), found.sizes.get(rank, 0))
+            if rank in found.done and is_own(part, found.parts.get(rank), found.sizes.get(rank, 0))
         )
         if old:
             self._consolidate(found, old)
         return found
 
-    def _consolidate(self, found: Progress, old: Sequence[Path]) -> None:
+    def _consolidate(self, found: Completed, old: Sequence[Path]) -> None:
         """Write down what is on the device in place of `old` journals."""
         done = [((rank,), sorted(names)) for rank, names in found.done.items()]
         first = records.started(found.parts, found.durable, boot_id(), [path.name for path in old])
@@ -221,9 +221,9 @@ class Target:
 
         Before a part file is: it may get the inode of the one that they speak of.
         """
-        left = self.state.progress.only(ranks)
-        if left.done.keys() != self.state.progress.done.keys():
-            self.state = replace(self.state, progress=left)
+        left = self.state.completed.only(ranks)
+        if left.done.keys() != self.state.completed.done.keys():
+            self.state = replace(self.state, completed=left)
             self._consolidate(left, self._journals())
 
     def _name(self, final: Path) -> str:
@@ -233,7 +233,7 @@ class Target:
 
     def check_room(self, sizes: Mapping[Path, int]) -> None:
         """Raise StorageError where `sizes`, of part files, will not fit."""
-        there = sum(status.st_blocks * 512 for part in sizes if (status := _status(part)))
+        there = sum(status.st_blocks * 512 for part in sizes if (status := status_of_name(part)))
         room = os.statvfs(self._folder)
         free, needed = room.f_bavail * room.f_frsize, sum(sizes.values()) - there
         if needed > free:
@@ -263,6 +263,8 @@ class Target:
             left = {name: facts for name, facts in old["files"].items() if name not in gone}
             if records.differences(old["identity"], self._identity):
                 remove(self._folder / MANIFEST_NAME)
+                for name in old.get("companions", ()):
+                    remove(self._folder / name)
                 self._remove_stale({n: f for n, f in left.items() if n not in self._files})
             elif not left:
                 remove(self._folder / MANIFEST_NAME)
@@ -276,13 +278,18 @@ class Target:
         """
         for name, known in files.items():
             path = self._folder / name
-            if _is_same(known, known_facts(path), "size", "modified"):
+            if is_same_file(known, known_facts(path), "size", "modified"):
                 remove(path)
                 with suppress(OSError):
                     path.parent.rmdir()
 
     def _write_job(self) -> None:
-        content = {"identity": self._identity, "seed": self.state.seed, "files": self._files}
+        content = {
+            "form": self._form,
+            "identity": self._identity,
+            "seed": self.state.seed,
+            "files": self._files,
+        }
         write_small(self._own / JOB_NAME, records.document(JOB, content), durable=self._durable)
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
@@ -298,11 +305,21 @@ class Target:
         files = dict(known.get("files", {}))
         for name, noted in list(self._files.items()):
             there = known_facts(self._folder / name)
-            if name in mine or _is_same(noted, there, "inode", "size", "modified"):
+            if name in mine or is_same_file(noted, there, "inode", "size", "modified"):
                 facts = ("rank", "size", "modified", "digest")
                 files[name] = {key: noted[key] for key in facts if key in noted}
                 del self._files[name]
-        content = {"identity": self._identity, "seed": self.state.seed, "files": files, **contents}
+        companions = FORMS[self._form].companions({f["rank"]: n for n, f in files.items()})
+        for name, data in companions.items():
+            write_small(self._folder / name, data, durable=self._durable)
+        content = {
+            "form": self._form,
+            "identity": self._identity,
+            "seed": self.state.seed,
+            "files": files,
+            **({"companions": sorted(companions)} if companions else {}),
+            **contents,
+        }
         if "stages" in contents:
             content["stages"] = {**known.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)
@@ -336,55 +353,11 @@ class Target:
                 self._folder.rmdir()  # where nothing came of it
 
 
-def refuse_link(path: Path) -> None:
-    """Raise StorageError where a folder of a destination is a link: what is there is another's."""
-    if path.is_symlink():
-        raise StorageError(
-            f"{path}: is a link, and inside a destination none is followed; remove it, or choose "
-            "another folder"
-        )
-
-
 def _read_record(path: Path) -> bytes:
     try:
         return read_record(path)
     except OSError as error:
         raise StorageError.of(error, path, "read, as a file of its own") from error
-
-
-def facts_of(part: Path) -> Facts:
-    """Return what tells later whether a file is this one."""
-    found = known_facts(part)
-    if found is None:
-        raise StorageError(f"{part}: is gone; does something else clean up this folder?")
-    return found
-
-
-def known_facts(path: Path) -> Facts | None:
-    """Return what tells a file from another, or None where none is."""
-    status = _status(path)
-    if status is None:
-        return None
-    return {"inode": status.st_ino, "size": status.st_size, "modified": status.st_mtime_ns}
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except OSError:
-        return None
-
-
-def _is_own(path: Path, noted: Part | None, size: int) -> bool:
-    """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
-    status = _status(path)
-    if status is None or noted is None or not S_ISREG(status.st_mode):
-        return False
-    return (status.st_ino, status.st_nlink) == (noted.inode, 1) and status.st_size >= size
-
-
-def _is_same(noted: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
-    return facts is not None and all(noted.get(key) == facts[key] for key in keys)
 
 
 def manifest(folder: Path) -> dict[str, Any]:

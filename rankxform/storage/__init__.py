@@ -1,1 +1,1 @@
-"""The only file access for reading."""
+"""Files read: found, indexed, compared and measured. The only file access for reading."""

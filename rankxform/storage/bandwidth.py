@@ -20,9 +20,9 @@ from .posix import (
     existing,
     fsync,
     opened_to_write,
-    picking,
     read_into,
     remove,
+    sparse_descriptors,
     start_writing,
     status_of,
     write_from,
@@ -33,7 +33,7 @@ PROBE_BYTES = 64 << 20
 
 _RUN, _RUNS, _STRIDE = 128 << 10, 16, 4
 _BESIDE = 1.3e-6
-"""Seconds that the engine takes for a call beside the read itself (`benchmarks.reading`)."""
+"""Seconds that the engine takes for a read beside the system call (`benchmarks.reading`)."""
 
 _SAMPLE = 16 << 20
 
@@ -45,7 +45,7 @@ class Speed:
 
     read: float
     write: float = inf
-    call: float = 0.0
+    latency: float = 0.0
 
 
 class Sample:
@@ -53,7 +53,7 @@ class Sample:
 
     def __init__(self, path: Path, part: float = 0.0) -> None:
         self._path, self._part = path, part
-        self._row, self._picks = Descriptors(os.O_RDONLY), picking()
+        self._row, self._picks = Descriptors(os.O_RDONLY), sparse_descriptors()
         self._block = memoryview(bytearray(SYSCALL_BYTES))
         self._next = 0
 
@@ -77,8 +77,8 @@ class Sample:
             passed += seconds
             paces.append(seconds / nbytes)
         read = max(1, self._next - first) / max(passed, 1e-9)
-        call = median(runs or [0.0]) - run * median(paces or [0.0])
-        return Speed(read, call=max(0.0, call) + _BESIDE)
+        latency = median(runs or [0.0]) - run * median(paces or [0.0])
+        return Speed(read, latency=max(0.0, latency) + _BESIDE)
 
     def more(self, nbytes: int) -> float:
         """Read so much more in a row, and from the start again if the file ends; return the

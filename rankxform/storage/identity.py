@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rankxform.formats.base import Span
 
-from .posix import Tick, blocks, create, existing, opened, remove
+from .posix import OnProgress, blocks, create, existing, opened, remove
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
@@ -87,13 +87,12 @@ def _sampled(path: Path) -> bytes:
     return state.digest()
 
 
-def digest(path: Path, tick: Tick = lambda nbytes: None) -> bytes:
+def digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:
     """Return a digest of all bytes of a file."""
     state = blake2b(digest_size=16)
     with opened(path) as (fd, status):
-        for block in blocks(fd, path, [Span(0, status.st_size)]):
+        for block in blocks(fd, path, on_progress)([Span(0, status.st_size)]):
             state.update(block)
-            tick(0)
     return state.digest()
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rankxform.errors import CheckpointError
-from rankxform.formats import ckpt, safetensors
-from rankxform.formats.base import Index, ReadAt, gaps
-from rankxform.formats.wire import FormatError
+from rankxform.errors import CheckpointError, FormatError
+from rankxform.formats.base import Format, Index, ReadAt, format_of, gaps
 
 from .posix import opened, range_reader
 
-CKPT, SAFETENSORS = "ckpt", "safetensors"
-FORMATS = (CKPT, SAFETENSORS)
 
-
-def container(path: Path) -> str:
-    """Return the format of a checkpoint file, which its name tells."""
-    return SAFETENSORS if path.suffix == ".safetensors" else CKPT
+def container(path: Path) -> Format:
+    """Return the container of a checkpoint file, which its name tells."""
+    return format_of(path.suffix)
 
 
 def index(path: Path) -> Index:
@@ -43,12 +38,11 @@ class Indexer:
         kind = container(path)
         with opened(path) as (fd, status):
             read_at = range_reader(fd, path)
-            templates = self._seen.setdefault((kind, status.st_size), [])
+            templates = self._seen.setdefault((kind.name, status.st_size), [])
             found = next((t.index for t in templates if t.fits(read_at)), None)
             if found is None:
-                read = safetensors.read_index if kind == SAFETENSORS else ckpt.read_index
                 try:
-                    found = read(read_at, status.st_size)
+                    found = kind.read_index(read_at, status.st_size)
                 except FormatError as error:
                     raise CheckpointError(f"{path}: {error}") from error
                 templates.append(_Template(found, path))

@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, StorageError
-from rankxform.formats.base import ReadAt, Span
+from rankxform.formats.base import Blocks, ReadAt, Span
 
 Buffer = memoryview
-Tick = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Told of progress in bytes, often; it may raise to stop."""
 
 SYSCALL_BYTES = 1 << 20
@@ -184,7 +184,7 @@ class Descriptors:
             raise failures[0]
 
 
-def picking() -> Descriptors:
+def sparse_descriptors() -> Descriptors:
     """Return files to pick ranges out of, of which the system reads nothing ahead."""
     return Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
 
@@ -218,14 +218,19 @@ def read_into(fd: int, path: Path, offset: int, target: Buffer) -> None:
         done += got
 
 
-def blocks(fd: int, path: Path, spans: Iterable[Span]) -> Iterator[Buffer]:
-    """Yield the bytes of `spans` in order, in blocks; each is gone when the next is asked for."""
-    block = memoryview(bytearray(SYSCALL_BYTES))
-    for span in spans:
-        for start in range(0, span.nbytes, SYSCALL_BYTES):
-            part = block[: min(SYSCALL_BYTES, span.nbytes - start)]
-            read_into(fd, path, span.offset + start, part)
-            yield part
+def blocks(fd: int, path: Path, on_progress: OnProgress = lambda nbytes: None) -> Blocks:
+    """Return the bytes of spans of an open file, in order, in blocks."""
+
+    def read(spans: Iterable[Span]) -> Iterator[Buffer]:
+        block = memoryview(bytearray(SYSCALL_BYTES))
+        for span in spans:
+            for start in range(0, span.nbytes, SYSCALL_BYTES):
+                part = block[: min(SYSCALL_BYTES, span.nbytes - start)]
+                read_into(fd, path, span.offset + start, part)
+                yield part
+                on_progress(0)
+
+    return read
 
 
 def write_from(fd: int, path: Path, offset: int, *sources: Buffer) -> None:
@@ -338,13 +343,13 @@ def own_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.uname().nodename}-{os.getpid()}")
 
 
-def write_small(path: Path, data: bytes, *, durable: bool = True, crowd: bool = False) -> None:
+def write_small(path: Path, data: bytes, *, durable: bool = True, shared: bool = False) -> None:
     """Write a small file under its final name, complete or not at all.
 
-    With `crowd` several processes may do so at the same moment.
+    shared: several processes may write it at the same moment.
     """
     make_folder(path.parent)
-    beside = own_name(path) if crowd else path
+    beside = own_name(path) if shared else path
     part = beside.with_name(beside.name + ".part")
     try:
         _write_all(part, data)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
 
-from .posix import Buffer, Descriptors, picking, read_into, status_of
+from .posix import Buffer, Descriptors, read_into, sparse_descriptors, status_of
 
 
 class Sources:
@@ -20,21 +20,21 @@ class Sources:
 
     def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
         self._paths, self._indexes = paths, indexes
-        self._descriptors = {False: Descriptors(os.O_RDONLY), True: picking()}
+        self._descriptors = {False: Descriptors(os.O_RDONLY), True: sparse_descriptors()}
         self._checked: set[tuple[int, bool]] = set()
         self.nbytes = 0
 
-    def read(self, rank: int, name: str, start: int, room: Buffer, picked: bool = False) -> None:
+    def read(self, rank: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
         """Fill `room` with the content of rank's `name` from content byte `start` on.
 
-        What is `picked` out of bytes that nobody wants is read through a descriptor of its own,
+        What is `sparse` out of bytes that nobody wants is read through a descriptor of its own,
         on which the system reads nothing ahead.
         """
         path, index = self._paths[rank], self._indexes[rank]
-        fd = self._descriptors[picked].get(path)
-        if (rank, picked) not in self._checked:
+        fd = self._descriptors[sparse].get(path)
+        if (rank, sparse) not in self._checked:
             check_unchanged(path, status_of(fd, path), index)
-            self._checked.add((rank, picked))
+            self._checked.add((rank, sparse))
         done = 0
         for span in locate(index.spans(name), start, len(room)):
             read_into(fd, path, span.offset, room[done : done + span.nbytes])

@@ -6,12 +6,11 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from rankxform.errors import RankxformError, StrategyError, UsageError
+from rankxform.errors import FormatError, RankxformError, StrategyError, UsageError
 from rankxform.formats import strategy_json, strategy_proto
-from rankxform.formats.wire import FormatError
 from rankxform.layout.strategy import (
-    HAND_CUT,
-    HandCut,
+    SHARD_PREFIX,
+    PatternStrategy,
     Strategy,
     StrategyRecord,
     WholeStrategy,
@@ -26,7 +25,7 @@ SUFFIXES = (".ckpt", ".json")
 def load(where: str | Strategy | None) -> Strategy:
     """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
-    A cut by hand is ``cut:REGEX=AXIS@RANKS`` (`HandCut`).
+    A sharded by pattern is ``shard:REGEX=AXIS@RANKS`` (`PatternStrategy`).
     ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
     ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
     not accept (`rankxform.job.unsharded`). Raises StrategyError that names the file.
@@ -35,8 +34,8 @@ def load(where: str | Strategy | None) -> Strategy:
         return where
     if where is None or is_none(where):
         return WholeStrategy()
-    if where.startswith(HAND_CUT):
-        return HandCut.parse(where)
+    if where.startswith(SHARD_PREFIX):
+        return PatternStrategy.parse(where)
     return combine([read(path) for path in files(Path(where))], where)
 
 
@@ -151,5 +150,5 @@ def merge(folder: Path, target: Path) -> Strategy:
         )
     join = strategy_json.merge if as_json else strategy_proto.merge
     data = join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
-    write_small(target, data, crowd=True)
+    write_small(target, data, shared=True)
     return strategy

@@ -4,7 +4,7 @@ Waiting is done by a ladder: yield the core for a moment, which keeps exchanges 
 in growing steps, so that waiting processes leave the cores to those that work. (MPICH's own wait
 spins: eight processes on two cores took 4.4 s instead of 1.1 s while one computed 1.1 s.)
 
-No exception crosses a collective alone. Local work runs inside `together`, `share`, `gather` or
+No exception crosses a collective alone. Local work runs inside `agree`, `bcast`, `allgather` or
 `work`, which agree on the first failing process by a reduction and raise its message everywhere.
 What escapes them ends in `abort`, which takes all processes down.
 """
@@ -35,7 +35,7 @@ from rankxform.errors import (
 
 from .launcher import CLEAR_LINE, launched_size, terminal
 from .nodes import Nodes, this_node
-from .p2p import Mail, Tick
+from .p2p import OnProgress, PointToPoint
 from .team import Show, Team
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class MpiTeam(Team):
 
     def __init__(self, mpi: Any, comm: Any, owns_mpi: bool) -> None:
         self._mpi, self._comm, self._owns_mpi = mpi, comm, owns_mpi
-        self._mail: Mail | None = None
+        self._p2p: PointToPoint | None = None
         self.rank, self.size = comm.rank, comm.size
 
     @classmethod
@@ -91,17 +91,13 @@ class MpiTeam(Team):
 
     # -- collectives that end together ------------------------------------------------------
 
-    def share(self, compute: Callable[[], T]) -> T:
-        value: T | None = None
-        with self.together():
-            if self.rank == 0:
-                value = compute()
+    def bcast(self, compute: Callable[[], T]) -> T:
+        value = self.agree(lambda: compute() if self.rank == 0 else None)
         payload = self._broadcast(pickle.dumps(value) if self.rank == 0 else b"", root=0)
         return value if self.rank == 0 else pickle.loads(payload)  # type: ignore[return-value]
 
-    def gather(self, compute: Callable[[], T]) -> list[T]:
-        with self.together():
-            mine = pickle.dumps(compute())
+    def allgather(self, compute: Callable[[], T]) -> list[T]:
+        mine = self.agree(lambda: pickle.dumps(compute()))
         sizes = np.zeros(self.size, np.int64)
         self._wait(self._comm.Iallgather(np.array([len(mine)], np.int64), sizes))
         if sizes.sum() < 1 << 30:
@@ -114,11 +110,11 @@ class MpiTeam(Team):
             for root in range(self.size)
         ]
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def agree(self, compute: Callable[[], T]) -> T:
         with self._agreed():
             self.check_stop()
-            yield
+            value = compute()
+        return value  # noqa: RET504  (a failure is raised where the block ends)
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
@@ -142,23 +138,23 @@ class MpiTeam(Team):
             failed = True
             try:
                 self.check_stop()  # in here: the others take part in rounds already
-                value = compute(rounds.tick)
+                value = compute(rounds.on_progress)
                 failed = False
             finally:
-                if rounds.end(failed) and self._mail:
-                    self._mail.drain()
+                if rounds.end(failed) and self._p2p:
+                    self._p2p.drain()
             self.check_stop()  # asked for while it waited for the others
         return value
 
     @cached_property
     def nodes(self) -> Nodes:
         own = self._mpi.Get_processor_name()
-        return Nodes.of_processes(self.gather(lambda: this_node(own)))
+        return Nodes.of_processes(self.allgather(lambda: this_node(own)))
 
-    def mail(self) -> Mail:
-        if self._mail is None:
-            self._mail = Mail(self._mpi, self._comm, self._until)
-        return self._mail
+    def p2p(self) -> PointToPoint:
+        if self._p2p is None:
+            self._p2p = PointToPoint(self._mpi, self._comm, self._until)
+        return self._p2p
 
     def finish(self, code: int) -> int:
         worst = np.zeros(1, np.int64)
@@ -170,8 +166,8 @@ class MpiTeam(Team):
         return int(worst[0])
 
     def free(self) -> None:
-        if self._mail is not None:
-            self._mail.close()
+        if self._p2p is not None:
+            self._p2p.close()
         self._comm.Free()
 
     def abort(self, message: str, code: int) -> None:
@@ -239,23 +235,23 @@ class MpiTeam(Team):
         """Wait for `request` without burning the core; give up when nobody answers for long."""
         self._until(request.Test)
 
-    def _until(self, test: Callable[[], bool], tick: Tick | None = None) -> None:
+    def _until(self, test: Callable[[], bool], on_progress: OnProgress | None = None) -> None:
         """Wait until `test` is true.
 
-        `tick`, of work that goes on, is called meanwhile and may raise. It sees to it that all
-        others are alive; without, whatever takes longer than the stall limit ends all.
+        `on_progress`, of work that goes on, is called meanwhile and may raise. It sees to it that
+        all others are alive; without, whatever takes longer than the stall limit ends all.
         """
         began, pause = time.monotonic(), _FIRST_SLEEP
         while not test():
-            if tick:
-                tick(0)
+            if on_progress:
+                on_progress(0)
             waited = time.monotonic() - began
             if waited < _YIELD_SECONDS:
                 os.sched_yield()
                 continue
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_SLEEP)
-            if not tick:
+            if not on_progress:
                 self.check_stall(waited)
 
     def check_stall(self, waited: float) -> None:
@@ -283,7 +279,7 @@ class _Rounds:
         self._request: Any = None
         self._total = np.zeros(3, np.int64)
 
-    def tick(self, nbytes: int) -> None:
+    def on_progress(self, nbytes: int) -> None:
         self._team.check_stop()
         self._done += nbytes
         now = time.monotonic()

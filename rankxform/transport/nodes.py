@@ -45,7 +45,7 @@ class Nodes:
             found[node].append(process)
         return tuple(map(tuple, found))
 
-    def speaks(self, process: int) -> bool:
+    def is_leader(self, process: int) -> bool:
         """Tell whether `process` is the first of its node."""
         return self.processes[self.of[process]][0] == process
 

@@ -1,6 +1,6 @@
 """Bytes from one process to another, without blocking either.
 
-Between two processes, messages of one kind arrive in the order in which they were sent. A message
+Between two processes, messages of one tag arrive in the order in which they were sent. A message
 is complete only when its receiver has made room for it (sends are synchronous), so nobody is
 flooded.
 """
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-KINDS = 2
-"""Messages of several kinds between the same two processes do not overtake each other."""
+TAGS = 2
+"""Messages of one tag between the same two processes do not overtake each other."""
 
-Tick = Callable[[int], None]
-Until = Callable[[Callable[[], bool], "Tick | None"], None]
+OnProgress = Callable[[int], None]
+Until = Callable[[Callable[[], bool], "OnProgress | None"], None]
 
 
-class Mail:
+class PointToPoint:
     """What the processes of a communicator send each other; made by all of them together."""
 
     def __init__(self, mpi: Any, comm: Any, until: Until) -> None:
@@ -27,33 +27,33 @@ class Mail:
         self._mpi, self._comm, self._until = mpi, comm.Dup(), until
         self._out: list[Any] = []
         self._in: list[tuple[int, int, Any]] = []
-        self._counts = np.zeros((2, comm.size, KINDS), np.int64)  # sent to, arrived from
+        self._counts = np.zeros((2, comm.size, TAGS), np.int64)  # sent to, arrived from
 
-    def send(self, peer: int, data: memoryview, kind: int = 0) -> Any:
+    def send(self, peer: int, data: memoryview, tag: int = 0) -> Any:
         """Begin to send; `data` must stay as it is until the request is done."""
-        request = self._comm.Issend([data, self._mpi.BYTE], peer, kind)
-        self._counts[0, peer, kind] += 1
+        request = self._comm.Issend([data, self._mpi.BYTE], peer, tag)
+        self._counts[0, peer, tag] += 1
         self._out.append(request)
         return request
 
-    def receive(self, peer: int, room: memoryview, kind: int = 0) -> Any:
+    def receive(self, peer: int, room: memoryview, tag: int = 0) -> Any:
         """Begin to receive what fills `room`."""
-        request = self._comm.Irecv([room, self._mpi.BYTE], peer, kind)
-        self._in.append((peer, kind, request))
+        request = self._comm.Irecv([room, self._mpi.BYTE], peer, tag)
+        self._in.append((peer, tag, request))
         return request
 
-    def poke(self) -> None:
-        """Let messages that are on their way move on."""
+    def progress(self) -> None:
+        """Let messages in flight move on."""
         self._comm.Iprobe()
 
-    def settle(self, requests: Iterable[Any], tick: Tick | None) -> None:
-        """Wait until `requests` are done. `tick` is called meanwhile, and may raise."""
+    def wait_all(self, requests: Iterable[Any], on_progress: OnProgress | None) -> None:
+        """Wait until `requests` are done. `on_progress` is called meanwhile, and may raise."""
         for request in requests:
-            self._until(request.Test, tick)
+            self._until(request.Test, on_progress)
         self._out = [request for request in self._out if request]
-        for peer, kind, request in self._in:
+        for peer, tag, request in self._in:
             if not request:
-                self._counts[1, peer, kind] += 1
+                self._counts[1, peer, tag] += 1
         self._in = [one for one in self._in if one[2]]
 
     def drain(self) -> None:
@@ -62,27 +62,27 @@ class Mail:
         For processes that failed together: none waits for what it has asked for any more.
         """
         status = self._mpi.Status()
-        for peer, kind, request in self._in:
+        for peer, tag, request in self._in:
             if request:
                 request.Cancel()
                 request.Wait(status)
-                self._counts[1, peer, kind] += not status.Is_cancelled()
+                self._counts[1, peer, tag] += not status.Is_cancelled()
             else:
-                self._counts[1, peer, kind] += 1
+                self._counts[1, peer, tag] += 1
         self._in = []
         there = np.zeros_like(self._counts[0])
         self._until(self._comm.Ialltoall(self._counts[0], there).Test, None)
-        for peer, kind in np.argwhere(there > self._counts[1]).tolist():
-            for _ in range(int(there[peer, kind] - self._counts[1, peer, kind])):
-                self._drop(peer, kind)
-        self.settle(list(self._out), None)
+        for peer, tag in np.argwhere(there > self._counts[1]).tolist():
+            for _ in range(int(there[peer, tag] - self._counts[1, peer, tag])):
+                self._drop(peer, tag)
+        self.wait_all(list(self._out), None)
 
-    def _drop(self, peer: int, kind: int) -> None:
+    def _drop(self, peer: int, tag: int) -> None:
         status = self._mpi.Status()
-        self._until(lambda: self._comm.Iprobe(peer, kind, status), None)
+        self._until(lambda: self._comm.Iprobe(peer, tag, status), None)
         room = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
-        self._until(self._comm.Irecv([room, self._mpi.BYTE], peer, kind).Test, None)
-        self._counts[1, peer, kind] += 1
+        self._until(self._comm.Irecv([room, self._mpi.BYTE], peer, tag).Test, None)
+        self._counts[1, peer, tag] += 1
 
     def close(self) -> None:
         """Let go of what MPI keeps for this. Collective; all that was sent must have arrived."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from rankxform.errors import StoppedError, storage_errors
@@ -13,11 +12,15 @@ from rankxform.errors import StoppedError, storage_errors
 from .nodes import ALONE, Nodes
 
 if TYPE_CHECKING:  # it needs numpy
-    from .p2p import Mail
+    from .p2p import PointToPoint
 
 T = TypeVar("T")
 Show = Callable[[int, bool], None]
 """Told on process 0 the bytes done by all processes, and whether that is the end."""
+
+
+def quiet(done: int, end: bool) -> None:
+    """Show nothing."""
 
 
 class Team(ABC):
@@ -41,18 +44,20 @@ class Team(ABC):
             raise StoppedError(reason)
 
     @abstractmethod
-    def share(self, compute: Callable[[], T]) -> T:
+    def bcast(self, compute: Callable[[], T]) -> T:
         """Compute on process 0 and return the value on every process."""
 
     @abstractmethod
-    def gather(self, compute: Callable[[], T]) -> list[T]:
+    def allgather(self, compute: Callable[[], T]) -> list[T]:
         """Compute on every process and return all values, by process, on every process."""
 
     @abstractmethod
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Do local work; leave when every process has done its own, or raise on all."""
-        yield
+    def agree(self, compute: Callable[[], T]) -> T:
+        """Do local work; return when every process has done its own, or raise on all."""
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        self.agree(lambda: None)
 
     @abstractmethod
     def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
@@ -62,10 +67,10 @@ class Team(ABC):
         raises on every process soon after one has failed, so that none works on for nothing.
         """
 
-    def gather_work(self, compute: Callable[[Callable[[int], None]], T]) -> list[T]:
+    def allgather_work(self, compute: Callable[[Callable[[int], None]], T]) -> list[T]:
         """Do long local work as `work` does, and return all values, by process, on every one."""
-        value = self.work(compute, lambda done, end: None)
-        return self.gather(lambda: value)
+        value = self.work(compute, quiet)
+        return self.allgather(lambda: value)
 
     @property
     @abstractmethod
@@ -73,7 +78,7 @@ class Team(ABC):
         """Which processes share a node. Collective when it is first asked for."""
 
     @abstractmethod
-    def mail(self) -> Mail:
+    def p2p(self) -> PointToPoint:
         """Return what carries bytes between processes. Collective when it is first asked for.
 
         What is on its way when `work` fails is dropped.
@@ -100,37 +105,34 @@ class Serial(Team):
 
     rank, size = 0, 1
 
-    def share(self, compute: Callable[[], T]) -> T:
-        with self.together():
-            return compute()
-        raise AssertionError("together() raises or returns")
+    def bcast(self, compute: Callable[[], T]) -> T:
+        return self.agree(compute)
 
-    def gather(self, compute: Callable[[], T]) -> list[T]:
-        return [self.share(compute)]
+    def allgather(self, compute: Callable[[], T]) -> list[T]:
+        return [self.agree(compute)]
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def agree(self, compute: Callable[[], T]) -> T:
         with storage_errors():
             self.check_stop()
-            yield
+            return compute()
 
     def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
         done = 0
 
-        def tick(nbytes: int) -> None:
+        def on_progress(nbytes: int) -> None:
             nonlocal done
             self.check_stop()
             done += nbytes
             show(done, False)
 
         with storage_errors():
-            value = compute(tick)
+            value = compute(on_progress)
         show(done, True)
         return value
 
     nodes = ALONE
 
-    def mail(self) -> Mail:
+    def p2p(self) -> PointToPoint:
         raise AssertionError("one process has nobody to write to")
 
     def finish(self, code: int) -> int:

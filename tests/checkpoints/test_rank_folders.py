@@ -6,8 +6,13 @@ import os
 
 import pytest
 
-from rankxform.checkpoints.rank_folders import find
+from rankxform.checkpoints import rank_folders
+from rankxform.checkpoints.base import Wish
 from rankxform.errors import CheckpointError, UsageError
+
+
+def find(where, ranks, pattern=None, step=None, suffix=None):
+    return rank_folders.find(where, ranks, Wish(pattern, step, suffix))
 
 
 def make(tmp, *names):

@@ -76,7 +76,7 @@ def test_it_is_converted_once_and_every_process_becomes_the_program(place, kind)
 def test_what_fits_is_not_copied(place):
     code, output, told = launch(place, 4, "plain", dst="a.ckpt")
     assert code == 0 and len(told) == 4
-    assert "is cut as a.ckpt wants it; nothing is converted" in output
+    assert "is sharded as a.ckpt wants it; nothing is converted" in output
     assert {facts["LOAD_CHECKPOINT"] for *_, facts in told} == {str(place / "src")}
     assert not (place / "output").exists()
 
@@ -89,7 +89,7 @@ def test_a_rank_beyond_the_strategy_does_not_matter(place):
     assert "nothing is converted" in output
 
 
-def test_another_description_of_the_same_cut_fits(place):
+def test_another_description_of_the_same_sharded_fits(place):
     same = [dict.fromkeys(PARAMS, ([2, 2], [[1, 0], -1], 0, 0))]
     reference.write_strategy(place / "same.ckpt", same)
     _, output, told = launch(place, None, "plain", dst="same.ckpt")
@@ -143,7 +143,10 @@ def test_workers_without_mpi_are_sent_elsewhere(place):
     [
         (["launch", "--load", "src"], "which program? launch --load CKPT ... -- python"),
         (["launch", "--load", "src", "--", "no such"], "there is no program 'no such' in PATH"),
-        (["transform", "src", "d", "--", "python"], "behind -- for? launch starts a program"),
+        (
+            ["transform", "src", "d", "--", "python"],
+            "arguments after -- are only accepted by `launch`",
+        ),
         (["launch", "--", "python"], "the following arguments are required: --load"),
     ],
 )
@@ -238,8 +241,8 @@ def test_what_a_conversion_would_refuse_does_not_fit(place):
     for rank in range(1, 4):
         (place / f"src/rank_{rank}/checkpoint_{rank}.ckpt").write_bytes(data)
     big = {"w": ((256, 64), "Float32")}
-    cut = [{"w": ([4], [-1, -1], 0, 0)}]
-    reference.write_checkpoint(place / "src", cut, big)
+    sharded = [{"w": ([4], [-1, -1], 0, 0)}]
+    reference.write_checkpoint(place / "src", sharded, big)
     code, output, told = launch(place, None, "plain", dst="a.ckpt")
     assert code == 3 and told == [] and "every rank holds the same bytes" in output
 

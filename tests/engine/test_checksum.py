@@ -1,4 +1,4 @@
-"""Fingerprints add up however a tensor is cut, and tell every place from every other."""
+"""Fingerprints add up however a tensor is sharded, and tell every place from every other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def by_definition(seed, full, item):
 
 
 @given(st.data())
-def test_any_cut_adds_up(data):
+def test_any_sharded_adds_up(data):
     counts = tuple(data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     shape = tuple(n * data.draw(st.integers(1, 5)) for n in counts)
     item = data.draw(st.sampled_from([1, 2, 4, 8]))

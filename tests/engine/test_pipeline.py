@@ -7,7 +7,8 @@ import os
 import pytest
 
 import rankxform
-from rankxform.engine import schedule as recipes
+from rankxform.engine import schedule as schedules
+from rankxform.formats.base import FORMATS
 from rankxform.planning.cost_model import Costs
 from rankxform.storage import posix as files
 from tests import reference
@@ -66,7 +67,7 @@ def convert(tmp, src, dst, counter, names=("w",), **options):
 
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], None
-CUTS = [
+SHARDINGS = [
     (([4], ROW, 0, 0), ([2], ROW, 0, 0)),
     (([8], COLUMN, 0, 0), WHOLE),
     (WHOLE, ([8], COLUMN, 0, 0)),
@@ -75,7 +76,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize(("src", "dst"), CUTS)
+@pytest.mark.parametrize(("src", "dst"), SHARDINGS)
 @pytest.mark.parametrize("memory", [1 << 20, 64 << 20])
 def test_every_byte_is_read_and_written_once_in_few_large_calls(
     src, dst, memory, tmp_path, counter
@@ -113,7 +114,7 @@ def test_long_runs_of_few_columns_are_read_alone(tmp_path, counter):
     folder = reference.write_checkpoint(tmp_path / "s", None, params)
     b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
     counter.reads.clear()
-    options = {"ranks": (7,), "costs": Costs(read=1e9, call=20e-6)}
+    options = {"ranks": (7,), "costs": Costs(read=1e9, read_latency=20e-6)}
     report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
     assert sum(counter.reads) == report.read == 16 * (1 << 17) * 4 // 8
 
@@ -123,20 +124,20 @@ def test_rows_are_read_where_a_call_costs_more_than_what_lies_between(tmp_path, 
     params = {"w": ((16, 1 << 17), "Float32")}
     folder = reference.write_checkpoint(tmp_path / "s", None, params)
     b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
-    options = {"ranks": (7,), "costs": Costs(read=1e9, call=1e-3)}
+    options = {"ranks": (7,), "costs": Costs(read=1e9, read_latency=1e-3)}
     report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
     assert report.read == 16 * (1 << 17) * 4
 
 
-def test_parameters_that_are_cut_alike_share_a_recipe(tmp_path, counter, monkeypatch):
+def test_parameters_that_are_sharded_alike_share_a_schedule(tmp_path, counter, monkeypatch):
     made = []
-    real = recipes.Recipe.__init__
+    real = schedules.Schedule.__init__
 
-    def count(self, move, reading):
-        made.append(move.parameter.name)
-        real(self, move, reading)
+    def count(self, transfer, *rest):
+        made.append(transfer.parameter.name)
+        real(self, transfer, *rest)
 
-    monkeypatch.setattr(recipes.Recipe, "__init__", count)
+    monkeypatch.setattr(schedules.Schedule, "__init__", count)
     names = [f"w{i}" for i in range(12)]
     convert(tmp_path, ([4], ROW, 0, 0), ([4], COLUMN, 0, 0), counter, names)
     assert len(made) == 1
@@ -158,14 +159,12 @@ def test_indexing_alike_files_parses_one(tmp_path, monkeypatch):
     params = {f"w{i}": ((64,), "Float32") for i in range(50)}
     folder = reference.write_checkpoint(tmp_path / "s", layouts, params)
     parsed = []
-    real = headers.ckpt.read_index
-    monkeypatch.setattr(headers.ckpt, "read_index", lambda *a: parsed.append(1) or real(*a))
+    real = FORMATS["ckpt"].read_index
+    monkeypatch.setattr(FORMATS["ckpt"], "read_index", lambda *a: parsed.append(1) or real(*a))
     indexer = headers.Indexer()
     found = [indexer.index(tmp_path / f"s/rank_{r}/checkpoint_{r}.ckpt") for r in range(8)]
     assert len(parsed) == 1 and folder
-    assert all(
-        one.contents is found[0].contents and one.offsets is found[0].offsets for one in found
-    )
+    assert all(one.schema is found[0].schema and one.offsets is found[0].offsets for one in found)
     other = bytearray((tmp_path / "s/rank_3/checkpoint_3.ckpt").read_bytes())
     other[other.index(b"Float32") : other.index(b"Float32") + 7] = b"Float16"
     (tmp_path / "s/rank_3/checkpoint_3.ckpt").write_bytes(other)
@@ -200,5 +199,5 @@ def test_predicted_bytes_are_those_that_are_read(tmp_path):
         options = {"ranks": (2, 3)}
         summary = rankxform.plan(folder, None, b, **options)
         report = rankxform.transform(folder, tmp_path / f"d{columns}", None, b, **options)
-        assert summary["bytes_read"] == report.read
+        assert summary.bytes_read == report.read
         assert (report.read > report.needed) == (columns == 64)

@@ -98,18 +98,18 @@ def test_a_later_entry_of_the_same_name_replaces_the_first():
     index = ckpt.read_index(reader(data), len(data))
     span = index.spans("a")[0]
     assert data[span.offset : span.offset + 1] == b"3"
-    assert index.contents.names == ("a", "b")
+    assert index.schema.names == ("a", "b")
 
 
 def test_the_checksum_trailer_is_no_parameter():
     body = reference.ckpt_entry("w", "Int8", (3,), b"abc")
     data = body + ckpt.crc_trailer(12345)
     index = ckpt.read_index(reader(data), len(data))
-    assert index.contents.names == ("w",) and index.crc == len(body)
-    assert ckpt.stated_crc(data[index.crc :]) == 12345
+    assert index.schema.names == ("w",) and index.checksum_at == len(body)
+    assert ckpt.stated_crc(data[index.checksum_at :]) == 12345
 
 
-def test_pieces_are_cut_where_mindspore_cuts():
+def test_pieces_are_sharded_where_mindspore_shards():
     assert list(ckpt.pieces(0)) == [0]
     assert list(ckpt.pieces(ckpt.PIECE_BYTES)) == [ckpt.PIECE_BYTES]
     assert list(ckpt.pieces(ckpt.PIECE_BYTES * 2 + 1)) == [ckpt.PIECE_BYTES, ckpt.PIECE_BYTES, 1]
@@ -154,7 +154,7 @@ def test_every_truncation_is_noticed_or_leaves_whole_entries(read, tmp_path):
         except FormatError:
             refused += 1
         else:
-            assert index.contents.names, "an empty file is refused"
+            assert index.schema.names, "an empty file is refused"
     assert refused >= len(data) - 4
 
 

@@ -1,8 +1,8 @@
-"""Laws of boxes, runs, grids and bands, in integers alone."""
+"""Laws of boxes, runs, grids and tiles, in integers alone."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Grid
 from rankxform.geometry.runs import contiguous_runs, first_element
-from rankxform.geometry.tiles import bands
+from rankxform.geometry.tiles import tiles
 
 extents = st.integers(1, 6)
 
@@ -40,7 +40,7 @@ def test_an_intersection_holds_what_both_hold(case):
     if common:
         assert (marks[common.slices()] == 2).all()
         assert a.contains(common) and b.contains(common)
-    assert a.hull(b).contains(a) and a.hull(b).contains(b)
+    assert a.bounding_box(b).contains(a) and a.bounding_box(b).contains(b)
 
 
 @given(box_in_array())
@@ -50,7 +50,7 @@ def test_runs_are_maximal_and_cover_the_box(case):
     runs = list(contiguous_runs(box, shape))
     found = [i for start, count in runs for i in range(start, start + count)]
     assert found == flat[box.slices()].ravel().tolist()
-    assert all(a + n < b for (a, n), (b, _) in zip(runs, runs[1:])), "runs ascend, never touch"
+    assert all(a + n < b for (a, n), (b, _) in pairwise(runs)), "runs ascend, never touch"
     assert first_element(box, shape) == found[0]
 
 
@@ -76,7 +76,7 @@ def test_cells_tile_the_array_and_are_found_by_what_they_overlap(data):
 
 
 @given(st.data())
-def test_bands_tile_the_region_within_their_cost(data):
+def test_tiles_tile_the_region_within_their_cost(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 8), min_size=0, max_size=3)))
     shards = data.draw(st.lists(boxes(shape), min_size=1, max_size=4))
     region = shards[0]
@@ -85,18 +85,18 @@ def test_bands_tile_the_region_within_their_cost(data):
     groups = [shards[:at], shards[at:]]
     marks = np.zeros(shape, int)
     before = -1
-    for band in (one for alike in bands(shape, region, groups, limit) for one in alike):
-        marks[band.slices()] += 1
-        position = first_element(band, shape)
-        assert position > before, "bands come in row-major order"
+    for tile in (one for alike in tiles(shape, region, groups, limit) for one in alike):
+        marks[tile.slices()] += 1
+        position = first_element(tile, shape)
+        assert position > before, "tiles come in row-major order"
         before = position
         for group in groups:
-            parts = [common for s in group if (common := band.intersect(s))]
-            assert band.size == 1 or sum(p.size for p in parts) <= limit
+            parts = [common for s in group if (common := tile.intersect(s))]
+            assert tile.size == 1 or sum(p.size for p in parts) <= limit
         for shard in shards:
-            common = band.intersect(shard)
+            common = tile.intersect(shard)
             if common:
                 runs = list(contiguous_runs(common.relative_to(shard), shard.shape))
-                assert len(runs) == 1, "what a shard holds of a band is one interval of its file"
+                assert len(runs) == 1, "what a shard holds of a tile is one interval of its file"
     assert (marks[region.slices()] == 1).all()
     assert marks.max() == 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what pretend hosts need, on Debian, as root; elsewhere does nothing.
+# Installs what emulated nodes need, on Debian, as root; elsewhere does nothing.
 set -eu
 [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || exit 0
 missing=

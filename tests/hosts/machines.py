@@ -1,4 +1,4 @@
-"""Pretend hosts: namespaces of this machine that look to programs like hosts of a cluster.
+"""Emulated hosts: namespaces of this machine that look to programs like hosts of a cluster.
 
 Each host has a network of its own behind a bridge, its own name, its own ``/tmp`` and
 ``/dev/shm``, and a disk of its own at ``LOCAL``. Everything else is the machine's: the shared file
@@ -46,12 +46,12 @@ _NOT_STARTED = (
 
 
 def why_not(more=()):
-    """Return why there can be no pretend hosts with `more` programs here, or None."""
+    """Return why there can be no emulated nodes with `more` programs here, or None."""
     if os.geteuid() != 0:
-        return "pretend hosts need root"
+        return "emulated nodes need root"
     missing = [tool for tool in (*TOOLS, *more) if shutil.which(tool) is None]
     if missing:
-        return f"pretend hosts need {', '.join(missing)} (tests/hosts/install.sh)"
+        return f"emulated nodes need {', '.join(missing)} (tests/hosts/install.sh)"
     probe = subprocess.run(
         ["ip", "netns", "add", f"rx{os.getpid()}-probe"], capture_output=True, text=True
     )

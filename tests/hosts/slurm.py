@@ -1,4 +1,4 @@
-"""A real Slurm over pretend hosts: its controller on the first, its daemon on all of them."""
+"""A real Slurm over emulated nodes: its controller on the first, its daemon on all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOLS = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
 _READY_SECONDS = 30
 
 _CONF = """\
-ClusterName=pretend
+ClusterName=emulated
 SlurmctldHost={first}
 SlurmUser=root
 SlurmdUser=root

@@ -105,10 +105,10 @@ LONG = (24, 147456)
 PLACEMENTS = {
     "columns to rows": (big(([6], COLUMN), ([6], ROW)), 2 * TOTAL // 3),
     "rows to columns": (big(([6], ROW), ([6], COLUMN)), 2 * TOTAL // 3),
-    "the same cut": (big(([6], ROW), ([6], ROW)), 0),
+    "the same sharding": (big(([6], ROW), ([6], ROW)), 0),
     "whole on every rank": (big(([6], ROW), ([6], [-1, -1])), 2 * TOTAL),
     "one rank of each host has all": (big(([3, 2], ROW), ([6], COLUMN)), 0),
-    "more cuts": (big(([3], ROW), ([12], COLUMN)), 2 * TOTAL // 3),
+    "more slices": (big(([3], ROW), ([12], COLUMN)), 2 * TOTAL // 3),
 }
 
 
@@ -175,7 +175,7 @@ rank = MPI.COMM_WORLD.rank
 found = rankxform.load({src!r}, {a!r}, {b!r}, comm=MPI.COMM_WORLD)
 for name in {names!r}:
     whole = reference.full_tensor(name, (1536, 2304), "Float32")
-    wanted = reference.cut(whole, ([3, 2], [0, -1], 0, 0), rank)
+    wanted = reference.shard(whole, ([3, 2], [0, -1], 0, 0), rank)
     assert np.array_equal(found[name].view("u4"), wanted), (rank, name)
 print("loaded")
 """
@@ -202,7 +202,7 @@ def test_a_dry_run_measures_what_each_node_has(clean):
 
 
 def test_what_fits_on_several_nodes_is_launched_as_it_is(clean):
-    case, _ = PLACEMENTS["the same cut"]
+    case, _ = PLACEMENTS["the same sharding"]
     options = spread(clean, case)[:-1]
     words = ["--load", LOCAL / "src", *options, "--output", LOCAL / "out", "--", "echo", "started"]
     code, output = clean.mpirun(2, sys.executable, "-m", "rankxform", "launch", *words)
@@ -211,7 +211,7 @@ def test_what_fits_on_several_nodes_is_launched_as_it_is(clean):
 
 
 def test_what_fits_but_is_on_other_nodes_is_brought_to_where_it_is_wanted(clean):
-    case, _ = PLACEMENTS["the same cut"]
+    case, _ = PLACEMENTS["the same sharding"]
     options = spread(clean, case)[:-1]
     one, other = clean.disk("h1") / "src", clean.disk("h3") / "src"
     one.rename(one.with_name("kept"))
@@ -229,7 +229,7 @@ def test_what_fits_but_is_on_other_nodes_is_brought_to_where_it_is_wanted(clean)
         assert contents(clean.disk(name) / "out" / "strategy") == contents(Path(options[3]))
 
 
-def test_processes_may_be_dealt_to_nodes_in_turns(clean):
+def test_processes_may_be_assigned_to_nodes_in_turns(clean):
     """Processes 0 and 3 are on h1, 1 and 4 on h2, 2 and 5 on h3; so are destination ranks."""
     case, remote = PLACEMENTS["columns to rows"]
     options = spread(clean, case)
@@ -273,7 +273,7 @@ def test_different_files_under_one_name_are_told_apart(clean):
     shutil.rmtree(clean.disk("h1") / "dst")
     code, output = transform(clean, 1, [*options, "--overwrite"])
     assert code == 3
-    assert "another file on each of h1, h3" in output
+    assert "differs between h1 and h3" in output
 
 
 def test_a_shared_destination_is_found(clean):
@@ -291,7 +291,7 @@ def test_a_shared_destination_is_found(clean):
 
 @pytest.mark.parametrize(
     ("given", "exchanged"),
-    [("read=1M,network=10G,call=10ms", True), ("read=10G,network=1M", False), (None, None)],
+    [("read=1M,network=10G,read_latency=10ms", True), ("read=10G,network=1M", False), (None, None)],
 )
 def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, clean):
     """One file that all nodes see becomes columns, of which each node keeps two on its own disk."""
@@ -313,9 +313,9 @@ def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, c
 @pytest.mark.parametrize(
     ("given", "shape"),
     [
-        (["--costs", "read=16M,network=1G,call=5ms"], ()),
-        (["--reading", "exchange"], ()),
-        (["--reading", "ranges"], (LONG,)),
+        (["--costs", "read=16M,network=1G,read_latency=5ms"], ()),
+        (["--read-method", "two-phase"], ()),
+        (["--read-method", "ranges"], (LONG,)),
     ],
 )
 def test_a_network_file_system_is_asked_for_each_byte_once(given, shape, clean):

@@ -1,4 +1,4 @@
-"""The closed form against cuts made axis by axis, and against what the real compiler wrote."""
+"""The closed form against shardings made axis by axis, and against what the real compiler wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_boxes_are_what_cutting_axis_by_axis_gives(seed):
             for rank in range(layout.ranks):
                 box = grid.box(layout.cell(rank))
                 assert np.array_equal(
-                    counted[box.slices()], reference.cut(counted, described, rank)
+                    counted[box.slices()], reference.shard(counted, described, rank)
                 )
                 assert rank in layout.holders[layout.cell(rank)]
                 assert layout.full_shape(box.shape) == shape
@@ -63,7 +63,7 @@ def test_slices_have_the_shapes_of_the_real_compilers_graphs(configuration, kind
                     and not layout.split_rows
                     and "manual" in path.parts[-3]
                 ):
-                    continue  # its moments are cut like the embedding, and no file says so
+                    continue  # its moments are sharded like the embedding, and no file says so
                 full = tuple(shapes["params"][name]["full_shape"])
                 folded = layout.fold(tuple(held[name]), slices=True)
                 assert folded == layout.fold(full, slices=False)
@@ -82,7 +82,7 @@ def test_json_and_protobuf_files_fold_to_one_layout():
 
 
 def test_an_expanded_map_that_folds_in_two_ways_is_refused():
-    """Slices (1, 4) are of (4, 8) cut [[2, 1], 0] or of (2, 16) cut [2, [1, 0]]."""
+    """Slices (1, 4) are of (4, 8) sharded [[2, 1], 0] or of (2, 16) sharded [2, [1, 0]]."""
     layout = Layout((2, 2, 2), ((2,), (1,), (0,)), expanded_shape=(2, 2, 8))
     with pytest.raises(RequestError, match="in 2 ways"):
         layout.fold((1, 4), slices=True)
@@ -105,7 +105,7 @@ def test_fewer_ranks_than_the_stage_repeat():
     assert [layout.cell(rank) for rank in range(4)] == [(0,), (1,), (0,), (1,)]
 
 
-def test_mindspores_replica_shares_the_coordinates_that_do_not_cut():
+def test_mindspores_replica_shares_the_coordinates_that_do_not_sharded():
     layout = Layout((2, 2), ((0,), ()), opt_step=0)
     readers = [layout.holders[0, 0][layout.replica(rank)] for rank in range(4)]
     assert readers == [0, 0, 2, 2]
@@ -121,7 +121,7 @@ def test_mindspores_replica_shares_the_coordinates_that_do_not_cut():
         (((2,), ((1,),)), "names axis 1"),
         (((2, 0), ((1,),)), "positive sizes"),
         (((4,), ((),), 1, 3), "does not divide the 4 ranks"),
-        (((4,), (), 1, 2), "cannot cut a scalar"),
+        (((4,), (), 1, 2), "cannot divide a scalar"),
     ],
 )
 def test_impossible_layouts_say_why(arguments, words):
@@ -129,10 +129,10 @@ def test_impossible_layouts_say_why(arguments, words):
         Layout(*arguments)
 
 
-def test_shapes_that_the_layout_cannot_cut_say_why():
+def test_shapes_that_the_layout_cannot_split_say_why():
     with pytest.raises(RequestError, match="is for 1 axes"):
         Layout((2,), ((0,),)).grid((4, 4))
-    with pytest.raises(RequestError, match="cannot be cut into 2"):
+    with pytest.raises(RequestError, match="cannot be split into 2"):
         Layout((2,), ((0,),)).grid((5,))
     with pytest.raises(RequestError, match="adds up to 5 rows"):
         Layout((2,), ((0,),), split_rows=(2, 3)).grid((6,))

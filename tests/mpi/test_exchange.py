@@ -15,18 +15,14 @@ from mpi4py import MPI
 
 import rankxform
 from rankxform import transport
-from rankxform.planning.cost_model import Choice, Costs
-from rankxform.planning.demand import demand
-from rankxform.planning.exchange import deal
-from rankxform.planning.simulate import simulate
-from rankxform.planning.visibility import Sight
+from rankxform.planning.visibility import Visibility
 from tests import reference
-from tests.cases import Case, random_case, unevenly_cut
+from tests.cases import Case, random_case, unevenly_sharded
 from tests.mpi.conftest import prepare
 
-job_choice = import_module("rankxform.job.measure")
+job_measure = import_module("rankxform.job.measure")
 job_prepare = import_module("rankxform.job.prepare")
-transport_mail = import_module("rankxform.transport.p2p")
+transport_p2p = import_module("rankxform.transport.p2p")
 transport_mpi = import_module("rankxform.transport.mpi")
 
 WORLD = MPI.COMM_WORLD
@@ -34,7 +30,7 @@ SIZES = (2, 3, 5)
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
 
 
-def cut(src, dst, shape=(240, 512)):
+def shard(src, dst, shape=(240, 512)):
     """Return a case of 3 parameters: `src` and `dst` are (device matrix, tensor map), and may be
     followed by the rows of each part."""
     src, dst = ((*one[:2], 0, 0, *one[2:]) for one in (src, dst))
@@ -51,25 +47,25 @@ def cut(src, dst, shape=(240, 512)):
 def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
     kind = ("ckpt", "safetensors")[seed % 2]
     case = random_case(seed, mindspore_agrees=False)
-    case = unevenly_cut(case, seed) if seed % 4 == 1 else case
+    case = unevenly_sharded(case, seed) if seed % 4 == 1 else case
     src, a, b = prepare(case, tmp, kind)
     options = {"verify": True} if seed % 3 == 0 else {}
     rankxform.transform(
-        src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", **options
+        src, tmp / "dst", a, b, comm=WORLD, fsync=False, read_method="two-phase", **options
     )
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params, kind) == []
 
 
 FAMILIES = {
-    "1 to 8 by columns": cut(([1], WHOLE), ([8], COLUMN)),
-    "8 to 1 by columns": cut(([8], COLUMN), ([1], WHOLE)),
-    "columns to rows": cut(([8], COLUMN), ([6], ROW)),
-    "4 replicas to 8 rows": cut(([4, 2], ROW), ([8], COLUMN)),
-    "8 columns to 4 replicas": cut(([8], COLUMN), ([4, 2], ROW)),
-    "all to all": cut(([4], WHOLE), ([4], WHOLE)),
-    "columns to uneven rows": cut(([8], COLUMN), ([5], ROW, [0, 100, 0, 139, 1])),
-    "uneven rows to rows": cut(([5], ROW, [0, 100, 0, 139, 1]), ([6], ROW)),
-    "rows to empty ones": cut(([6], ROW), ([5], ROW, [0, 0, 240, 0, 0])),
+    "1 to 8 by columns": shard(([1], WHOLE), ([8], COLUMN)),
+    "8 to 1 by columns": shard(([8], COLUMN), ([1], WHOLE)),
+    "columns to rows": shard(([8], COLUMN), ([6], ROW)),
+    "4 replicas to 8 rows": shard(([4, 2], ROW), ([8], COLUMN)),
+    "8 columns to 4 replicas": shard(([8], COLUMN), ([4, 2], ROW)),
+    "all to all": shard(([4], WHOLE), ([4], WHOLE)),
+    "columns to uneven rows": shard(([8], COLUMN), ([5], ROW, [0, 100, 0, 139, 1])),
+    "uneven rows to rows": shard(([5], ROW, [0, 100, 0, 139, 1]), ([6], ROW)),
+    "rows to empty ones": shard(([6], ROW), ([5], ROW, [0, 0, 240, 0, 0])),
 }
 
 
@@ -79,24 +75,19 @@ def test_storage_is_asked_for_each_byte_once(family, tmp):
     case = FAMILIES[family]
     src, a, b = prepare(case, tmp)
     distinct = 3 * 240 * 512 * 4
-    options = {"fsync": False, "reading": "exchange", "memory": 1 << 20, "link": "none"}
+    options = {"fsync": False, "read_method": "two-phase", "memory": 1 << 20, "link": "none"}
     report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
     assert report.read == distinct
-    conversion = report.conversion
-    sight = Sight.full((0,) * WORLD.size, conversion.indexes)
-    shares = conversion.shares(WORLD.size)
-    drafts = demand(conversion.planner, shares, sight, Choice(always=True))
-    paper = simulate(conversion.planner, shares, sight, deal(drafts, sight), Costs()).loads
-    assert sum(load.read for load in paper) == report.read
-    assert sum(load.passed + load.sent for load in paper) == report.sent
+    plan = rankxform.plan(src, a, b, comm=WORLD, read_method="two-phase")
+    assert (plan.bytes_read, plan.bytes_exchanged) == (report.read, report.sent)
 
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)
 def test_loading_reads_one_copy_for_all(tmp):
-    case = cut(([4], ROW), ([WORLD.size], WHOLE))
+    case = shard(([4], ROW), ([WORLD.size], WHOLE))
     src, a, b = prepare(case, tmp)
-    found = rankxform.load(src, a, b, comm=WORLD, reading="exchange")
+    found = rankxform.load(src, a, b, comm=WORLD, read_method="two-phase")
     for name, (shape, dtype) in case.params.items():
         assert np.array_equal(found[name].view("u4"), reference.full_tensor(name, shape, dtype))
     assert sum(WORLD.allgather(found.read)) == 3 * 240 * 512 * 4
@@ -104,24 +95,24 @@ def test_loading_reads_one_copy_for_all(tmp):
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)
 def test_verify_exchanges_too(tmp):
-    case = cut(([8], COLUMN), ([6], ROW))
+    case = shard(([8], COLUMN), ([6], ROW))
     src, a, b = prepare(case, tmp)
     rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False)
-    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, reading="exchange")
+    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, read_method="two-phase")
     assert verdict.differences == ()
     if WORLD.rank == 0:
         with (tmp / "dst" / "rank_4" / "checkpoint_4.ckpt").open("r+b") as file:
             file.seek(70000)
             file.write(b"another")
     WORLD.Barrier()
-    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, reading="exchange")
+    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, read_method="two-phase")
     assert [one.rank for one in verdict.differences] == [4]
 
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)
 def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
-    """One process cannot read while others wait for its letters; then all goes on as ever."""
-    case = cut(([8], COLUMN), ([6], ROW))
+    """One process cannot read while others wait for its messages; then all goes on as ever."""
+    case = shard(([8], COLUMN), ([6], ROW))
     src, a, b = prepare(case, tmp)
     victim = WORLD.size - 1
     calls = [0]
@@ -134,7 +125,7 @@ def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    options = {"comm": WORLD, "fsync": False, "reading": "exchange", "memory": 1 << 20}
+    options = {"comm": WORLD, "fsync": False, "read_method": "two-phase", "memory": 1 << 20}
     with pytest.raises(rankxform.StorageError, match=f"process {victim} of"):
         rankxform.transform(src, tmp / "dst", a, b, **options)
     monkeypatch.setattr(os, "preadv", real)
@@ -147,44 +138,46 @@ def as_nodes(monkeypatch, nodes, seed):
     node = tuple(process * nodes // WORLD.size for process in range(WORLD.size))
     monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{node[WORLD.rank]}", ""))
 
-    def sight_of(team, shards, as_first=frozenset()):
+    def visibility_of(team, paths, as_first=frozenset()):
         rng = random.Random(seed)
-        home = {rank: rng.randrange(nodes) for rank in shards.paths}
+        home = {rank: rng.randrange(nodes) for rank in paths}
         seen = (
             frozenset(r for r in home if home[r] == n or rng.random() < 0.2) for n in range(nodes)
         )
-        return Sight(node, tuple(seen)), []
+        return Visibility(node, tuple(seen)), []
 
-    monkeypatch.setattr(job_prepare, "sight_of", sight_of)
+    monkeypatch.setattr(job_prepare, "visibility_of", visibility_of)
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 5))
 def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
     """Two nodes, of several processes each, that see the same files and want all of them."""
-    case = cut(([4], ROW), ([WORLD.size], WHOLE))
+    case = shard(([4], ROW), ([WORLD.size], WHOLE))
     src, a, b = prepare(case, tmp)
     monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{WORLD.rank % 2}", ""))
-    real, found = job_choice.measured, []
+    real, found = job_measure.measured, []
 
     def measured(*arguments, **options):
         found.append(real(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(job_choice, "measured", measured)
+    monkeypatch.setattr(job_measure, "measured", measured)
     rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, link="none")
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
     ((costs, speeds),) = found
     assert WORLD.allgather((costs, speeds)) == [(costs, speeds)] * WORLD.size
     assert -1 <= costs.overlap <= 1
-    assert min(costs.read, costs.network, costs.copy, costs.call, costs.letter, *speeds) > 0
-    assert max(costs.network, costs.copy) < 1e13 > 1 / costs.letter
+    assert (
+        min(costs.read, costs.network, costs.copy, costs.read_latency, costs.latency, *speeds) > 0
+    )
+    assert max(costs.network, costs.copy) < 1e13 > 1 / costs.latency
 
 
 @pytest.mark.mpi(min_size=3, sizes=(3, 5))
 @pytest.mark.parametrize("seed", range(24))
 def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
     case = random_case(seed, mindspore_agrees=False)
-    case = unevenly_cut(case, seed) if seed % 4 == 1 else case
+    case = unevenly_sharded(case, seed) if seed % 4 == 1 else case
     src, a, b = prepare(case, tmp)
     as_nodes(monkeypatch, 2 + seed % 2, seed)
     memory = (1 << 20, 64 << 20)[seed % 3 == 0]
@@ -197,7 +190,7 @@ def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
 @pytest.mark.parametrize("dst", [([2], COLUMN, 0, 0), ([2], ROW, 0, 0, [0, 8])])
 def test_what_has_no_elements_goes_with_what_is_read_for_others(dst, tmp, monkeypatch):
     """A whole parameter, or one rank's slice of another."""
-    case = cut(([2], ROW), ([2], COLUMN), shape=(0, 8))
+    case = shard(([2], ROW), ([2], COLUMN), shape=(0, 8))
     case.params["full"], case.src[0]["full"], case.dst[0]["full"] = (
         ((8, 8), "Float32"), ([2], ROW, 0, 0), dst,
     )  # fmt: skip
@@ -210,9 +203,9 @@ def test_what_has_no_elements_goes_with_what_is_read_for_others(dst, tmp, monkey
 @pytest.mark.mpi(min_size=2, sizes=(2, 3))
 def test_a_sync_that_fails_in_an_exchange_ends_all_and_is_continued(tmp, monkeypatch):
     """The last process's device refuses to sync what it wrote."""
-    case = cut(([8], COLUMN), ([6], ROW))
+    case = shard(([8], COLUMN), ([6], ROW))
     src, a, b = prepare(case, tmp)
-    options = {"comm": WORLD, "reading": "exchange"}
+    options = {"comm": WORLD, "read_method": "two-phase"}
 
     real = os.fsync
 
@@ -235,52 +228,61 @@ def test_a_sync_that_fails_in_an_exchange_ends_all_and_is_continued(tmp, monkeyp
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 3))
 def test_a_process_that_is_busy_for_long_is_not_taken_for_lost():
-    """Others wait for its letter longer than the stall limit, while it shows signs of life."""
-    together = transport.team(WORLD)
-    together.stall_seconds = 1.0
-    mail = together.mail()
-    room = bytearray(8)
+    """Others wait for its message longer than the stall limit, while it shows signs of life."""
+    team = transport.team(WORLD)
+    team.stall_seconds = 1.0
+    p2p = team.p2p()
+    room = bytearray(9)
 
-    def work(tick):
+    def work(on_progress):
         if WORLD.rank == 0:
             end = time.monotonic() + 2.5
             while time.monotonic() < end:
-                tick(0)
+                on_progress(0)
                 time.sleep(0.05)
-            mail.settle([mail.send(p, memoryview(b"a letter")) for p in range(1, WORLD.size)], tick)
+            p2p.wait_all(
+                [p2p.send(p, memoryview(b"a message")) for p in range(1, WORLD.size)], on_progress
+            )
         else:
-            mail.settle([mail.receive(0, memoryview(room))], tick)
+            p2p.wait_all([p2p.receive(0, memoryview(room))], on_progress)
 
-    together.work(work, lambda done, end: None)
-    assert WORLD.rank == 0 or bytes(room) == b"a letter"
-    together.free()
+    team.work(work, lambda done, end: None)
+    assert WORLD.rank == 0 or bytes(room) == b"a message"
+    team.free()
 
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)
 @pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
 def test_a_bit_that_changes_between_two_processes_is_found(place, tmp, monkeypatch):
-    """A letter of process 0's has another bit, at its start, in its middle, or in its seal."""
-    case = cut(([4], COLUMN), ([8], ROW))
+    """A message of process 0's has another bit, at its start, in its middle, or in its checksum."""
+    case = shard(([4], COLUMN), ([8], ROW))
     src, a, b = prepare(case, tmp)
-    real, sent = transport_mail.Mail.send, []
+    real, sent = transport_p2p.PointToPoint.send, []
 
-    def send(self, peer, data, kind=0):
+    def send(self, peer, data, tag=0):
         sent.append(peer)
         if WORLD.rank == 0 and len(sent) == 2:
             data[int(place * len(data))] ^= 16
-        return real(self, peer, data, kind)
+        return real(self, peer, data, tag)
 
     with monkeypatch.context() as patch:
-        patch.setattr(transport_mail.Mail, "send", send)
+        patch.setattr(transport_p2p.PointToPoint, "send", send)
         with pytest.raises(rankxform.DifferenceError, match="process 0 sent is not what arrived"):
             rankxform.transform(
-                src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", verify=True
+                src,
+                tmp / "dst",
+                a,
+                b,
+                comm=WORLD,
+                fsync=False,
+                read_method="two-phase",
+                verify=True,
             )
     WORLD.Barrier()  # the first process has cleared up
     assert not list((tmp / "dst").rglob("*.ckpt"))
     WORLD.Barrier()
     rankxform.transform(
-        src, tmp / "dst", a, b, comm=WORLD, fsync=False, reading="exchange", verify=True
+        src, tmp / "dst", a, b, comm=WORLD, fsync=False, read_method="two-phase", verify=True
     )
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
@@ -295,9 +297,9 @@ def _resident(what):
 @pytest.mark.parametrize(("dst", "verify"), [(([8], ROW), False), (([2], WHOLE), True)])
 def test_no_process_takes_more_memory_than_it_may(dst, verify, tmp):
     """100 MB, or twice as much, cross between processes with 8 MiB for buffers each."""
-    case = cut(([4], COLUMN), dst, shape=(4096, 2048))
+    case = shard(([4], COLUMN), dst, shape=(4096, 2048))
     src, a, b = prepare(case, tmp)
-    options = {"comm": WORLD, "fsync": False, "reading": "exchange", "link": "none"}
+    options = {"comm": WORLD, "fsync": False, "read_method": "two-phase", "link": "none"}
     rankxform.transform(src, tmp / "first", a, b, memory=1 << 20, ranks=(0,), **options)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _resident("VmRSS")

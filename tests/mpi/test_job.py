@@ -66,15 +66,15 @@ def test_an_error_on_one_process_is_raised_on_all(tmp):
 @pytest.mark.mpi(min_size=2, sizes=(2, 5))
 def test_a_failure_in_the_middle_of_the_work_stops_the_others(tmp):
     processes = team(WORLD)
-    ticks = 0
+    progress_calls = 0
 
-    def compute(tick):
-        nonlocal ticks
+    def compute(on_progress):
+        nonlocal progress_calls
         if processes.rank == processes.size - 1:
             raise rankxform.StorageError("disk full")
         for _ in range(10_000):
-            tick(1)
-            ticks += 1
+            on_progress(1)
+            progress_calls += 1
             MPI.COMM_SELF.Barrier()
             import time
 
@@ -82,24 +82,22 @@ def test_a_failure_in_the_middle_of_the_work_stops_the_others(tmp):
 
     with pytest.raises(rankxform.StorageError, match="disk full"):
         processes.work(compute, lambda done, end: None)
-    assert ticks < 10_000, "the healthy processes worked on to the end"
+    assert progress_calls < 10_000, "the healthy processes worked on to the end"
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))
-@pytest.mark.parametrize("way", ["work", "gather_work", "share", "gather"])
-def test_a_stop_that_one_process_sees_first_ends_all_together(way):
+@pytest.mark.parametrize("call", ["work", "allgather_work", "agree", "bcast", "allgather"])
+def test_a_stop_that_one_process_sees_first_ends_all_together(call):
     """It is seen before the work begins: the others are in its reductions already."""
     processes = team(WORLD)
     if processes.rank == processes.size - 1:
         processes.stop_reason = lambda: "stopped by a test"
     arguments = {
-        "work": (lambda tick: 1, lambda done, end: None),
-        "gather_work": (lambda tick: 1,),
-        "share": (lambda: 1,),
-        "gather": (lambda: 1,),
+        "work": (lambda on_progress: 1, lambda done, end: None),
+        "allgather_work": (lambda on_progress: 1,),
     }
     with pytest.raises(rankxform.StoppedError, match="stopped by a test"):
-        getattr(processes, way)(*arguments[way])
+        getattr(processes, call)(*arguments.get(call, (lambda: 1,)))
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 3))
@@ -128,9 +126,9 @@ def test_progress_reaches_process_0_and_ends_with_the_total(tmp):
     processes = team(WORLD)
     seen = []
 
-    def compute(tick):
+    def compute(on_progress):
         for _ in range(10):
-            tick(7)
+            on_progress(7)
 
     processes.work(compute, lambda done, end: seen.append((done, end)))
     if processes.rank == 0:
@@ -140,12 +138,12 @@ def test_progress_reaches_process_0_and_ends_with_the_total(tmp):
 @pytest.mark.mpi(min_size=2, sizes=(2, 3))
 def test_values_are_shared_and_gathered(tmp):
     processes = team(WORLD)
-    assert processes.share(lambda: ["value", processes.rank]) == ["value", 0]
-    assert processes.gather(lambda: processes.rank * 2) == [2 * r for r in range(WORLD.size)]
+    assert processes.bcast(lambda: ["value", processes.rank]) == ["value", 0]
+    assert processes.allgather(lambda: processes.rank * 2) == [2 * r for r in range(WORLD.size)]
     with pytest.raises(PeerError, match="a bug of rankxform's own: KeyError"):
-        processes.share(lambda: {}["nothing"])
+        processes.bcast(lambda: {}["nothing"])
     with pytest.raises(rankxform.UsageError, match="no such thing"):
-        processes.share(lambda: (_ for _ in ()).throw(rankxform.UsageError("no such thing")))
+        processes.bcast(lambda: (_ for _ in ()).throw(rankxform.UsageError("no such thing")))
 
 
 @pytest.mark.mpi(min_size=1, sizes=(2,))
@@ -211,7 +209,9 @@ def test_processes_that_want_different_parameters(tmp):
     assert list(found) == [mine] and sorted([*found.left_over, mine]) == names
     assert found[mine].tobytes() == everything[mine].tobytes()
     with pytest.raises(rankxform.UsageError, match="ask for different things"):
-        rankxform.load(src, a, b, rank=0, one_sided=("error", "whole")[WORLD.rank % 2], comm=WORLD)
+        rankxform.load(
+            src, a, b, rank=0, unmatched=("error", "replicate")[WORLD.rank % 2], comm=WORLD
+        )
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2,))
@@ -223,7 +223,7 @@ def test_what_is_wrong_on_one_process_is_raised_on_all(tmp):
         with pytest.raises(rankxform.UsageError, match="1 MiB is the least"):
             call(src, a, b if call is rankxform.load else None, comm=WORLD, **bad)
     layouts = {"w": ([2], [0], [4], 0, WORLD.rank == 0, "")}
-    with pytest.raises(rankxform.StrategyError, match="'w': it is cut unevenly"):
+    with pytest.raises(rankxform.StrategyError, match="'w': it is sharded unevenly"):
         rankxform.mindspore.strategy_of(layouts, comm=WORLD)
 
 

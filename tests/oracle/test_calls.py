@@ -152,7 +152,9 @@ def test_build_searched_strategy(path):
 
 def slices_of(name, full, layout, ranks):
     return [
-        ms.Parameter(ms.Tensor(np.ascontiguousarray(reference.cut(full, layout, rank))), name=name)
+        ms.Parameter(
+            ms.Tensor(np.ascontiguousarray(reference.shard(full, layout, rank))), name=name
+        )
         for rank in range(ranks)
     ]
 

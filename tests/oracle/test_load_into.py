@@ -24,13 +24,13 @@ PARAMS = {
     "1.bias": ((4,), "Float32"),
 }
 STATE = {f"moments.{name}": facts for name, facts in PARAMS.items()}
-CUT = {
+SHARDED = {
     "0.weight": ([2, 4], [0, -1], 4, -1),
     "0.bias": ([2, 4], [0], 0, 0),
     "1.weight": ([2, 4], [-1, 0], 0, 0),
     "1.bias": ([2, 4], [-1], 0, 0),
 }
-SRC = [{**CUT, **{f"moments.{name}": layout for name, layout in CUT.items()}}]
+SRC = [{**SHARDED, **{f"moments.{name}": layout for name, layout in SHARDED.items()}}]
 
 
 def full(name):
@@ -116,7 +116,7 @@ def test_a_rank_of_a_compiled_network(place):
         at = (rank % 2) * 8 + (rank // 2) * 4
         assert np.array_equal(found["0.weight"], full("0.weight")[at : at + 4])
         assert found["1.weight"].shape == (4, 8)
-    with pytest.raises(rankxform.StrategyError, match="'w': it is cut unevenly"):
+    with pytest.raises(rankxform.StrategyError, match="'w': it is sharded unevenly"):
         layouts_of({"w": ([2], [0], [3], 0, False, "")})
     assert ours.strategy_of(network()).ranks == 1
 
@@ -137,8 +137,8 @@ def test_types_that_numpy_lacks(tmp_path):
 def test_load_distributed_checkpoint(place, tmp_path, strict):
     src, a = place
     if strict:  # what only one of them has is an error then, in MindSpore too
-        src = reference.write_checkpoint(tmp_path / "s", [CUT], PARAMS)
-        a = reference.write_strategy(tmp_path / "c.ckpt", [CUT])
+        src = reference.write_checkpoint(tmp_path / "s", [SHARDED], PARAMS)
+        a = reference.write_strategy(tmp_path / "c.ckpt", [SHARDED])
     files = [f"{src}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(8)]
     results = []
     for call in (ours.load_distributed_checkpoint, ms.parallel.load_distributed_checkpoint):
@@ -149,8 +149,8 @@ def test_load_distributed_checkpoint(place, tmp_path, strict):
 
 
 def test_load_distributed_checkpoint_of_unified_safetensors(place, tmp_path):
-    source = reference.write_checkpoint(tmp_path / "s", [CUT], PARAMS, kind="safetensors")
-    a = str(reference.write_strategy(tmp_path / "c.ckpt", [CUT]))
+    source = reference.write_checkpoint(tmp_path / "s", [SHARDED], PARAMS, kind="safetensors")
+    a = str(reference.write_strategy(tmp_path / "c.ckpt", [SHARDED]))
     ms.parallel.unified_safetensors(str(source), a, str(tmp_path / "u"))
     net = network()
     ours.load_distributed_checkpoint(

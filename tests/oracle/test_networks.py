@@ -9,7 +9,8 @@ import pytest
 
 import rankxform
 from tests import reference
-from tests.oracle.test_transform import differing
+
+from .test_transform import differing
 
 ms = pytest.importorskip("mindspore", reason="MindSpore has no wheel for this Python")
 pytestmark = pytest.mark.oracle

@@ -174,8 +174,8 @@ def real_checkpoint(shapes, strategy, target):
                 continue
             full = reference.full_tensor(name, tuple(about["full_shape"]), about["dtype"])
             layout = layouts.get((rank // size, name))
-            words = reference.cut(full, layout, rank % size) if layout else full
-            assert list(words.shape) == shape, f"the reference cuts {name} as the compiler does"
+            words = reference.shard(full, layout, rank % size) if layout else full
+            assert list(words.shape) == shape, f"the reference shards {name} as the compiler does"
             entries[name] = about["dtype"], words
         reference.write_ckpt(target / f"rank_{rank}" / f"checkpoint_{rank}.ckpt", entries)
     return str(target)

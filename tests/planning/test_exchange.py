@@ -9,15 +9,20 @@ from math import inf
 import pytest
 
 from rankxform.geometry.box import Box
-from rankxform.planning.assign import share, share_seen
-from rankxform.planning.cost_model import Choice, Costs, Reading, Side, reading_of
-from rankxform.planning.demand import both_ways, demand
-from rankxform.planning.exchange import deal, work_of
-from rankxform.planning.level import Dealer, level
-from rankxform.planning.routes import posts
+from rankxform.geometry.grid import overlaps
+from rankxform.planning.assign import Assigner, assign, assign_visible, balance
+from rankxform.planning.cost_model import Costs, IoEstimate, IoPolicy, Volume, estimate_io
+from rankxform.planning.exchange import (
+    assign_readers,
+    estimate_all,
+    request_exchanges,
+    transfers_of,
+)
+from rankxform.planning.read_method import READ_METHODS, Cheaper, Read, count_reads
+from rankxform.planning.routes import routes_of
 from rankxform.planning.simulate import simulate
-from rankxform.planning.transfers import Portion, Read, read_of
-from rankxform.planning.visibility import Sight
+from rankxform.planning.transfers import SliceRange
+from rankxform.planning.visibility import Visibility
 from tests.planning.test_plan import planner
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
@@ -30,74 +35,81 @@ def of(tmp, src, dst, names=("w",), shape=(24, 24)):
 
 
 def spread(nodes, ranks, each=1):
-    """Return the sight of `each` processes on every node, which have the ranks in runs."""
+    """Return the visibility of `each` processes on every node, which have the ranks in runs."""
     per = ranks // nodes
     node = tuple(n for n in range(nodes) for _ in range(each))
-    return Sight(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
+    return Visibility(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
 
 
-def _work_of(process, plan, shares, sight):
-    alone = plan.moves(shares[process], sight.of(process))
-    trades = deal(demand(plan, shares, sight, Choice()), sight)
-    return work_of(process, alone, trades), bool(trades)
+AUTO, TWO_PHASE = IoPolicy(READ_METHODS["auto"]), IoPolicy(READ_METHODS["two-phase"])
 
 
-def test_trades_worked_out_by_hand(tmp_path):
+def exchanges_of(plan, assignment, visibility, policy=AUTO):
+    return assign_readers(request_exchanges(plan, assignment, visibility, policy), visibility)
+
+
+def _transfers_of(process, plan, assignment, visibility):
+    alone = plan.transfers(assignment[process], visibility.of(process))
+    exchanges = exchanges_of(plan, assignment, visibility)
+    return transfers_of(process, alone, exchanges), bool(exchanges)
+
+
+def test_exchanges_worked_out_by_hand(tmp_path):
     """4 columns on 2 nodes become 2 rows: each node sends half of each of its columns."""
-    plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
-    shares = [[Portion(0, 0, 1)], [Portion(1, 0, 1)]]
-    (trade,) = deal(demand(plan, shares, sight, Choice()), sight)
-    assert {cell: dict(by) for cell, by in trade.servers.items()} == {
+    plan, visibility = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
+    assignment = [[SliceRange(0, 0, 1)], [SliceRange(1, 0, 1)]]
+    (exchange,) = exchanges_of(plan, assignment, visibility)
+    assert {cell: dict(by) for cell, by in exchange.receivers.items()} == {
         (0, 0): {0: (0,)},
         (1, 0): {1: (1,)},
     }
-    assert trade.senders == {
+    assert dict(exchange.senders) == {
         (0, 0): {0: (0, 0), 1: (0, 0)},
         (0, 1): {0: (0, 1), 1: (0, 1)},
         (0, 2): {1: (1, 2), 0: (1, 2)},
         (0, 3): {1: (1, 3), 0: (1, 3)},
     }
-    mine = posts(trade)[0]
+    mine = routes_of(exchange)[0]
     assert mine.own == [((0, 0), (0, 0)), ((0, 1), (0, 0))]
-    assert mine.out == {1: [((0, 0), (1, 0)), ((0, 1), (1, 0))]}
-    assert mine.into == {1: [((0, 2), (0, 0)), ((0, 3), (0, 0))]}
+    assert mine.sends == {1: [((0, 0), (1, 0)), ((0, 1), (1, 0))]}
+    assert mine.recvs == {1: [((0, 2), (0, 0)), ((0, 3), (0, 0))]}
 
 
 def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
-    """Each node holds a replica of everything, so nothing is traded."""
-    plan, sight = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
-    assert deal(demand(plan, share(plan, range(4), 4), sight, Choice()), sight) == []
-    work, trades = _work_of(3, plan, share(plan, range(4), 4), sight)
-    assert not trades
-    assert {rank for move in work for rank in move.readers.values()} <= {2, 3}
+    """Each node holds a replica of everything, so nothing is exchanged."""
+    plan, visibility = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
+    assert exchanges_of(plan, assign(plan, range(4), 4), visibility) == []
+    work, exchanges = _transfers_of(3, plan, assign(plan, range(4), 4), visibility)
+    assert not exchanges
+    assert {rank for transfer in work for rank in transfer.readers.values()} <= {2, 3}
 
 
 def test_one_process_of_a_node_passes_on_what_others_want(tmp_path):
-    plan, sight = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
-    shares = [[Portion(rank, 0, 1)] for rank in range(4)]
-    (trade,) = deal(demand(plan, shares, sight, Choice()), sight)
-    every = posts(trade)
+    plan, visibility = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
+    assignment = [[SliceRange(rank, 0, 1)] for rank in range(4)]
+    (exchange,) = exchanges_of(plan, assignment, visibility)
+    every = routes_of(exchange)
     crossing = [
         (sender, receiver, piece)
         for sender, own in every.items()
-        for receiver, pieces in own.out.items()
+        for receiver, pieces in own.sends.items()
         for piece in pieces
-        if sight.node[sender] != sight.node[receiver]
+        if visibility.node[sender] != visibility.node[receiver]
     ]
     assert len(crossing) == 2  # each half crosses once
     assert len({piece for *_, piece in crossing}) == 2
-    assert sum(len(some) for own in every.values() for some in own.passing.values()) == 2
+    assert sum(len(some) for own in every.values() for some in own.forwards.values()) == 2
 
 
 def test_own_work_comes_in_between_what_is_read_for_others(tmp_path):
     """Process 0 alone sees the source; it writes half of the parameters, process 1 the others."""
     names = tuple(f"w{n}" for n in range(8))
     plan = of(tmp_path, ([1], WHOLE), ([1], WHOLE), names)
-    shares = [[Portion(0, 0, 4)], [Portion(0, 4, 8)]]
-    sight = Sight((0, 1), (frozenset({0}), frozenset()))
-    work, trades = _work_of(0, plan, shares, sight)
-    assert trades
-    assert [bool(move.targets) for move in work] == [True, False] * 4
+    assignment = [[SliceRange(0, 0, 4)], [SliceRange(0, 4, 8)]]
+    visibility = Visibility((0, 1), (frozenset({0}), frozenset()))
+    work, exchanges = _transfers_of(0, plan, assignment, visibility)
+    assert exchanges
+    assert [bool(transfer.targets) for transfer in work] == [True, False] * 4
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -117,24 +129,26 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
         frozenset(r for r, h in enumerate(home) if h == n or rng.random() < 0.2)
         for n in range(max(node) + 1)
     )
-    sight, always = Sight(node, seen), rng.random() < 0.3
-    shares = share(plan, range(ranks[1]), len(node))
-    for trade in deal(demand(plan, shares, sight, Choice(always=always)), sight):
+    visibility, always = Visibility(node, seen), rng.random() < 0.3
+    assignment = assign(plan, range(ranks[1]), len(node))
+    for exchange in exchanges_of(plan, assignment, visibility, TWO_PHASE if always else AUTO):
         had = {}
-        for process, own in posts(trade).items():
+        for process, own in routes_of(exchange).items():
             for piece in own.own:
                 had.setdefault((process, piece), []).append(process)
-            for post in (own.into, own.passed):
+            for post in (own.recvs, own.forwarded):
                 for sender, pieces in post.items():
                     for piece in pieces:
                         had.setdefault((process, piece), []).append(sender)
-        for cell, by in trade.servers.items():
-            for (at, _), process in product(trade.copies(cell), by):
+        for cell, by in exchange.receivers.items():
+            for (at, _), process in product(
+                overlaps(exchange.parameter.grid, exchange.grid, cell), by
+            ):
                 assert len(had[process, (at, cell)]) == 1
-                reader, rank = trade.senders[at][process]
-                assert rank in sight.of(reader)
+                reader, rank = exchange.senders[at][process]
+                assert rank in visibility.of(reader)
         if always:
-            readers = {at: {p for p, _ in by.values()} for at, by in trade.senders.items()}
+            readers = {at: {p for p, _ in by.values()} for at, by in exchange.senders.items()}
             assert all(len(processes) == 1 for processes in readers.values())
 
 
@@ -146,11 +160,11 @@ def test_levels_are_as_low_as_can_be(seed):
     speeds = [rng.choice((1.0, 1.0, 0.25)) for _ in range(count)]
     classes = {tuple(sorted(rng.sample(range(count), rng.randint(1, count)))) for _ in range(5)}
     amounts = {members: float(rng.randint(1, 100)) for members in classes}
-    dealt = level(amounts, speeds)
+    assigned = balance(amounts, speeds)
     loads = [0.0] * count
-    for members, shares in dealt.items():
-        assert sum(shares) == pytest.approx(amounts[members])
-        for process, part in zip(members, shares):
+    for members, assignment in assigned.items():
+        assert sum(assignment) == pytest.approx(amounts[members])
+        for process, part in zip(members, assignment):
             loads[process] += part
     longest = max(load / speed for load, speed in zip(loads, speeds))
     bound = 0.0
@@ -161,38 +175,40 @@ def test_levels_are_as_low_as_can_be(seed):
     assert longest <= 1.02 * bound
 
 
-def test_pieces_are_dealt_in_runs():
-    dealer = Dealer(level({(0, 1): 8.0}, (1.0, 1.0)))
-    assert [dealer.next((0, 1), 1.0) for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+def test_pieces_are_assigned_in_runs():
+    assigner = Assigner(balance({(0, 1): 8.0}, (1.0, 1.0)))
+    assert [assigner.next((0, 1), 1.0) for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_large_pieces_are_dealt_so_that_all_are_as_far_at_any_time():
+def test_large_pieces_are_assigned_so_that_all_are_as_far_at_any_time():
     """Three kinds of pieces that two of three processes can do: no process does two in a row."""
     kinds = [(0, 1), (0, 2), (1, 2)]
     size = float(1 << 25)
-    dealer = Dealer(level(dict.fromkeys(kinds, 8 * size), (1.0, 1.0, 1.0)))
+    assigner = Assigner(balance(dict.fromkeys(kinds, 8 * size), (1.0, 1.0, 1.0)))
     for _ in range(8):
-        assert sorted(dealer.next(members, size) for members in kinds) == [0, 1, 2]
+        assert sorted(assigner.next(members, size) for members in kinds) == [0, 1, 2]
 
 
 def test_reading_is_counted_by_node(tmp_path):
     """One file of 24 rows, wanted by 4 columns on 2 nodes: both read all rows, or one does."""
     plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
-    sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
-    found = both_ways(plan, [[Portion(rank, 0, 1)] for rank in range(4)], sight)
+    visibility = Visibility((0, 0, 1, 1), (frozenset({0}),) * 2)
+    found = estimate_all(
+        plan, [[SliceRange(rank, 0, 1)] for rank in range(4)], visibility, READ_METHODS["auto"]
+    )
     whole = 24 * 24 * 4
-    assert (found.each, found.once) == (Side(2 * whole, 2), Side(whole, 1))
-    assert found.crossing == Side(whole // 2, 2)
+    assert (found.separate, found.once) == (Volume(2 * whole, 2), Volume(whole, 1))
+    assert found.crossing == Volume(whole // 2, 2)
 
 
 def test_who_passes_on_what_a_node_wants_whole_takes_turns(tmp_path):
     """Six parameters, all on the first node, are wanted by all four processes of the second."""
     plan = of(tmp_path, ([1], WHOLE), ([4], WHOLE), tuple("abcdef"))
-    sight = Sight((0, 1, 1, 1, 1), (frozenset({0}), frozenset()))
-    shares = [[], *([Portion(rank, 0, 6)] for rank in range(4))]
+    visibility = Visibility((0, 1, 1, 1, 1), (frozenset({0}), frozenset()))
+    assignment = [[], *([SliceRange(rank, 0, 6)] for rank in range(4))]
     first = []
-    for trade in deal(demand(plan, shares, sight, Choice()), sight):
-        sent = posts(trade)[0].out
+    for exchange in exchanges_of(plan, assignment, visibility):
+        sent = routes_of(exchange)[0].sends
         assert len(sent) == 1, "what crosses to a node crosses once"
         first += sent
     assert sorted(first) == [1, 1, 2, 2, 3, 4]
@@ -203,53 +219,77 @@ def test_who_passes_on_what_a_node_wants_whole_takes_turns(tmp_path):
 )
 def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
-    sight = Sight((0, 0, 1, 1), (frozenset({0}),) * 2)
-    shares = [[Portion(rank, 0, 1)] for rank in range(4)]
+    visibility = Visibility((0, 0, 1, 1), (frozenset({0}),) * 2)
+    assignment = [[SliceRange(rank, 0, 1)] for rank in range(4)]
     costs = Costs(read=storage / 4, network=network)
-    assert (
-        bool(deal(demand(plan, shares, sight, Choice(costs=costs, weighed=True)), sight))
-        == exchanged
-    )
+    policy = IoPolicy(READ_METHODS["auto"], costs, weighed=True)
+    assert bool(exchanges_of(plan, assignment, visibility, policy)) == exchanged
 
 
 @pytest.mark.parametrize(("overlap", "exchanged"), [(1.0, True), (0.0, False)])
 def test_sending_counts_where_it_does_not_go_on_beside_reading(overlap, exchanged):
     """Two nodes read 2 s each for themselves; or 1 s and then send for 1 s."""
-    found = Reading(each=Side(4000, 4), once=Side(2000, 2), crossing=Side(2000, 2))
-    costs = Costs(read=1e3, network=1e3, copy=1e9, call=0.0, letter=0.0, overlap=overlap)
-    assert costs.together(1.0, 0.5) == 1.5 - 0.5 * overlap
-    assert found.exchanges(costs, 2, 2) == exchanged
+    found = IoEstimate(separate=Volume(4000, 4), once=Volume(2000, 2), crossing=Volume(2000, 2))
+    costs = Costs(read=1e3, network=1e3, copy=1e9, read_latency=0.0, latency=0.0, overlap=overlap)
+    assert costs.overlapped(1.0, 0.5) == 1.5 - 0.5 * overlap
+    assert found.exchange_is_cheaper(costs, 2, 2) == exchanged
 
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], ROW))
     served = {(rank, 0): [rank] for rank in range(4)}
-    found = reading_of(plan.parameter("w"), plan.names(0)["w"], served, (0, 0, 1, 1))
-    assert found.each.nbytes == found.once.nbytes
-    assert not found.exchanges(Costs(read=1.0), 4, 2)
+    grid = plan.names(0)["w"].grid((24, 24))
+    found = estimate_io(plan.parameter("w"), grid, served, (0, 0, 1, 1), READ_METHODS["auto"])
+    assert found.separate.nbytes == found.once.nbytes
+    assert not found.exchange_is_cheaper(Costs(read=1.0), 4, 2)
 
 
 def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
-    plan, sight = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
-    shares = share_seen(plan, range(2), Sight((0, 1), (frozenset({0}), frozenset({1}))))
+    plan, visibility = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
+    assignment = assign_visible(
+        plan, range(2), Visibility((0, 1), (frozenset({0}), frozenset({1})))
+    )
     costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
-    found = simulate(plan, shares, sight, deal(demand(plan, shares, sight, Choice()), sight), costs)
+    found = simulate(
+        plan,
+        assignment,
+        visibility,
+        exchanges_of(plan, assignment, visibility),
+        costs,
+        READ_METHODS["auto"],
+    )
     half = 24 * 24 * 4 // 2
-    for load in found.loads:
+    for load in found.workloads:
         assert (load.read, load.sent, load.received, load.written) == (
             half,
             half // 2,
             half // 2,
             half,
         )
-        assert (load.passed, load.letters, load.slices) == (0, 1, 1)
+        assert (load.sent_nearby, load.messages, load.slices) == (0, 1, 1)
     assert found.network == (half / 2 / 1e2,) * 2
     assert found.total == max(*found.network, *found.seconds)
 
 
 def test_one_run_is_read_in_one_piece_whatever_was_asked_for():
-    hull, held = Box((0, 2, 0), (1, 4, 4096)), Box((0, 0, 0), (1, 8, 4096))
-    for call in (0.0, 6e4, inf):
-        assert read_of(hull, held, 4, call) == Read("whole", 4 * hull.size, 1)
+    wanted, held = Box((0, 2, 0), (1, 4, 4096)), Box((0, 0, 0), (1, 8, 4096))
+    for method in READ_METHODS.values():
+        assert count_reads(method, wanted, held, 4) == Read("whole", 4 * wanted.size, 1)
     rows = Box((0, 2, 0), (2, 4, 4096)), Box((0, 0, 0), (2, 8, 4096))
-    assert [read_of(*rows, 4, call).way for call in (0.0, inf)] == ["ranges", "rows"]
+    methods = [READ_METHODS["ranges"], READ_METHODS["sieving"], Cheaper(0.0), Cheaper(inf)]
+    used = [count_reads(method, *rows, 4).method for method in methods]
+    assert used == ["ranges", "sieving"] * 2
+
+
+@pytest.mark.parametrize("name", READ_METHODS)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_read_method_reads_what_is_wanted_within_the_block(name, seed):
+    """The contract of the protocol, for every method that is registered."""
+    rng = random.Random(seed)
+    shape = [rng.randint(1, 6) for _ in range(rng.randint(1, 3))]
+    ends = [sorted(rng.sample(range(extent + 1), 2)) for extent in shape]
+    wanted = Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+    block, method = Box.whole(tuple(shape)), READ_METHODS[name]
+    box = method.box(wanted, block, 4)
+    assert block.contains(box) and box.contains(wanted)
+    assert method.with_latency(1e3).exchanges == method.exchanges

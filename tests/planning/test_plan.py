@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import re
-from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rankxform.formats.base import Contents, Index
+from rankxform.formats.base import Schema
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import patterns
-from rankxform.planning.assign import share, share_out
-from rankxform.planning.catalog import survey
+from rankxform.planning.assign import assign, partition_evenly
+from rankxform.planning.catalog import build_catalog
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
-from rankxform.planning.transfers import Copy, Portion, needed_bytes, read_by_rank
+from rankxform.planning.transfers import Copy, SliceRange, needed_bytes, read_by_rank
 from rankxform.storage import strategies
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "data" / "models" / "deepseek_v3"
 
 
-def source_of(strategy, params):
-    """Describe a checkpoint that holds `params` as `strategy` cuts them, without any file."""
-    indexes = {}
+def catalog_of(strategy, params):
+    """Describe a checkpoint that holds `params` as `strategy` shards them, without any file."""
+    schemas = {}
     for stage, layouts in enumerate(strategy.stages):
         held = [(n, layouts[n], *params[n]) for n in layouts if n in params]
-        contents = Contents(
+        schema = Schema(
             tuple(n for n, *_ in held),
             tuple(dtype for *_, dtype in held),
             tuple(tuple(s // c for s, c in zip(shape, lay.counts)) for _, lay, shape, _ in held),
         )
         for rank in strategy.ranks_in(stage):
-            indexes[rank] = Index(contents, array("q"), {}, 0)
-    return survey(strategy, indexes, {rank: f"rank_{rank}" for rank in indexes}, indexes)
+            schemas[rank] = schema
+    return build_catalog(strategy, schemas, {rank: f"rank_{rank}" for rank in schemas}, schemas)
 
 
 def planner(tmp, src, dst, params, replicas="spread"):
     a, b = (
         strategies.load(reference.write_strategy(tmp / n, s)) for n, s in (("a", src), ("b", dst))
     )
-    source = source_of(a, params)
-    return Planner(source, b, select(source, b), replicas)
+    catalog = catalog_of(a, params)
+    return Planner(catalog, b, select(catalog, b), replicas)
 
 
 def test_a_plan_worked_out_by_hand(tmp_path):
@@ -66,7 +65,7 @@ def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):
     src = [dict.fromkeys(params, ([4], [-1, -1], 0, 0))]
     dst = [dict.fromkeys(params, ([2], [0, -1], 0, 0))]
     plan = planner(tmp_path, src, dst, params)
-    read = read_by_rank(plan.moves([Portion(rank, 0, 12) for rank in range(2)]))
+    read = read_by_rank(plan.transfers([SliceRange(rank, 0, 12) for rank in range(2)]))
     assert sum(read.values()) == 12 * 256
     assert set(read.values()) == {3 * 256}
     again = planner(tmp_path, src, dst, params)
@@ -102,11 +101,11 @@ def test_copies_tile_every_slice(tmp_path):
     "weights", [[], [1], [5, 5, 5, 5], [9, 1, 1, 1], [1, 1, 1, 9], [3, 1, 4, 1, 5, 9]]
 )
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
-def test_work_is_dealt_in_runs_whose_largest_is_smallest(weights, processes):
-    shares = share_out(weights, processes)
-    assert len(shares) == processes
-    assert [i for share in shares for i in share] == list(range(len(weights)))
-    largest = max((sum(weights[i] for i in share) for share in shares), default=0)
+def test_work_is_assigned_in_runs_whose_largest_is_smallest(weights, processes):
+    assignment = partition_evenly(weights, processes)
+    assert len(assignment) == processes
+    assert [i for assign in assignment for i in assign] == list(range(len(weights)))
+    largest = max((sum(weights[i] for i in assign) for assign in assignment), default=0)
 
     def fits(limit, at=0, left=processes):
         total = 0
@@ -123,18 +122,25 @@ def test_every_slice_is_written_by_one_process(processes, tmp_path):
     params = {f"p{i}": ((8, 1024), "Float32") for i in range(10)}
     stages = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
     plan = planner(tmp_path, stages, stages, params)
-    shares = share(plan, range(4), processes)
-    assert len(shares) == processes
-    written = [(p.rank, i) for portions in shares for p in portions for i in range(p.first, p.stop)]
+    assignment = assign(plan, range(4), processes)
+    assert len(assignment) == processes
+    written = [
+        (p.rank, i)
+        for slice_ranges in assignment
+        for p in slice_ranges
+        for i in range(p.first, p.stop)
+    ]
     assert sorted(written) == [(rank, i) for rank in range(4) for i in range(10)]
-    loads = [sum(p.stop - p.first for p in portions) for portions in shares]
+    loads = [sum(p.stop - p.first for p in slice_ranges) for slice_ranges in assignment]
     assert max(loads) <= -(-40 // processes)
-    whole = [p for portions in shares for p in portions if p.stop - p.first == 10]
-    assert len(whole) == 4 or 4 % processes, "files are cut only where whole ones do not balance"
+    whole = [p for slice_ranges in assignment for p in slice_ranges if p.stop - p.first == 10]
+    assert len(whole) == 4 or 4 % processes, (
+        "files are sharded only where whole ones do not balance"
+    )
 
 
-def test_parameters_are_dealt_where_files_would_read_everything_often(tmp_path):
-    """One file cut into eight by columns: each of two processes would read all rows."""
+def test_parameters_are_assigned_where_files_would_read_everything_often(tmp_path):
+    """One file sharded into eight by columns: each of two processes would read all rows."""
     params = {f"w{i}": ((8, 1024), "Float32") for i in range(4)}
     plan = planner(
         tmp_path,
@@ -142,8 +148,8 @@ def test_parameters_are_dealt_where_files_would_read_everything_often(tmp_path):
         [dict.fromkeys(params, ([8], [-1, 0], 0, 0))],
         params,
     )
-    shares = share(plan, range(8), 2)
-    assert [[(p.rank, p.first, p.stop) for p in portions] for portions in shares] == [
+    assignment = assign(plan, range(8), 2)
+    assert [[(p.rank, p.first, p.stop) for p in slice_ranges] for slice_ranges in assignment] == [
         [(rank, 0, 2) for rank in range(8)],
         [(rank, 2, 4) for rank in range(8)],
     ]
@@ -152,16 +158,16 @@ def test_parameters_are_dealt_where_files_would_read_everything_often(tmp_path):
 def test_one_large_parameter_is_not_left_to_one_process(tmp_path):
     """Reading its rows twice costs less than letting half of the processes idle."""
     params = {"w": ((8, 1024), "Float32")}
-    cut = [{"w": ([8], [-1, 0], 0, 0)}]
-    plan = planner(tmp_path, [{"w": ([1], [-1, -1], 0, 0)}], cut, params)
-    assert [len(portions) for portions in share(plan, range(8), 2)] == [4, 4]
+    sharded = [{"w": ([8], [-1, 0], 0, 0)}]
+    plan = planner(tmp_path, [{"w": ([1], [-1, -1], 0, 0)}], sharded, params)
+    assert [len(slice_ranges) for slice_ranges in assign(plan, range(8), 2)] == [4, 4]
 
 
 def test_ranks_with_equal_boxes_are_written_by_one_process(tmp_path):
     params = {"w": ((8, 1024), "Float32")}
     stages = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
-    shares = share(planner(tmp_path, stages, stages, params), range(4), 2)
-    assert [[p.rank for p in portions] for portions in shares] == [[0, 2], [1, 3]]
+    assignment = assign(planner(tmp_path, stages, stages, params), range(4), 2)
+    assert [[p.rank for p in slice_ranges] for slice_ranges in assignment] == [[0, 2], [1, 3]]
 
 
 def test_names_are_summed_up_by_pattern():
@@ -182,17 +188,17 @@ def deepseek():
         for state in ("", "adam_m.", "adam_v."):
             if state + name in src and "expert_load" not in name:
                 params[state + name] = full, "Float32"
-    source = source_of(src, params)
-    return src, dst, params, Planner(source, dst, select(source, dst))
+    catalog = catalog_of(src, params)
+    return src, dst, params, Planner(catalog, dst, select(catalog, dst))
 
 
 def test_deepseek_v3_reads_what_it_needs_once(deepseek):
     _, dst, params, plan = deepseek
     assert dst.ranks == 512
     total = sum(int(np.prod(shape, dtype=object)) * item_size(t) for shape, t in params.values())
-    everything = [Portion(rank, 0, len(plan.names(rank))) for rank in range(512)]
-    moves = plan.moves(everything)
-    assert needed_bytes(moves) == sum(read_by_rank(moves).values()) == total
+    everything = [SliceRange(rank, 0, len(plan.names(rank))) for rank in range(512)]
+    transfers = plan.transfers(everything)
+    assert needed_bytes(transfers) == sum(read_by_rank(transfers).values()) == total
     assert 8.1e12 < total < 8.3e12
 
 
@@ -223,13 +229,13 @@ def test_deepseek_v3_plans_equal_the_slow_reference(rank, deepseek):
 
 
 def ranges(layout, shape, rank):
-    """Cut each axis by itself with the reference, as an array of the indexes along it."""
+    """Shard each axis by itself with the reference, as an array of the indexes along it."""
     found = []
     for axis, extent in enumerate(shape):
         alone = [-1] * len(shape)
         alone[axis] = list(layout.tensor_map[axis]) or -1
-        cuts = np.arange(extent).reshape([extent if j == axis else 1 for j in range(len(shape))])
-        part = reference.cut(cuts, (layout.device_matrix, alone, 0, 0), rank)
+        indexes = np.arange(extent).reshape([extent if j == axis else 1 for j in range(len(shape))])
+        part = reference.shard(indexes, (layout.device_matrix, alone, 0, 0), rank)
         if axis == 0 and layout.opt_step and layout.opt_size:
             whole = (layout.device_matrix, layout.printable_map, 0, 0)
             group = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from rankxform.storage import bandwidth as speed
@@ -35,11 +37,11 @@ def test_a_sample_reads_runs_and_then_a_row_that_ends_with_the_file(part, path, 
         found = sample.speed(most=1e9)
     size, run = 5 << 19, (5 << 19) // 64
     assert [last - first for first, last in reads[:16]] == [run] * 16
-    assert [b[0] - a[0] for a, b in zip(reads[:15], reads[1:16])] == [4 * run] * 15
+    assert [b[0] - a[0] for a, b in itertools.pairwise(reads[:16])] == [4 * run] * 15
     assert reads[15][1] <= size
     assert reads[16:] == [(0, 1 << 20), (1 << 20, 2 << 20), (2 << 20, size)]
     assert found.read == size / 3
-    assert found.call == pytest.approx(1 - run / (1 << 20), abs=1e-5)
+    assert found.latency == pytest.approx(1 - run / (1 << 20), abs=1e-5)
 
 
 def test_a_sample_ends_when_it_takes_long(path, reads):

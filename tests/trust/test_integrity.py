@@ -16,13 +16,13 @@ from rankxform.publish import target
 from tests import reference
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
-from tests.trust.test_resume import Place, stop_after
+from tests.trust.test_resume import make_place, stop_after
 
 
-def corrupt(source, band, turn, item, rng):
+def corrupt(source, tile, turn, item, rng):
     """Change something of what is wanted of a region that was read: a bit, or two swapped runs."""
-    box = source.part.relative_to(source.held)
-    whole = source.data.view(np.uint8).reshape(*source.held.shape, item)
+    box = source.part.relative_to(source.box)
+    whole = source.data.view(np.uint8).reshape(*source.box.shape, item)
     wanted = whole[box.slices()]
     places = np.argwhere(np.ones(wanted.shape, bool))
     if rng.random() < 0.5:
@@ -37,7 +37,7 @@ def corrupt(source, band, turn, item, rng):
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeypatch):
-    real = fingerprint.Witness.read
+    real = fingerprint.IntegrityChecker.read
     for seed in range(first, first + 50):
         rng = random.Random(seed)
         case, tmp = random_case(seed, stages=((1, 1),)), tmp_path / str(seed)
@@ -48,16 +48,16 @@ def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeyp
         )
         hit = []
 
-        def read(self, move, band, turn, rng=rng, hit=hit):
-            real(self, move, band, turn)
-            sources = [source for source in band.sources if source.part.size]
+        def read(self, transfer, work, repeat, rng=rng, hit=hit):
+            real(self, transfer, work, repeat)
+            sources = [source for source in work.sources if source.part.size]
             if not hit and sources and rng.random() < 0.2:
-                hit.append(move.parameter.name)
-                item = reference.ITEM[move.parameter.dtype]
-                corrupt(rng.choice(sources), band, turn, item, rng)
+                hit.append(transfer.parameter.name)
+                item = reference.ITEM[transfer.parameter.dtype]
+                corrupt(rng.choice(sources), work, repeat, item, rng)
 
         with monkeypatch.context() as patch:
-            patch.setattr(fingerprint.Witness, "read", read)
+            patch.setattr(fingerprint.IntegrityChecker, "read", read)
             try:
                 rankxform.transform(src, tmp / "dst", a, b, fsync=False, verify=True)
             except rankxform.DifferenceError as error:
@@ -85,7 +85,7 @@ def test_an_honest_run_passes_in_little_memory(tmp_path):
 
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_the_manifest_tells_what_was_changed(kind, tmp_path):
-    place = Place(tmp_path, kind)
+    place = make_place(tmp_path, kind)
     place.transform(verify=True)
     verdict = rankxform.verify(place.dst)
     assert verdict.differences == () and not verdict.sizes_only and verdict.files == 3
@@ -108,7 +108,7 @@ def test_the_manifest_tells_what_was_changed(kind, tmp_path):
 
 
 def test_without_fingerprints_only_sizes_are_compared(tmp_path):
-    place = Place(tmp_path)
+    place = make_place(tmp_path)
     place.transform()
     verdict = rankxform.verify(place.dst)
     assert verdict.sizes_only and verdict.differences == () and verdict.compared == 0
@@ -118,18 +118,18 @@ def test_without_fingerprints_only_sizes_are_compared(tmp_path):
 
 @pytest.mark.parametrize("link", ["none", "hard"])
 def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypatch):
-    place = Place(tmp_path)
-    for moves in (5, 3):
-        stop_after(monkeypatch, moves)
+    place = make_place(tmp_path)
+    for transfers in (5, 3):
+        stop_after(monkeypatch, transfers)
         with pytest.raises(rankxform.StoppedError):
             place.transform(verify=True, link=link)
-    real = target.Target.finish
+    real = target.TargetFolder.finish
     with monkeypatch.context() as patch:
         failing = rankxform.StorageError("no room for the manifest")
-        patch.setattr(target.Target, "finish", lambda *a: (_ for _ in ()).throw(failing))
+        patch.setattr(target.TargetFolder, "finish", lambda *a: (_ for _ in ()).throw(failing))
         with pytest.raises(rankxform.StorageError):
             place.transform(verify=True, link=link)
-    assert real is target.Target.finish
+    assert real is target.TargetFolder.finish
     assert place.transform(verify=True, link=link).kept == 3
     verdict = rankxform.verify(place.dst)
     assert verdict.differences == () and not verdict.sizes_only
@@ -139,7 +139,7 @@ def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypat
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_command(processes, tmp_path):
-    place = Place(tmp_path)
+    place = make_place(tmp_path)
     line = [*mpirun(processes), sys.executable, "-m", "rankxform"]
 
     def command(*words):

@@ -17,8 +17,8 @@ import pytest
 
 import rankxform
 from rankxform.publish import journal
-from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp, run
+from tests.place import Place
 from tests.trust import victim
 
 ROOT = Path(__file__).parents[2]
@@ -29,15 +29,12 @@ SRC = [{n: ([4], [0, -1] if i % 3 else [-1, 0], 0, 0) for i, n in enumerate(NAME
 DST = [{n: ([3, 2], [1, -1], 0, 0) for n in NAMES}]
 
 
-class Place:
+class KilledPlace(Place):
     """A source of 4 ranks, a target of 6 of which 3 pairs are equal, and how it should end."""
 
     def __init__(self, tmp, link, kind):
-        self.tmp, self.kind = tmp, kind
-        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
-        a = reference.write_strategy(tmp / "a.ckpt", SRC)
-        b = reference.write_strategy(tmp / "b.ckpt", DST)
-        self.options = {"src_strategy": a, "dst_strategy": b, "link": link, "crc": True}
+        super().__init__(tmp, SRC, DST, PARAMS, kind)
+        self.options = {"src_strategy": self.a, "dst_strategy": self.b, "link": link, "crc": True}
         rankxform.transform(self.src, tmp / "whole", **self.options)
         self.whole = self.files(tmp / "whole")
         self.before = self.files(tmp / "src")
@@ -67,7 +64,7 @@ class Place:
 
 @pytest.fixture(params=[("none", "ckpt"), ("hard", "safetensors")], ids=["ckpt", "linked"])
 def place(tmp_path, request):
-    return Place(tmp_path, *request.param)
+    return KilledPlace(tmp_path, *request.param)
 
 
 def forked(work):
@@ -115,7 +112,7 @@ def test_every_call(place, monkeypatch):
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
     """A place, and how many changing calls each process makes, by their number."""
-    place = Place(tmp_path_factory.mktemp("kills"), "none", "ckpt")
+    place = KilledPlace(tmp_path_factory.mktemp("kills"), "none", "ckpt")
     calls = {}
     for processes in (1, 2, 3):
         counts = place.tmp / f"counts{processes}"

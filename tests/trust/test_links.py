@@ -13,12 +13,12 @@ import pytest
 import rankxform
 from tests.mpi_launch import environment
 from tests.trust.test_ours import stopped
-from tests.trust.test_resume import Place, stop_after
+from tests.trust.test_resume import make_place, stop_after
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(tmp_path)
+    return make_place(tmp_path)
 
 
 def contents(folder):

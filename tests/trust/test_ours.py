@@ -6,36 +6,39 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
 
 import rankxform
 from rankxform.engine.file_sink import part_of
-from rankxform.job import convert
 from rankxform.publish import journal, records, target
 from rankxform.storage import posix as files
 from tests import reference
-from tests.trust.test_resume import Place, stop_after, two_copies_each
+from tests.trust.test_resume import make_place, stop_after, two_copies_each
+
+convert = import_module("rankxform.job.transform")
+finish = import_module("rankxform.job.finish")
 
 
 @pytest.fixture(params=["ckpt", "safetensors"])
 def place(tmp_path, request):
-    return Place(tmp_path, request.param)
+    return make_place(tmp_path, request.param)
 
 
 def stop_publishing(monkeypatch, after):
     """Make a run stop when it has given so many files their names, once."""
-    real, left = convert.publish, [after]
+    real, left = finish.publish, [after]
 
     def publish(part, final, *, durable):
         left[0] -= 1
         if left[0] < 0:
-            monkeypatch.setattr(convert, "publish", real)
+            monkeypatch.setattr(finish, "publish", real)
             raise rankxform.StoppedError("stopped by a test")
         real(part, final, durable=durable)
 
-    monkeypatch.setattr(convert, "publish", publish)
+    monkeypatch.setattr(finish, "publish", publish)
 
 
 def stopped(place, **options):
@@ -133,9 +136,9 @@ def test_what_stands_in_a_file_does_not_depend_on_the_other_files_of_a_run(tmp_p
 def test_a_part_file_that_would_be_laid_out_otherwise_is_begun_anew(tmp_path, monkeypatch):
     names = [f"w{i}" for i in range(8)]
     params = dict.fromkeys(names, ((12, 4), "Float32"))
-    cut = [dict.fromkeys(names, ([2, 2], [0, -1], 0, 0))]  # ranks 1 and 3 copy 0 and 2
-    src = reference.write_checkpoint(tmp_path / "src", cut, params)
-    a = reference.write_strategy(tmp_path / "a.ckpt", cut)
+    sharded = [dict.fromkeys(names, ([2, 2], [0, -1], 0, 0))]  # ranks 1 and 3 copy 0 and 2
+    src = reference.write_checkpoint(tmp_path / "src", sharded, params)
+    a = reference.write_strategy(tmp_path / "a.ckpt", sharded)
     last = tmp_path / "src/rank_3/checkpoint_3.ckpt"
     entries = reference.read_any(last)
     last.unlink()
@@ -164,7 +167,7 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
 
     def create(path):
         files = (place.dst / ".rankxform").glob("journal-*.jsonl")
-        known = records.progress({p.name: p.read_bytes() for p in files}, target.boot_id())
+        known = records.completed({p.name: p.read_bytes() for p in files}, target.boot_id())
         seen.append((path.name, set(known.done)))
         raise rankxform.StoppedError("stopped by a test")
 
@@ -324,7 +327,7 @@ def test_a_run_that_did_not_get_the_folder_promises_nothing(place, monkeypatch):
 )
 @pytest.mark.parametrize("which", ["rankxform.json", ".rankxform/job.json"])
 def test_damaged_records_are_one_message(tmp_path, monkeypatch, which, damage, words):
-    place = Place(tmp_path)
+    place = make_place(tmp_path)
     if which.startswith("."):
         stop_after(monkeypatch, 5)
         stopped(place)
@@ -346,7 +349,7 @@ def test_damaged_records_are_one_message(tmp_path, monkeypatch, which, damage, w
     "line", [b"[]", b"3", b'{"done":[[["x"],["w1"]]],"sums":{}}', b'{"done":3,"sums":{}}', b"{}"]
 )
 def test_a_journal_counts_up_to_what_makes_no_sense(tmp_path, monkeypatch, line):
-    place = Place(tmp_path)
+    place = make_place(tmp_path)
     monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
     stop_after(monkeypatch, 9)
     stopped(place)

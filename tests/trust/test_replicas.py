@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform import job
+from rankxform.job.replicas import compare_replicas
+from rankxform.job.request import Request
 from rankxform.transport import Serial
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
@@ -38,7 +39,7 @@ def taint(folder, rank, name):
 
 
 def compare(folder, a):
-    return job.compare_replicas(job.Request(folder, None, a, a), Serial())
+    return compare_replicas(Request(folder, None, a, a), Serial())
 
 
 def test_equal_replicas_pass(place):

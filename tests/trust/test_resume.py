@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+from importlib import import_module
 
 import pytest
 
 import rankxform
 from rankxform.engine import pipeline as engine
 from rankxform.engine.file_sink import part_of
-from rankxform.job import convert
 from rankxform.publish import journal, target
 from tests import reference
+from tests.place import Place
+
+convert = import_module("rankxform.job.transform")
+finish = import_module("rankxform.job.finish")
 
 NAMES = [f"w{i}" for i in range(12)]
 PARAMS = dict.fromkeys(NAMES, ((48, 32), "Float32"))
@@ -20,47 +23,29 @@ SRC = [dict.fromkeys(NAMES, ([4], [0, -1], 0, 0))]
 DST = [dict.fromkeys(NAMES, ([3], [0, -1], 0, 0))]
 
 
-class Place:
-    def __init__(self, tmp, kind="ckpt"):
-        self.tmp, self.kind = tmp, kind
-        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
-        self.a = reference.write_strategy(tmp / "a.ckpt", SRC)
-        self.b = reference.write_strategy(tmp / "b.ckpt", DST)
-        self.dst = tmp / "dst"
-
-    def transform(self, **options):
-        return rankxform.transform(self.src, self.dst, self.a, self.b, **options)
-
-    def final(self, rank):
-        return self.dst / f"rank_{rank}" / f"checkpoint_{rank}.{self.kind}"
-
-    @property
-    def good(self):
-        return reference.wrong_slices(self.dst, DST, PARAMS, self.kind) == []
-
-    @property
-    def manifest(self):
-        return json.loads((self.dst / "rankxform.json").read_text())
+def make_place(tmp, kind="ckpt"):
+    """4 ranks to 3, by rows, of twelve parameters."""
+    return Place(tmp, SRC, DST, PARAMS, kind)
 
 
 @pytest.fixture(params=["ckpt", "safetensors"])
 def place(tmp_path, request):
-    return Place(tmp_path, request.param)
+    return make_place(tmp_path, request.param)
 
 
-def stop_after(monkeypatch, moves, error=None):
+def stop_after(monkeypatch, transfers, error=None):
     """Make the engine fail when it has carried out so many moves, once."""
-    real, left = engine.Sources.read, [moves]
+    real, left = engine.Sources.read, [transfers]
     error = error or rankxform.StoppedError("stopped by a test")
 
-    def read(self, rank, name, start, room, picked=False):
+    def read(self, rank, name, start, room, sparse=False):
         if name not in seen:
             seen.append(name)
             left[0] -= 1
         if left[0] < 0:
             monkeypatch.setattr(engine.Sources, "read", real)
             raise error
-        real(self, rank, name, start, room, picked)
+        real(self, rank, name, start, room, sparse)
 
     seen = []
     monkeypatch.setattr(engine.Sources, "read", read)
@@ -188,7 +173,7 @@ def test_a_part_file_that_is_another_is_not_continued(place, monkeypatch):
     assert report.continued == 2 and place.good
 
 
-def test_a_journal_cut_short_costs_only_its_last_entry(place, monkeypatch):
+def test_a_journal_sharded_short_costs_only_its_last_entry(place, monkeypatch):
     monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
     stop_after(monkeypatch, 9)
     with pytest.raises(rankxform.StoppedError):
@@ -207,19 +192,19 @@ def test_a_journal_cut_short_costs_only_its_last_entry(place, monkeypatch):
 @pytest.mark.parametrize("change", [-1, 1])
 def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, monkeypatch):
     """Whatever changes it, at the last moment too; the next run makes it anew."""
-    name = {"written": "write_parts", "noted": "_complete"}[when]
-    real, part = getattr(convert, name), part_of(place.final(1))
+    where, name = {"written": (convert, "write_parts"), "noted": (finish, "_complete")}[when]
+    real, part = getattr(where, name), part_of(place.final(1))
 
     def changed(*arguments, **options):
         done = real(*arguments, **options)
         os.truncate(part, part.stat().st_size + change)
         return done
 
-    monkeypatch.setattr(convert, name, changed)
+    monkeypatch.setattr(where, name, changed)
     with pytest.raises(rankxform.StorageError, match="checkpoint_1.*something else has changed"):
         place.transform(verify=verify)
     assert not place.final(1).exists() and not (place.dst / "rankxform.json").exists()
-    monkeypatch.setattr(convert, name, real)
+    monkeypatch.setattr(where, name, real)
     place.transform(verify=verify)
     assert place.good
 
@@ -251,7 +236,7 @@ def test_a_part_that_has_become_shorter_is_begun_anew(place, monkeypatch):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_letter_of_a_journal_that_changed_costs_its_line(verify, place, monkeypatch):
+def test_a_message_of_a_journal_that_changed_costs_its_line(verify, place, monkeypatch):
     """A name of a slice that is not there would leave a hole in the file."""
     stop_after(monkeypatch, 5)
     with pytest.raises(rankxform.StoppedError):

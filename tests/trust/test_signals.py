@@ -16,6 +16,7 @@ from rankxform.cli.stopping import Stopping, parse_time, seconds_left
 from rankxform.errors import StoppedError
 from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp
+from tests.place import Place
 from tests.trust import victim
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,11 @@ def is_open_mpi():
     return "Open MPI" in text
 
 
-class Place:
+class SlowPlace(Place):
+    """Conversions run here in processes that are slow enough to be interrupted."""
+
     def __init__(self, tmp):
-        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS)
-        self.a = reference.write_strategy(tmp / "a.ckpt", SRC)
-        self.b = reference.write_strategy(tmp / "b.ckpt", DST)
-        self.dst = tmp / "dst"
+        super().__init__(tmp, SRC, DST, PARAMS)
         self.mark = f"VICTIM_ID={tmp}"
 
     def start(self, processes, *options, pause=0.05):
@@ -81,7 +81,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path):
-    place = Place(tmp_path)
+    place = SlowPlace(tmp_path)
     with own_tmp() as place.tmp:
         yield place
         for pid, _ in place.left():

@@ -16,6 +16,7 @@ import rankxform
 from tests import reference
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
+from tests.place import Place
 
 PARAMS = {
     "w": ((12, 10), "Float32"),
@@ -33,20 +34,15 @@ DST = [
 ]  # fmt: skip
 
 
-class Place:
-    def __init__(self, tmp, kind):
-        self.tmp, self.kind = tmp, kind
-        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
-        self.a = reference.write_strategy(tmp / "a.ckpt", SRC)
-        self.b = reference.write_strategy(tmp / "b.ckpt", DST)
-        self.dst = tmp / "dst"
-        rankxform.transform(self.src, self.dst, self.a, self.b, fsync=False)
+class WrittenPlace(Place):
+    """The destination is written, and its files can be written anew."""
 
-    def verify(self, **options):
-        return rankxform.verify(self.src, self.dst, self.a, self.b, **options)
+    def __init__(self, tmp, kind):
+        super().__init__(tmp, SRC, DST, PARAMS, kind)
+        self.transform(fsync=False)
 
     def entries(self, rank):
-        path = self.dst / f"rank_{rank}" / f"checkpoint_{rank}.{self.kind}"
+        path = self.final(rank)
         found = reference.read_any(path)
         return path, {
             name: (dtype, np.frombuffer(data, reference.WORD[reference.ITEM[dtype]]).reshape(shape))
@@ -61,7 +57,7 @@ class Place:
 
 @pytest.fixture(params=["ckpt", "safetensors"])
 def place(tmp_path, request):
-    return Place(tmp_path, request.param)
+    return WrittenPlace(tmp_path, request.param)
 
 
 def told(verdict):
@@ -89,7 +85,7 @@ def test_every_flipped_bit_is_found_where_it_is(place):
         place.rewrite(path, {**entries, name: (dtype, words)})
         layout, shape = DST[0][name], PARAMS[name][0]
         positions = np.arange(int(np.prod(shape))).reshape(shape)
-        flat = reference.cut(positions, layout, rank)[index]
+        flat = reference.shard(positions, layout, rank)[index]
         where = tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
         assert told(place.verify()) == [(name, rank, "differs", where)]
         path.write_bytes(before)
@@ -238,7 +234,7 @@ def test_the_command_that_compares_says_what_was_chosen(place):
     options = {"exclude": ("^b$",), "prefix": "net_", "unlisted": "take-one"}
     rankxform.transform(place.src, place.tmp / "some", place.a, place.b, **options)
     line = shlex.split(rankxform.verify(place.tmp / "some").command)
-    assert line[:4] == ["rankxform", "verify", place.src, str(place.tmp / "some")]
+    assert line[:4] == ["rankxform", "verify", str(place.src), str(place.tmp / "some")]
     assert " ".join(line[4:]) == (
         f"--src-strategy {place.a} --dst-strategy {place.b} --prefix net_ --unlisted take-one "
         "--exclude ^b$"
@@ -292,7 +288,7 @@ def test_parameters_without_elements(tmp_path):
 
 
 def test_a_manifest_that_makes_no_sense_is_one_message(tmp_path):
-    place = Place(tmp_path, "ckpt")
+    place = WrittenPlace(tmp_path, "ckpt")
     rankxform.transform(
         place.src, place.dst, place.a, place.b, verify=True, overwrite=True, fsync=False
     )

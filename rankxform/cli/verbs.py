@@ -1,0 +1,220 @@
+"""The verbs of the command: what is asked for, done and printed. Modules are imported as needed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankxform.errors import DifferenceError, StorageError, UsageError
+from rankxform.job.request import Request
+from rankxform.transport import Team
+
+from . import arguments, report
+from .launch import Program
+from .progress import Progress, speak
+
+if TYPE_CHECKING:
+    from rankxform.job.prepare import Conversion
+    from rankxform.transport.team import Show
+
+
+def _transform(options: argparse.Namespace, processes: Team) -> None:
+    if options.dry_run:
+        _plan(options, processes)
+        return
+    from rankxform.job.transform import transform
+
+    def begin(conversion: Conversion, nbytes: int) -> Show:
+        if not options.json:
+            _print_quietly(report.header(conversion, processes.size))
+            for flag in arguments.ignored(options):
+                _print_quietly(f"note: {flag} is ignored: the work is shared among the processes")
+        return Progress(nbytes, options.progress)
+
+    request = processes.bcast(lambda: arguments.request(options))
+    done = transform(request, processes, begin)
+    if processes.rank == 0:
+        _print_quietly(report.as_json(done) if options.json else report.summary(done))
+        if options.profile and not options.json:
+            _print_quietly(report.profile(done))
+
+
+def _launch(options: argparse.Namespace, processes: Team) -> Program:
+    from .launch import launch
+
+    def begin(conversion: Conversion, nbytes: int) -> Show:
+        _print_quietly(report.header(conversion, processes.size))
+        return Progress(nbytes, options.progress)
+
+    request = processes.bcast(lambda: arguments.request(options))
+    done, program = launch(options, request, processes, begin, _print_quietly)
+    if processes.rank == 0 and done is not None:
+        _print_quietly(report.summary(done))
+    return program
+
+
+def _verify(options: argparse.Namespace, processes: Team) -> int:
+    from rankxform.job.verify import verify, verify_alone
+
+    def begin(conversion: Conversion, nbytes: int) -> Show:
+        if not options.json:
+            _print_quietly(report.header(conversion, processes.size))
+        return Progress(nbytes, options.progress)
+
+    if processes.bcast(lambda: arguments.means_manifest(options)):
+        found = verify_alone(
+            options.src, processes, lambda nbytes: Progress(nbytes, options.progress)
+        )
+    else:
+        request = processes.bcast(lambda: arguments.request(options))
+        found = verify(request, processes, begin)
+    if processes.rank == 0:
+        facts = report.verdict_facts(found) if options.json else None
+        _print(report.as_json(facts) if facts else report.verdict(found))
+    return DifferenceError.exit_code if found.differences else 0
+
+
+def _plan(options: argparse.Namespace, processes: Team) -> None:
+    from rankxform.job.plan import summarize
+    from rankxform.job.predict import predict, predict_loads
+    from rankxform.job.prepare import prepare
+
+    from . import planned
+
+    request = processes.bcast(lambda: arguments.request(options))
+    simulate = getattr(options, "simulate", None)
+    if not simulate and (
+        getattr(options, "nodes", None) or getattr(options, "src_placement", None)
+    ):
+        raise UsageError("--nodes and --src-placement are for --simulate P")
+    conversion = prepare(request, processes)
+    if simulate:
+        processes.bcast(lambda: _print(planned.simulated(conversion, options)))
+        return
+    count = getattr(options, "processes", None) or processes.size
+    found, policy = predict_loads(conversion, count, processes)
+    prediction = None
+    if options.verb == "transform" and request.dst is not None:
+        prediction = predict(conversion, found, policy, processes)
+
+    def show() -> None:
+        plan = summarize(conversion, found, policy)
+        if options.json:
+            _print(report.as_json(planned.plan_facts(plan, prediction)))
+        else:
+            _print(planned.plan_table(report.header(conversion, count), plan, prediction))
+
+    processes.bcast(show)
+
+
+def _ranks(options: argparse.Namespace, processes: Team) -> None:
+    from rankxform.inspection import needed_ranks
+    from rankxform.job.prepare import prepare
+    from rankxform.ops.base import Derivation
+    from rankxform.storage import strategies
+
+    if options.src:
+        request = processes.bcast(
+            lambda: Request(
+                options.src, None, options.src_strategy, options.dst_strategy,
+                ranks=options.ranks, rename=tuple(options.rename),
+            )
+        )  # fmt: skip
+        conversion = prepare(request, processes)
+        planner = conversion.planner
+        found = {rank: planner.plan(rank).src_ranks for rank in conversion.ranks}
+        if processes.rank == 0:
+            os.write(2, "".join(f"{w}\n" for w in report.warnings(conversion.warnings)).encode())
+    else:
+        derivation = processes.agree(lambda: Derivation.of({"rename": options.rename}))
+        found = processes.bcast(
+            lambda: needed_ranks(
+                derivation.strategy(strategies.load(options.src_strategy)),
+                strategies.load(options.dst_strategy),
+                options.ranks,
+            )
+        )
+    if processes.rank == 0:
+        _print(report.as_json(found) if options.json else report.ranks_table(found))
+
+
+def _merge(options: argparse.Namespace, processes: Team) -> None:
+    from rankxform.storage import strategies
+
+    def merge() -> None:
+        target = Path(options.target)
+        if target.exists() and not options.overwrite:
+            raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
+        merged = strategies.merge(Path(options.folder), target)
+        _print(report.merged(target, merged))
+
+    processes.bcast(merge)
+
+
+def _inspect(options: argparse.Namespace, processes: Team) -> int:
+    if options.replicas:
+        from rankxform.job.replicas import compare_replicas
+
+        strategy = options.src_strategy
+        request = processes.bcast(
+            lambda: Request(options.path, None, strategy, strategy, src_pattern=options.src_pattern)
+        )
+        found = compare_replicas(request, processes, Progress)
+        if processes.rank == 0:
+            facts = report.replica_facts(found) if options.json else None
+            _print(report.as_json(facts) if facts else report.replicas(found))
+        return DifferenceError.exit_code if found.unequal else 0
+    from rankxform.inspection import inspect
+
+    def show() -> None:
+        facts = inspect(Path(options.path), options.src_pattern)
+        _print(report.as_json(facts) if options.json else report.inspection(facts))
+
+    processes.bcast(show)
+    return 0
+
+
+def _hostfile(options: argparse.Namespace, processes: Team) -> None:
+    from rankxform import hostfile
+    from rankxform.storage.posix import read_bytes
+
+    def convert() -> None:
+        path = Path(options.table)
+        hosts = hostfile.from_rank_table(read_bytes(path), str(path))
+        _print(hostfile.text(hosts, options.style, options.slots))
+
+    processes.bcast(convert)
+
+
+def _print(text: str) -> None:
+    """Print a result; a reader that went away, as `head` does, is no error."""
+    speak()
+    try:
+        sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_quietly(text: str) -> None:
+    """Print what goes along with the work, which goes on if nobody can read it."""
+    try:
+        _print(text)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+VERBS: dict[str, Callable[[argparse.Namespace, Team], int | Program | None]] = {
+    "launch": _launch,
+    "transform": _transform,
+    "verify": _verify,
+    "plan": _plan,
+    "ranks": _ranks,
+    "merge": _merge,
+    "inspect": _inspect,
+    "hostfile": _hostfile,
+}

@@ -1,0 +1,173 @@
+"""The end of a conversion: complete part files get their names, and the manifests appear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rankxform.engine.checksum import MODULUS
+from rankxform.engine.file_sink import Output, part_of
+from rankxform.errors import StorageError
+from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.transfers import SliceRange
+from rankxform.publish.facts import Facts, facts_of, known_facts
+from rankxform.publish.journal import Journal
+from rankxform.publish.links import HARD, link_all
+from rankxform.publish.target import State, TargetFolder
+from rankxform.storage.posix import publish, remove
+from rankxform.transport import Team
+
+from .manifest import contents, verify_options
+from .placement import Root
+from .prepare import Conversion
+from .request import Request
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process does: its outputs, and the plan of what is not done of them yet.
+
+    everything: all slices that are left, of all processes. groups: ranks whose files are equal,
+    by the one whose file is written. root: the folder that the process writes to.
+    """
+
+    conversion: Conversion
+    state: State
+    plan: WorkPlan
+    outputs: Mapping[int, Output]
+    everything: Sequence[SliceRange]
+    groups: Mapping[int, Sequence[int]]
+    root: Root
+
+    @property
+    def request(self) -> Request:
+        return self.conversion.request
+
+    @property
+    def linked(self) -> int:
+        return sum(len(ranks) - 1 for ranks in self.groups.values())
+
+    def in_root(self, found: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
+        """Return, of what all processes found of their files, what is of this folder's."""
+        mine = [found[process] for process in self.root.processes]
+        return {path: one for some in mine for path, one in some.items()}
+
+    @property
+    def owned(self) -> dict[int, Output]:
+        """The outputs that this process creates, finishes and publishes."""
+        return {rank: output for rank, output in self.outputs.items() if output.owned}
+
+
+def publish_all(
+    work: Work,
+    team: Team,
+    folder: TargetFolder | None,
+    journal: Journal,
+    sums: Sequence[Mapping[int, int]],
+) -> None:
+    """Note which files are complete, rename them, and write the manifests, process 0's last."""
+    seen = _seen(work, team)
+    facts = team.allgather(lambda: _link(work, journal, seen))
+    team.agree(
+        lambda: _complete(work, folder, work.in_root(facts), sums) if folder is not None else None
+    )
+    now = _seen(work, team)
+    team.agree(lambda: _rename(work, facts[team.rank], now))
+    team.agree(lambda: _finish(work, folder) if folder is not None and team.rank != 0 else None)
+    team.bcast(lambda: _finish(work, folder))
+
+
+def _seen(work: Work, team: Team) -> dict[int, Facts]:
+    """Return size and time of the part files, by rank, as the last to write has them. Collective.
+
+    On a network file system a node may not know yet what another has written to the same file: it
+    sees it shorter, and older.
+    """
+
+    def mine() -> dict[int, Facts]:
+        found = {rank: known_facts(output.part) for rank, output in work.outputs.items()}
+        return {rank: facts for rank, facts in found.items() if facts is not None}
+
+    seen: dict[int, Facts] = {}
+    for one in team.allgather(mine):
+        for rank, facts in one.items():
+            known = seen.setdefault(rank, {"size": 0, "modified": 0})
+            known.update((key, max(known[key], facts[key])) for key in known)
+    return seen
+
+
+def _known(work: Work, output: Output, final: Path, seen: Facts) -> Facts:
+    """Return how the part file of `final` is known; `seen` is what all know of the output's own."""
+    own = final == output.final or work.request.link == HARD
+    return {**facts_of(part_of(final)), **(seen if own else {})}
+
+
+def _link(work: Work, journal: Journal, seen: Mapping[int, Facts]) -> dict[Path, Facts]:
+    """Put equal files beside their final names; return how each complete part file is known.
+
+    Raises StorageError where a part file is not the one that was made, or not of its size.
+    """
+    request, found = work.request, {}
+    for rank, output in work.owned.items():
+        nbytes = output.layout.size
+        facts = {**facts_of(output.part), **seen[rank]}
+        _check_part(output.part, facts, journal.parts[rank].inode, nbytes)
+        link_all(output.part, output.equal, request.link, durable=request.fsync)
+        for final in output.finals:
+            found[final] = facts = _known(work, output, final, seen[rank])
+            _check_part(part_of(final), facts, facts["inode"], nbytes)
+    return found
+
+
+def _rename(work: Work, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> None:
+    """Give every complete part file its final name, if it still is what was noted."""
+    for rank, output in work.owned.items():
+        for final in output.finals:
+            found, noted = _known(work, output, final, seen[rank]), facts[final]
+            _check_part(part_of(final), found, noted["inode"], noted["size"])
+            publish(part_of(final), final, durable=work.request.fsync)
+
+
+def _check_part(part: Path, found: Facts, inode: int, nbytes: int) -> None:
+    """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
+    if (found["inode"], found["size"]) != (inode, nbytes):
+        remove(part)
+        raise StorageError(
+            f"{part}: something else has changed or replaced it ({found['size']:,} bytes, "
+            f"{nbytes:,} were written); it was removed, to be made anew"
+        )
+
+
+def _complete(
+    work: Work,
+    folder: TargetFolder,
+    facts: Mapping[Path, Facts],
+    sums: Sequence[Mapping[int, int]],
+) -> None:
+    """Note which files are complete, with the fingerprints of all processes and runs added up.
+
+    On the first process of a folder.
+    """
+    every = [work.state.completed.sums, *sums]
+    digests = {
+        work.conversion.target.path(
+            rank
+        ): f"{sum(one.get(first, 0) for one in every) % MODULUS:016x}"
+        for first, ranks in work.groups.items()
+        for rank in ranks
+        if work.request.verify and rank in work.root.ranks
+    }
+    folder.complete(facts, digests)
+
+
+def _finish(work: Work, folder: TargetFolder | None) -> None:
+    """Write a folder's manifest, on its first process; process 0's is the last."""
+    assert folder is not None
+    conversion = work.conversion
+    kept = contents(conversion.planner, conversion.ranks) if work.request.verify else {}
+    options = verify_options(conversion.request, conversion.files.shards)
+    folder.finish({**kept, "verify": options})

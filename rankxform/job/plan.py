@@ -1,0 +1,129 @@
+"""What a conversion would read, write and exchange, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rankxform.planning.assign import assign
+from rankxform.planning.cost_model import IoPolicy
+from rankxform.planning.selection import LeftOut
+from rankxform.planning.simulate import Simulation
+from rankxform.planning.transfers import needed_bytes, read_by_rank
+
+from .prepare import Conversion
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One destination rank: processes that write it, parameters, copies, bytes, source ranks."""
+
+    rank: int
+    processes: tuple[int, ...]
+    parameters: int
+    copies: int
+    bytes_needed: int
+    bytes_written: int
+    src_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MethodUse:
+    """A read method: the bytes that are read so, and the parameters of which some are."""
+
+    method: str
+    bytes_read: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan, for so many `processes`. Sizes are bytes.
+
+    bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_exchanged: sent from
+    one process to another. read_latency_bytes: bytes that could be read in the latency of one read,
+    by which ranges or whole rows were chosen. buffer_bytes_a_process: the memory of each.
+    left_out: what is not written, and why; absent: names that the strategies list and no file
+    holds.
+    """
+
+    src: str
+    src_ranks: int
+    dst_ranks: int
+    processes: int
+    step: str | None
+    parameters: int
+    bytes_needed: int
+    bytes_read: int
+    bytes_exchanged: int
+    bytes_written: int
+    methods: tuple[MethodUse, ...]
+    read_latency_bytes: int | None
+    buffer_bytes_a_process: int
+    bytes_from_source_rank: Mapping[str, int]
+    ranks: tuple[RankSummary, ...]
+    left_out: tuple[LeftOut, ...]
+    absent: tuple[str, ...]
+    notices: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as ``plan --json`` prints it."""
+        return asdict(self)
+
+
+def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Plan:
+    """Write out the plan of a conversion, of which `found` is what each process does."""
+    request, planner, selection = (
+        conversion.request, conversion.planner, conversion.planner.selection,
+    )  # fmt: skip
+    processes = len(found.workloads)
+    assignment = assign(planner, conversion.ranks, processes)
+    plans = [planner.plan(rank) for rank in conversion.ranks]
+    writers: dict[int, list[int]] = {}
+    for process, slice_ranges in enumerate(assignment):
+        for one in slice_ranges:
+            writers.setdefault(one.rank, []).append(process)
+    from_rank = read_by_rank(t for some in assignment for t in planner.transfers(some))
+    step, latency = conversion.files.shards.step, getattr(policy.method, "latency", None)
+    everything = [planner.whole_file(rank) for rank in conversion.ranks]
+    return Plan(
+        src=request.src,
+        src_ranks=planner.catalog.strategy.ranks,
+        dst_ranks=planner.dst.ranks,
+        processes=processes,
+        step="_".join(map(str, step)) if step else None,
+        parameters=len(selection.parameters),
+        bytes_needed=needed_bytes(planner.transfers(everything)),
+        bytes_read=sum(one.read for one in found.workloads),
+        bytes_exchanged=sum(one.sent + one.sent_nearby for one in found.workloads),
+        bytes_written=sum(plan.nbytes for plan in plans),
+        methods=methods_of(found),
+        read_latency_bytes=None if latency is None else round(latency),
+        buffer_bytes_a_process=request.memory,
+        bytes_from_source_rank={str(r): from_rank[r] for r in sorted(from_rank)},
+        ranks=tuple(
+            RankSummary(
+                plan.rank,
+                tuple(writers[plan.rank]),
+                len(plan.slices),
+                sum(len(one.copies) for one in plan.slices),
+                plan.nbytes,
+                plan.nbytes,
+                plan.src_ranks,
+            )
+            for plan in plans
+        ),
+        left_out=selection.left_out,
+        absent=selection.absent,
+        notices=tuple(conversion.notices),
+        warnings=tuple(conversion.warnings),
+    )
+
+
+def methods_of(found: Simulation) -> tuple[MethodUse, ...]:
+    """Return how source files are read."""
+    return tuple(
+        MethodUse(name, usage.nbytes, tuple(usage.names)) for name, usage in found.methods.items()
+    )

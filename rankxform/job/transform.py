@@ -1,0 +1,334 @@
+"""The whole story: read the strategies, plan in integers, move each byte once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankxform.engine.checksum import IntegrityChecker
+from rankxform.engine.file_sink import Output, add_checksum, part_descriptors
+from rankxform.engine.pipeline import Messenger, Traffic
+from rankxform.errors import (
+    DifferenceError,
+    RankxformError,
+    StoppedError,
+    StorageError,
+    UsageError,
+)
+from rankxform.layout.names import patterns
+from rankxform.planning.assign import remaining
+from rankxform.planning.selection import LeftOut
+from rankxform.planning.transfers import SliceRange, bytes_to_write, needed_bytes
+from rankxform.publish.journal import Journal
+from rankxform.publish.target import State, TargetFolder
+from rankxform.publish.write import write_parts
+from rankxform.storage.posix import (
+    OnProgress,
+    create,
+    is_same,
+    make_folder,
+    own_name,
+    publish,
+    remove,
+    sync,
+)
+from rankxform.storage.sources import Sources
+from rankxform.transport import Serial, Team
+from rankxform.transport.team import Show, quiet
+
+from .checks import check_target, compare_ranks, strangers
+from .finish import Work, publish_all
+from .manifest import identity
+from .measure import plan_work
+from .metrics import Phases, peak_memory
+from .outputs import Layouts, equal_files, outputs
+from .placement import Placement, place
+from .prepare import Conversion, prepare
+from .replicas import check_replicas
+from .request import Request
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What a transform did, over all processes. Sizes are bytes, times seconds.
+
+    files: all destination files; linked: how many of them share another's bytes; kept: how many
+    were complete before; continued: how many an earlier run had begun.
+
+    read, written: tensor content and files; sent: from one process to another; needed: distinct
+    source bytes. compared: unlisted parameters that were read to compare ranks, and
+    compared_names, their patterns. seconds: of the whole call; move_seconds: from the finished plan
+    to the last file's name. peak_memory: of the largest process. phases: of each process, by name.
+    placement: which ranks are on which nodes, if these have folders of their own. left_out: what
+    was not written, and why; absent: names that the strategies list and no file holds. warnings:
+    what may not be what was meant; notices: what to know.
+    """
+
+    files: tuple[str, ...]
+    linked: int
+    kept: int
+    continued: int
+    read: int
+    needed: int
+    written: int
+    sent: int
+    compared_names: tuple[str, ...]
+    seconds: float
+    processes: int
+    peak_memory: int
+    phases: tuple[Mapping[str, float], ...]
+    left_out: tuple[LeftOut, ...]
+    absent: tuple[str, ...]
+    compared: int = 0
+    move_seconds: float = 0.0
+    placement: str | None = None
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({len(self.files)} files, read={self.read}, written={self.written}, "
+            f"seconds={self.seconds:.3f}, processes={self.processes})"
+        )
+
+
+Begin = Callable[[Conversion, int], Show]
+"""Called on process 0 with the prepared conversion and the bytes to move, before the first is;
+returns the function that is shown the progress."""
+
+
+def transform(request: Request, team: Team, begin: Begin = lambda conversion, n: quiet) -> Report:
+    """Convert a checkpoint, or continue where a stopped run left off; return what was done."""
+    phases, began = Phases(), time.monotonic()
+    conversion = prepare(request, team, phases)
+    with phases.phase("compare"):
+        compared, notices = _check(conversion, team)
+    with phases.phase("plan"):
+        target, all_ranks = conversion.target, conversion.planner.dst.ranks
+        placement = place(target.folder, request.dst_placement, conversion.finals, all_ranks, team)
+    with _target_folder(conversion, team, placement) as (folder, state):
+        with phases.phase("plan"):
+            work = _work(conversion, team, state, placement, agreed=not notices)
+        total = sum(team.allgather(lambda: bytes_to_write(work.plan.transfers)))
+        show = begin(conversion, total) if team.rank == 0 else quiet
+        moving = time.monotonic()
+        traffic = _carry_out(work, team, folder, show, phases)
+        moved = time.monotonic() - moving
+    foreign = strangers(target.form, conversion.finals.values(), team)
+    return replace(
+        _report(work, team, traffic, phases, time.monotonic() - began),
+        move_seconds=moved,
+        compared=compared,
+        placement=placement.describe(),
+        notices=(*conversion.notices, *notices),
+        warnings=(*conversion.warnings, *foreign),
+    )
+
+
+def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+    """See that the source fits and the target is free; return bytes compared, and notices."""
+    request, files, planner = conversion.request, conversion.files, conversion.planner
+    check_target(request, files.paths.values(), conversion.finals.values(), team)
+    compared, notices = compare_ranks(request, files, planner, team)
+    if request.check_replicas != "no":
+        notices += check_replicas(request, files, planner, team)
+    return compared, notices
+
+
+def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: float) -> Report:
+    """Sum what all processes did. Collective."""
+    planner, state = work.conversion.planner, work.state
+    for name, passed in traffic.seconds.items():
+        phases.seconds[name] += passed
+    phases.seconds["wait"] = phases.seconds["start"] + seconds - phases.total
+    every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
+    catalog, selection = planner.catalog, planner.selection
+    return Report(
+        tuple(map(str, work.conversion.finals.values())),
+        linked=work.linked,
+        kept=len(state.kept),
+        continued=len(state.completed.done),
+        read=sum(one.read for one, _, _ in every),
+        needed=needed_bytes(planner.transfers(work.everything)),
+        written=sum(one.written for one, _, _ in every),
+        sent=sum(one.sent for one, _, _ in every),
+        compared_names=tuple(patterns((catalog.unlisted or catalog.listed).keys())),
+        seconds=seconds,
+        processes=team.size,
+        peak_memory=max(peak for _, peak, _ in every),
+        phases=tuple(passed for _, _, passed in every),
+        left_out=selection.left_out,
+        absent=selection.absent,
+    )
+
+
+@contextmanager
+def _target_folder(
+    conversion: Conversion, team: Team, placement: Placement
+) -> Iterator[tuple[TargetFolder | None, State]]:
+    """Hold the destination folders; the first process of each gets it.
+
+    Every process gets what is in its own folder, with what is complete in all. What a failure of
+    storage or a stop leaves is kept, to be continued; of any other failure nothing stays, but for
+    what an earlier run had done.
+    """
+    request, target = conversion.request, conversion.target
+    root = placement.of(team.rank)
+    held: list[TargetFolder] = []
+
+    def claim() -> State | None:
+        if team.rank != root.processes[0]:
+            return None
+        folder = TargetFolder(
+            target.folder,
+            identity(conversion),
+            {rank: final for rank, final in conversion.finals.items() if rank in root.ranks},
+            form=target.form.name,
+            overwrite=request.overwrite,
+            durable=request.fsync,
+        )
+        held.append(folder)
+        return folder.state
+
+    try:
+        states = team.allgather(claim)
+        own = states[root.processes[0]]
+        assert own is not None
+        yield (held[0] if held else None), own.with_all(s for s in states if s is not None)
+    except BaseException as error:
+        keep = isinstance(error, (StorageError, StoppedError)) or not isinstance(error, Exception)
+        for folder in held:
+            folder.close(keep or (folder.resumed and not isinstance(error, DifferenceError)))
+            if keep and folder.begun and isinstance(error, RankxformError):
+                error.resumable = True
+        raise
+
+
+def _work(
+    conversion: Conversion, team: Team, state: State, placement: Placement, *, agreed: bool
+) -> Work:
+    """Plan what every process does. `agreed`: unlisted parameters are the same on all ranks."""
+    request, files, planner = conversion.request, conversion.files, conversion.planner
+    layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
+    ranks = [rank for rank in conversion.ranks if rank not in state.kept]
+    groups = {rank: [rank] for rank in ranks}
+    if agreed:
+        groups = equal_files(request, planner, placement, ranks, team)
+    state = _with_same_layouts(state, team, layouts)
+    done = state.completed.done
+
+    def assign() -> tuple[list[list[SliceRange]], list[list[SliceRange]]]:
+        assignment = placement.assign(planner, list(groups), done)
+        return assignment, [remaining(planner, one, done) for one in assignment]
+
+    assignment, left = team.agree(assign)
+    plan = plan_work(request, files, planner, left, team, conversion.target.container)
+    mine = team.agree(lambda: outputs(conversion.target, assignment[team.rank], groups, layouts))
+    everything = [one for some in left for one in some]
+    return Work(conversion, state, plan, mine, everything, groups, placement.of(team.rank))
+
+
+def _with_same_layouts(state: State, team: Team, layouts: Layouts) -> State:
+    """Leave out part files that were laid out in another way, as when a shard came back."""
+    parts = state.completed.parts
+    mine = sorted(parts)[team.rank :: team.size]
+    same = team.allgather(lambda: [r for r in mine if layouts.of(r).digest == parts[r].layout])
+    completed = state.completed.only(rank for some in same for rank in some)
+    return replace(state, completed=completed)
+
+
+def _carry_out(
+    work: Work, team: Team, folder: TargetFolder | None, show: Show, phases: Phases
+) -> Traffic:
+    """Write this process's part; give the files their names when all are complete."""
+    request = work.request
+    sizes = team.allgather(lambda: {o.part: o.layout.size for o in work.owned.values()})
+    team.agree(lambda: _make_room(work, folder, work.in_root(sizes)))
+    journal = team.agree(lambda: _begin(work, team.rank))
+    p2p = team.p2p() if work.plan.exchanges else None
+    traffic = team.work(lambda on_progress: _write(work, journal, on_progress, p2p), show)
+    if request.crc:
+        team.work(lambda on_progress: _add_checksums(work, on_progress), quiet)
+    sums = team.allgather(lambda: journal.sums) if request.verify else []
+    with phases.phase("publish"):
+        publish_all(work, team, folder, journal, sums)
+    return traffic
+
+
+def _make_room(work: Work, folder: TargetFolder | None, sizes: Mapping[Path, int]) -> None:
+    if folder is not None:
+        folder.check_room(sizes)
+        folder.forget_all_but(work.state.completed.done)
+
+
+def _begin(work: Work, process: int) -> Journal:
+    """Create the part files that are not there yet, and a journal of all."""
+    for rank, output in work.owned.items():
+        if rank not in work.state.completed.done:
+            make_folder(output.final.parent)
+            create(output.part)
+    parts = {rank: (one.part, one.layout.digest) for rank, one in work.owned.items()}
+    return Journal(work.state, process, parts, durable=work.request.fsync)
+
+
+def _write(work: Work, journal: Journal, on_progress: OnProgress, p2p: Messenger | None) -> Traffic:
+    files, request = work.conversion.files, work.request
+    with Sources(files.paths, files.indexes) as sources:
+        return write_parts(
+            work.plan,
+            work.outputs,
+            sources,
+            request.memory,
+            on_progress,
+            journal=journal,
+            behind=request.fsync,
+            checker=IntegrityChecker(work.state.seed) if request.verify else None,
+            p2p=p2p,
+        )
+
+
+def _add_checksums(work: Work, on_progress: OnProgress) -> None:
+    """Add what needs the complete file, once every process has written its slices."""
+    parts = part_descriptors()
+    try:
+        for output in work.owned.values():
+            add_checksum(output, work.conversion.target.container, parts, on_progress)
+            if work.request.fsync:
+                sync(output.part)
+    finally:
+        parts.close()
+
+
+# -- one file -----------------------------------------------------------------------------------
+
+
+def convert_one(request: Request, path: Path) -> None:
+    """Write the file of the one rank of `request` as `path`, by this process on its own.
+
+    Complete or not at all. A file that is there is replaced, also by several processes at once.
+    There is no manifest and no journal: what is stopped is begun anew.
+    """
+    team = Serial()
+    conversion = prepare(request, team)
+    files, planner = conversion.files, conversion.planner
+    compare_ranks(request, files, planner, team)
+    if any(is_same(path, source) for source in files.paths.values()):
+        raise UsageError(f"{path}: is a source file, which is never written to")
+    (rank,) = conversion.ranks
+    layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
+    output = Output(own_name(path), layouts.of(rank))
+    plan = plan_work(request, files, planner, [[planner.whole_file(rank)]], team)
+    make_folder(path.parent)
+    create(output.part)
+    try:
+        with Sources(files.paths, files.indexes) as sources:
+            write_parts(plan, {rank: output}, sources, request.memory, lambda done: None)
+        if request.fsync:
+            sync(output.part)
+        publish(output.part, path, durable=request.fsync)
+    except BaseException:
+        remove(output.part)
+        raise

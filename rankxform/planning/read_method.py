@@ -1,0 +1,137 @@
+"""Read methods: which bytes of a block are read where a region of it is wanted.
+
+A block is a region of a source slice that lies in one piece in its file. The field's names: the
+wanted ranges one by one (list I/O); all that lies between them too (data sieving); or each byte by
+one process, which sends it to those that want it (two-phase I/O).
+
+Counting and reading ask one object, so that a plan says what will be done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from rankxform.geometry.box import Box
+from rankxform.geometry.runs import count_runs
+
+USUAL_LATENCY = 60_000.0
+"""Bytes that are read in the time a read takes besides, of a file in the page cache."""
+
+WHOLE, RANGES, SIEVING, TWO_PHASE = "whole", "ranges", "sieving", "two-phase"
+AUTO = "auto"
+
+_PIECE = 4 << 20
+
+
+class ReadMethod(Protocol):
+    """Chooses what to read. Pure, and the same on every process.
+
+    exchanges: whether each byte is read by one process for all that want it.
+    """
+
+    @property
+    def exchanges(self) -> bool:
+        """See above."""
+
+    def with_latency(self, nbytes: float) -> ReadMethod:
+        """Return the method for files of which so many bytes could be read in a read's latency."""
+
+    def box(self, wanted: Box, block: Box, item: int) -> Box:
+        """Return the box to read: it holds `wanted`, and `block` holds it.
+
+        All in one frame, in elements of `item` bytes; `wanted` is not empty. What is read are the
+        contiguous runs of that box in the block.
+        """
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The wanted ranges, each by itself."""
+
+    exchanges: bool = False
+
+    def with_latency(self, nbytes: float) -> Ranges:
+        return self
+
+    def box(self, wanted: Box, block: Box, item: int) -> Box:
+        return wanted
+
+
+@dataclass(frozen=True)
+class Sieving:
+    """Whole rows, of which the wanted ranges are picked in memory."""
+
+    exchanges: bool = False
+
+    def with_latency(self, nbytes: float) -> Sieving:
+        return self
+
+    def box(self, wanted: Box, block: Box, item: int) -> Box:
+        return wanted if _runs(wanted, block) == 1 else block
+
+
+@dataclass(frozen=True)
+class Cheaper:
+    """Ranges or whole rows, whichever takes less time.
+
+    latency: bytes that could be read in the time that one more read takes.
+
+    >>> rows, half = Box((0, 0), (9, 8192)), Box((0, 0), (9, 4096))
+    >>> Cheaper().box(half, rows, item=4) == rows, Cheaper(10_000).box(half, rows, item=4) == half
+    (True, True)
+    """
+
+    latency: float = USUAL_LATENCY
+    exchanges: bool = False
+
+    def with_latency(self, nbytes: float) -> Cheaper:
+        return Cheaper(nbytes, self.exchanges)
+
+    def box(self, wanted: Box, block: Box, item: int) -> Box:
+        runs = _runs(wanted, block)
+        if runs == 1 or (runs - 1) * self.latency + wanted.size * item < block.size * item:
+            return wanted
+        return block
+
+
+READ_METHODS: dict[str, ReadMethod] = {
+    AUTO: Cheaper(),
+    RANGES: Ranges(),
+    SIEVING: Sieving(),
+    TWO_PHASE: Cheaper(exchanges=True),
+}
+"""What can be asked for, by name; a new method is one class and one entry."""
+
+
+class Read(NamedTuple):
+    """What is read of a slice: how, how many bytes, and in how many reads, at least."""
+
+    method: str
+    nbytes: int
+    reads: int
+
+
+def count_reads(method: ReadMethod, wanted: Box, held: Box, item: int) -> Read:
+    """Count what `method` reads where `wanted` is taken out of the slice `held`, row by row.
+
+    Both in the full parameter's elements of `item` bytes.
+    """
+    nbytes = wanted.size * item
+    if not nbytes:
+        return Read(WHOLE, 0, 0)
+    if _runs(wanted, held) == 1:
+        return Read(WHOLE, nbytes, messages_of(nbytes))
+    rows = Box(wanted.start[:1] + held.start[1:], wanted.stop[:1] + held.stop[1:])
+    box = method.box(wanted, rows, item)
+    name, read = (RANGES, nbytes) if box == wanted else (SIEVING, box.size * item)
+    return Read(name, read, max(_runs(box, rows), messages_of(read)))
+
+
+def messages_of(nbytes: int) -> int:
+    """Return in how many reads or messages so many bytes move, at least."""
+    return -(-nbytes // _PIECE)
+
+
+def _runs(box: Box, block: Box) -> int:
+    return count_runs(box.relative_to(block), block.shape)

@@ -1,0 +1,60 @@
+"""What tells a destination file from another: inode, size and time of modification."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from rankxform.errors import StorageError
+
+from .records import Part
+
+Facts = dict[str, int]
+"""Of a file: its inode, its size in bytes, and its time of modification in nanoseconds."""
+
+
+def refuse_link(path: Path) -> None:
+    """Raise StorageError where a folder of a destination is a link: what is there is another's."""
+    if path.is_symlink():
+        raise StorageError(
+            f"{path}: is a link, and inside a destination none is followed; remove it, or choose "
+            "another folder"
+        )
+
+
+def facts_of(part: Path) -> Facts:
+    """Return what tells later whether a file is this one."""
+    found = known_facts(part)
+    if found is None:
+        raise StorageError(f"{part}: is gone; does something else clean up this folder?")
+    return found
+
+
+def known_facts(path: Path) -> Facts | None:
+    """Return what tells a file from another, or None where none is."""
+    status = status_of_name(path)
+    if status is None:
+        return None
+    return {"inode": status.st_ino, "size": status.st_size, "modified": status.st_mtime_ns}
+
+
+def status_of_name(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
+def is_own(path: Path, noted: Part | None, size: int) -> bool:
+    """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
+    status = status_of_name(path)
+    if status is None or noted is None or not S_ISREG(status.st_mode):
+        return False
+    return (status.st_ino, status.st_nlink) == (noted.inode, 1) and status.st_size >= size
+
+
+def is_same_file(noted: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
+    return facts is not None and all(noted.get(key) == facts[key] for key in keys)

@@ -1,0 +1,125 @@
+"""README and docs: commands run, Python runs, generated pages and links are up to date."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankxform.cli import arguments
+from rankxform.cli.main import main
+from rankxform.job.request import LOAD, OPTIONS, LoadOptions, Options, affecting
+from tests import reference
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+PARAMS = {
+    "layers.0.weight": ((8, 8), "Float32"),
+    "model.bias": ((8,), "Float32"),
+    "adam_m.model.bias": ((8,), "Float32"),
+}
+ROWS = [{name: ([4], [0] + [-1] * (len(shape) - 1), 0, 0) for name, (shape, _) in PARAMS.items()}]
+PAIRS = [{name: ([2], layout[1], 0, 0) for name, layout in ROWS[0].items()}]
+# Elsewhere: a training program, another machine's disks, 8,192 ranks, node0 .. node3, the demo.
+ELSEWHERE = ("launch", "/rxlocal", "--simulate", "node{rank}", "demo-data", "ranktable")
+
+
+def blocks(language):
+    for page in PAGES:
+        text = page.read_text()
+        for found in re.finditer(r"(?ms)^```(\w*)\n(.*?)^```", text):
+            if found[1] == language:
+                line = text[: found.start()].count("\n") + 1
+                yield pytest.param(found[2], id=f"{page.name}:{line}")
+
+
+def commands():
+    """Every command of a block that is rankxform's, as it stands."""
+    for block in blocks(""):
+        for line in block.values[0].replace("\\\n", " ").splitlines():
+            found = re.match(r"\s*(?:\$ )?(?:mpirun .*?)?python -m rankxform (.*)", line)
+            if found:
+                yield pytest.param(found[1], id=f"{block.id} {found[1][:40]}")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for src, a, b in (("SRC", "A", "B"), ("src", "a.ckpt", "b.ckpt")):
+        reference.write_checkpoint(tmp_path / src, ROWS, PARAMS)
+        reference.write_strategy(tmp_path / a, ROWS)
+        reference.write_strategy(tmp_path / b, PAIRS)
+    whole = reference.write_checkpoint(tmp_path / "whole", None, PARAMS)
+    next(Path(whole).rglob("*.ckpt")).rename(tmp_path / "FILE.ckpt")
+    (tmp_path / "PATH").symlink_to("SRC")
+    return tmp_path
+
+
+def network():
+    ms = pytest.importorskip("mindspore", reason="MindSpore has no wheel for this Python")
+    net = ms.nn.Cell()
+    for number, (name, (shape, _)) in enumerate(PARAMS.items()):
+        zeros = np.zeros(shape, np.float32)
+        net.insert_param_to_cell(
+            f"p{number}", ms.Parameter(zeros, name=name), check_name_contain_dot=False
+        )
+    return net
+
+
+@pytest.mark.parametrize("text", [*commands()])
+def test_a_command_runs(text, place):
+    words = shlex.split(text, comments=True)
+    arguments.parse(["8" if word == "N" else word for word in words])
+    if any(part in text for part in ELSEWHERE):
+        return
+    renames = [after for word, after in itertools.pairwise(words) if word == "--rename"]
+    new = {
+        name: layout
+        for name, layout in PAIRS[0].items()
+        if "--exclude" not in words or "adam" not in name
+    }
+    for rename in renames:  # B is the strategy of the network with the new names
+        regex, _, replacement = rename.partition("=")
+        new = {
+            re.sub(f"(?<![^.]){regex.lstrip('^')}", replacement, name): layout
+            for name, layout in new.items()
+        }
+    reference.write_strategy("B", [new])
+    if words[0] == "verify":
+        given = ["SRC", "DST", "--src-strategy", "A", "--dst-strategy", "B", "--verify"]
+        assert main(["transform", *given]) == 0
+    assert main(words) == 0
+
+
+@pytest.mark.parametrize(
+    "text", [one for one in blocks("python") if not one.id.startswith("api.md")]
+)
+def test_python_runs(text, place):
+    names = {"net": network()} if "(net," in text else {}
+    exec(compile(text, "docs", "exec"), names)
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_a_generated_page_is_up_to_date(page):
+    assert (ROOT / "docs" / page).read_text() == GENERATED[page](), "run docs/generate.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_keywords_are_the_table():
+    """What an editor completes is what the table knows."""
+    assert {*Options.__annotations__} | {*LoadOptions.__annotations__} == {
+        *(one.name for one in OPTIONS),
+        "files",
+    }
+    assert {*LoadOptions.__annotations__} == {*affecting(LOAD), "files"}
