@@ -15,7 +15,7 @@ from rankxform.layout.names import summarize_names
 from rankxform.planning.cost_model import Costs
 from rankxform.planning.read_method import RANGES, SIEVING
 from rankxform.planning.simulate import Simulation, spread_of
-from rankxform.storage.bandwidth import PROBE_BYTES
+from rankxform.storage.bandwidth import MEASURED_BYTES
 
 from .options import LATENCIES, SHARE
 from .report import as_json, header, left_out, some_names, warnings
@@ -97,7 +97,7 @@ def _prediction(found: Prediction) -> str:
     reads, writes = (min(getattr(s, n) for s in found.speeds) for n in ("read", "write"))
     return (
         f"the move would take about {seconds(found.seconds)}: the slowest process reads "
-        f"{size(reads)}/s and writes {size(writes)}/s, measured with {size(PROBE_BYTES)}"
+        f"{size(reads)}/s and writes {size(writes)}/s, measured with {size(MEASURED_BYTES)}"
     )
 
 

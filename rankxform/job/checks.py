@@ -14,10 +14,10 @@ from rankxform.planning.consistency import (
     check_extra_rank,
     check_slices_differ,
     check_unlisted,
-    extra_probes,
-    probes,
+    extra_to_sample,
     sharded_by_pattern,
     to_compare,
+    to_sample,
 )
 from rankxform.planning.plan import Planner
 from rankxform.storage import samples
@@ -113,7 +113,7 @@ def compare_ranks(
         if by_pattern and not request.allow_equal_slices:
             check_each_differs(catalog, sampled, by_pattern)
         elif not request.allow_equal_slices:
-            check_slices_differ(catalog, sampled, probes(selection))
+            check_slices_differ(catalog, sampled, to_sample(selection))
         for rank in () if request.allow_extra_ranks else files.extra:
             check_extra_rank(catalog, sampled, rank, str(files.paths[rank]))
         digests = {rank: found for look in looks for rank, found in look.digests.items()}
@@ -129,9 +129,9 @@ def _look(
     every = {**files.indexes, **files.extra}
     catalog, selection = planner.catalog, planner.selection
     unlisted = src_names(catalog, to_compare(selection, catalog))
-    extra = extra_probes(catalog, files.extra)
+    extra = extra_to_sample(catalog, files.extra)
     by_pattern = sharded_by_pattern(selection, catalog)
-    sampled = src_names(catalog, [*probes(selection), *extra, *by_pattern])
+    sampled = src_names(catalog, [*to_sample(selection), *extra, *by_pattern])
     found = _Looks(0, {}, {})
     nbytes = 0
     for file in files.visibility.partition(every)[process]:

@@ -25,7 +25,7 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper, Ranges
 from rankxform.planning.transfers import Transfer, bytes_to_read
 from rankxform.planning.visibility import Visibility
-from rankxform.storage.bandwidth import Sample, copying, reading_for
+from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
 from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
 
@@ -150,9 +150,9 @@ def measured(files: SourceFiles, team: Team, *, network: bool = True) -> tuple[C
     """
     path, place = _sample_of(files.paths, sorted(files.visibility.of(team.rank)), team)
     team.barrier()  # so that all read at the same time
-    with Sample(path, place) if path else nullcontext() as sample:
+    with ReadTimer(path, place) if path else nullcontext() as timer:
         found = team.allgather(
-            lambda: sample.speed(*(_TOGETHER if network else ())) if sample else None
+            lambda: timer.speed(*(_TOGETHER if network else ())) if timer else None
         )
         known = [one for one in found if one is not None]
         speeds = [one.read if one else 0.0 for one in found]
@@ -161,10 +161,10 @@ def measured(files: SourceFiles, team: Team, *, network: bool = True) -> tuple[C
         )
         if not network:
             return Costs(read, read_latency=latency), speeds
-        assert sample is not None
+        assert timer is not None
         copy = min(team.allgather(copying))
         costs = Costs(read, copy=copy, read_latency=latency)
-        return _network(costs, sample, speeds[team.rank], team), speeds
+        return _network(costs, timer, speeds[team.rank], team), speeds
 
 
 def _sample_of(
@@ -175,7 +175,7 @@ def _sample_of(
     return (paths[own[int(number)]] if own else None), number % 1
 
 
-def _network(costs: Costs, sample: Sample, speed: float, team: Team) -> Costs:
+def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
     """Measure what every node sends to the next while it receives, the latency of a message, and
     how much of that goes on beside reading. Collective.
 
@@ -199,7 +199,7 @@ def _network(costs: Costs, sample: Sample, speed: float, team: Team) -> Costs:
             began = perf_counter() if number == 0 else began
             messages = [p2p.receive(before, room[:nbytes]), p2p.send(after, out[:nbytes])]
             for _ in range(0, beside if number >= 0 else 0, _TILE):
-                sample.more(_TILE)
+                timer.more(_TILE)
                 p2p.progress()
             p2p.wait_all(messages, on_progress)
         return (perf_counter() - began) / rounds
@@ -210,7 +210,7 @@ def _network(costs: Costs, sample: Sample, speed: float, team: Team) -> Costs:
     def both(on_progress: OnProgress) -> float | None:
         """Return how much of the shorter of reading and sending the longer hides."""
         if not leader:
-            sample.more(rounds * _MESSAGE)
+            timer.more(rounds * _MESSAGE)
             return None
         reading = _MESSAGE / speed
         seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)

@@ -129,16 +129,18 @@ def _begun(finals: Mapping[int, Path], team: Team) -> Mapping[int, int]:
 def _groups(team: Team, folder: Path) -> list[list[int]]:
     """Return the nodes in groups that see one folder."""
     nodes = team.nodes
-    held: list[identity.Probe] = []
+    held: list[identity.FolderMarker] = []
     token = team.bcast(lambda: secrets.token_hex(8))
     leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
     try:
-        team.agree(lambda: held.append(identity.Probe(folder, token, node)) if leader else None)
+        team.agree(
+            lambda: held.append(identity.FolderMarker(folder, token, node)) if leader else None
+        )
         every = team.allgather(lambda: held[0].seen(nodes.count) if held else ())
-        team.barrier()  # nobody removes a probe that another looks for
+        team.barrier()  # nobody removes a marker that another looks for
     finally:
-        for probe in held:
-            probe.remove()
+        for marker in held:
+            marker.remove()
     first = [min(every[processes[0]]) for processes in nodes.processes]
     groups: dict[int, list[int]] = {}
     for number, lowest in enumerate(first):

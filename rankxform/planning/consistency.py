@@ -22,7 +22,7 @@ from rankxform.layout.strategy import SHARD_PREFIX, WholeStrategy
 from .catalog import Catalog, Parameter
 from .selection import Selection
 
-_PROBES = 12
+_SAMPLED = 12
 _LEAST_SAMPLE = 64
 
 
@@ -110,7 +110,7 @@ def _is_large(parameter: Parameter) -> bool:
     return prod(parameter.shape) > 1
 
 
-def probes(selection: Selection) -> list[str]:
+def to_sample(selection: Selection) -> list[str]:
     """Return a few large parameters that the source strategy shards, spread over the model."""
     sharded = [
         p
@@ -119,8 +119,8 @@ def probes(selection: Selection) -> list[str]:
         and len(p.sharding.files) > 1
         and p.box(p.holders[0]).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
     ]
-    step = max(1, len(sharded) // _PROBES)
-    return [p.name for p in sharded[::step][:_PROBES]]
+    step = max(1, len(sharded) // _SAMPLED)
+    return [p.name for p in sharded[::step][:_SAMPLED]]
 
 
 def sharded_by_pattern(selection: Selection, catalog: Catalog) -> list[str]:
@@ -151,16 +151,16 @@ def check_each_differs(
 def check_slices_differ(
     catalog: Catalog,
     samples: Mapping[int, Mapping[str, Sample]],
-    probed: Iterable[str],
+    sampled: Iterable[str],
 ) -> None:
     """Refuse a folder in which every rank holds the same bytes of what should be sharded.
 
-    `samples` are by source rank and name; `probed` the names that the strategy shards. Raises
-    CheckpointError if no probed parameter differs anywhere between ranks; one whose bytes are all
+    `samples` are by source rank and name; `sampled` the names that the strategy shards. Raises
+    CheckpointError if no sampled parameter differs anywhere between ranks; one whose bytes are all
     equal, such as a moment of zeros, tells nothing.
     """
     telling: dict[str, set[bytes]] = {}
-    for name in probed:
+    for name in sampled:
         found = [samples[r][name] for r in catalog.listed[name].holders if name in samples[r]]
         if not all(one.constant for one in found):
             telling[name] = {one.digest for one in found}
@@ -179,13 +179,13 @@ def check_slices_differ(
     )
 
 
-def extra_probes(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
+def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
     listed = {parameter.src_name: name for name, parameter in catalog.listed.items()}
     every = (name for one in extra.values() for name in one.schema.names)
     names = [listed[name] for name in every if name in listed]
-    step = max(1, len(names) // _PROBES)
-    return names[::step][:_PROBES]
+    step = max(1, len(names) // _SAMPLED)
+    return names[::step][:_SAMPLED]
 
 
 def check_extra_rank(

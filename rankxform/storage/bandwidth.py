@@ -28,7 +28,7 @@ from .posix import (
     write_from,
 )
 
-PROBE_BYTES = 64 << 20
+MEASURED_BYTES = 64 << 20
 """Most bytes that are read and written to predict how long something takes."""
 
 _RUN, _RUNS, _STRIDE = 128 << 10, 16, 4
@@ -48,7 +48,7 @@ class Speed:
     latency: float = 0.0
 
 
-class Sample:
+class ReadTimer:
     """Reads a little of a file, from `part` of it on, to see how fast that is."""
 
     def __init__(self, path: Path, part: float = 0.0) -> None:
@@ -98,7 +98,7 @@ class Sample:
         """Bytes of the file."""
         return status_of(self._row.get(self._path), self._path).st_size
 
-    def __enter__(self) -> Sample:
+    def __enter__(self) -> ReadTimer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,9 +109,9 @@ class Sample:
 
 def reading(path: Path) -> float:
     """Read from the start of a file; return bytes a second."""
-    with Sample(path) as sample:
-        nbytes = min(PROBE_BYTES, sample.size)
-        return max(1, nbytes) / max(sample.more(nbytes), 1e-9)
+    with ReadTimer(path) as timer:
+        nbytes = min(MEASURED_BYTES, timer.size)
+        return max(1, nbytes) / max(timer.more(nbytes), 1e-9)
 
 
 def reading_for(path: Path, seconds: float) -> float:
@@ -120,8 +120,8 @@ def reading_for(path: Path, seconds: float) -> float:
     A process that gets the processor for a part of the time only is told by nothing shorter.
     """
     done, began, passed = 0, perf_counter(), 0.0
-    with Sample(path) as sample:
-        while passed < seconds and sample.more(SYSCALL_BYTES):
+    with ReadTimer(path) as timer:
+        while passed < seconds and timer.more(SYSCALL_BYTES):
             done += SYSCALL_BYTES
             passed = perf_counter() - began
     return max(1, done) / max(passed, 1e-9)
@@ -150,18 +150,18 @@ def measure(source: Path | None, folder: Path, *, durable: bool) -> Speed:
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     read = reading(source) if source else inf
-    probe = existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
+    beside = existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
     try:
-        create(probe)
-        with opened_to_write(probe) as fd:
+        create(beside)
+        with opened_to_write(beside) as fd:
             began = perf_counter()
-            for start in range(0, PROBE_BYTES, SYSCALL_BYTES):
-                write_from(fd, probe, start, block)
+            for start in range(0, MEASURED_BYTES, SYSCALL_BYTES):
+                write_from(fd, beside, start, block)
                 if durable:
                     start_writing(fd, start, SYSCALL_BYTES)
             if durable:
-                fsync(fd, probe)
-            write = PROBE_BYTES / (perf_counter() - began)
+                fsync(fd, beside)
+            write = MEASURED_BYTES / (perf_counter() - began)
     finally:
-        remove(probe)
+        remove(beside)
     return Speed(read, write)

@@ -96,7 +96,7 @@ def digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:
     return state.digest()
 
 
-class Probe:
+class FolderMarker:
     """An empty file by which nodes find out whether a folder is one for all of them."""
 
     def __init__(self, folder: Path, token: str, node: int) -> None:
@@ -110,7 +110,7 @@ class Probe:
         return self._folder / f".rankxform-{self._token}-{node}.part"
 
     def seen(self, nodes: int) -> tuple[int, ...]:
-        """Return the nodes whose probes are here."""
+        """Return the nodes whose markers are here."""
         return tuple(node for node in range(nodes) if self._path(node).exists())
 
     def remove(self) -> None:

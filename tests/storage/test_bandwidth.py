@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from rankxform.storage import bandwidth as speed
-from rankxform.storage.bandwidth import Sample
+from rankxform.storage.bandwidth import ReadTimer
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0])
-def test_a_sample_reads_runs_and_then_a_row_that_ends_with_the_file(part, path, reads):
-    with Sample(path, part) as sample:
-        found = sample.speed(most=1e9)
+def test_a_timer_reads_runs_and_then_a_row_that_ends_with_the_file(part, path, reads):
+    with ReadTimer(path, part) as timer:
+        found = timer.speed(most=1e9)
     size, run = 5 << 19, (5 << 19) // 64
     assert [last - first for first, last in reads[:16]] == [run] * 16
     assert [b[0] - a[0] for a, b in itertools.pairwise(reads[:16])] == [4 * run] * 15
@@ -44,16 +44,16 @@ def test_a_sample_reads_runs_and_then_a_row_that_ends_with_the_file(part, path, 
     assert found.latency == pytest.approx(1 - run / (1 << 20), abs=1e-5)
 
 
-def test_a_sample_ends_when_it_takes_long(path, reads):
-    with Sample(path) as sample:
-        sample.speed(most=2.0)
+def test_a_timer_ends_when_it_takes_long(path, reads):
+    with ReadTimer(path) as timer:
+        timer.speed(most=2.0)
     assert len(reads) == 2 + 2
 
 
 def test_reading_on_starts_again_where_the_file_ends(path, reads):
-    with Sample(path) as sample:
-        assert sample.more(3 << 20) == 4.0
-        sample.more(1 << 20)
+    with ReadTimer(path) as timer:
+        assert timer.more(3 << 20) == 4.0
+        timer.more(1 << 20)
     half = 1 << 19
     assert reads == [(0, 2 * half), (2 * half, 4 * half), (4 * half, 5 * half), (0, half),
                      (half, 3 * half)]  # fmt: skip
@@ -62,8 +62,8 @@ def test_reading_on_starts_again_where_the_file_ends(path, reads):
 def test_an_empty_file_is_no_trouble(tmp_path):
     path = tmp_path / "x"
     path.touch()
-    with Sample(path) as sample:
-        assert sample.speed().read > 0
-        assert sample.more(1) == 0.0
+    with ReadTimer(path) as timer:
+        assert timer.speed().read > 0
+        assert timer.more(1) == 0.0
     assert speed.reading(path) > 0
     assert speed.reading_for(path, 1e9) > 0
