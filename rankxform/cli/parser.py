@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
+import rankxform
 from rankxform.errors import UsageError
 from rankxform.job.request import PLACES, RUN
 
@@ -50,16 +51,6 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see: python -m {self.prog} --help)")
 
 
-class _Version(argparse.Action):
-    """Prints the version; the package is asked only when somebody asks."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from rankxform import __version__
-
-        print(f"rankxform {__version__}")
-        parser.exit()
-
-
 def parser() -> argparse.ArgumentParser:
     """Build the command's parser; its errors are raised as UsageError."""
     whole = _Parser(
@@ -69,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    version = f"rankxform {rankxform.__version__}"
+    whole.add_argument("--version", action="version", version=version, help="print the version")
     verbs = whole.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
     for name, (summary, add_options) in _VERBS.items():
         add_options(verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False))

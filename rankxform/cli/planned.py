@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from rankxform.job.plan import MethodUse, Plan, methods_of
-from rankxform.job.predict import Prediction, simulate_cluster
+from rankxform.job.plan import Plan
+from rankxform.job.predict import simulate_cluster
 from rankxform.job.prepare import Conversion
 from rankxform.job.request import PLACES
 from rankxform.layout.names import summarize_names
 from rankxform.planning.cost_model import Costs
 from rankxform.planning.read_method import RANGES, SIEVING
-from rankxform.planning.simulate import Simulation, spread_of
+from rankxform.planning.simulate import MethodUse, Simulation, spread_of
 from rankxform.storage.bandwidth import MEASURED_BYTES
 
 from .options import LATENCIES, SHARE
@@ -44,13 +44,13 @@ _NAMES = {
 }
 
 
-def plan_facts(plan: Plan, prediction: Prediction | None) -> dict[str, Any]:
+def plan_facts(plan: Plan, prediction: tuple[float, Costs] | None) -> dict[str, Any]:
     """Return a plan for JSON, with the time it would take if that is known."""
-    more = {"predicted_seconds": prediction.seconds} if prediction else {}
+    more = {"predicted_seconds": prediction[0]} if prediction else {}
     return {**plan.as_dict(), **more}
 
 
-def plan_table(head: str, plan: Plan, prediction: Prediction | None) -> str:
+def plan_table(head: str, plan: Plan, prediction: tuple[float, Costs] | None) -> str:
     """Write a plan for people, under `head`."""
     titles = ("rank", "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
@@ -79,7 +79,7 @@ def plan_table(head: str, plan: Plan, prediction: Prediction | None) -> str:
         lines.append(some_names("in the strategies, not in the checkpoint", plan.absent))
     lines += [f"note: {notice}" for notice in plan.notices]
     if prediction:
-        lines.append(_prediction(prediction))
+        lines.append(_prediction(*prediction))
     return "\n".join(lines + warnings(plan.warnings))
 
 
@@ -93,11 +93,11 @@ def methods_table(methods: Iterable[MethodUse]) -> str:
     return table(("how files are read", "parameters", "reads", "which"), rows)
 
 
-def _prediction(found: Prediction) -> str:
-    reads, writes = (min(getattr(s, n) for s in found.speeds) for n in ("read", "write"))
+def _prediction(expected: float, slowest: Costs) -> str:
     return (
-        f"the move would take about {seconds(found.seconds)}: the slowest process reads "
-        f"{size(reads)}/s and writes {size(writes)}/s, measured with {size(MEASURED_BYTES)}"
+        f"the move would take about {seconds(expected)}: the slowest process reads "
+        f"{size(slowest.read)}/s and writes {size(slowest.write)}/s, measured with "
+        f"{size(MEASURED_BYTES)}"
     )
 
 
@@ -129,7 +129,7 @@ def _facts(
         "src_placement": src_placement,
         "dst_placement": request.dst_placement,
         "read_method": request.read_method,
-        "methods": [asdict(use) for use in methods_of(found)],
+        "methods": [asdict(use) for use in found.methods],
         "costs": vars(request.costs or Costs()),
         "seconds": found.total,
         "seconds_of_processes": list(found.seconds),
@@ -156,7 +156,7 @@ def _simulation_table(conversion: Conversion, found: Simulation, facts: dict[str
         "",
         table(("of a process", "least", "mean", "largest", "over mean", "all"), rows),
         "",
-        methods_table(methods_of(found)),
+        methods_table(found.methods),
         "",
         f"about {seconds(found.total)}: the busiest process {seconds(max(found.seconds))}, the "
         f"busiest node's network {seconds(max(found.network))}",

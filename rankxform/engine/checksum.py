@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from .schedule import CHECKSUM_BYTES, TileWork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from rankxform.storage.sources import Sources
 
     from .compare_sink import Expected
 
@@ -308,16 +310,9 @@ class IntegrityChecker:
         return taken
 
 
-class SourceFile(Protocol):
-    """Files that are read by id, name and content byte (`rankxform.storage.sources`)."""
-
-    def read(self, file: int, name: str, start: int, room: Buffer) -> None:
-        """Fill `room` with the content of `name` in a file from content byte `start` on."""
-
-
 def sum_of_file(
     prints: Fingerprint,
-    file: SourceFile,
+    file: Sources,
     rank: int,
     slices: Mapping[str, tuple[Shape, Expected]],
     on_progress: OnProgress,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankxform.checkpoints.base import Form
 from rankxform.errors import StorageError, UsageError
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import (
+    Sample,
     check_each_differs,
     check_extra_rank,
     check_slices_differ,
@@ -86,16 +86,10 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class _Looks:
-    """What one process read of its part of the source files, before the conversion.
-
-    digests: of unlisted parameters, complete; samples: of others. By file id and name.
-    """
-
-    nbytes: int
-    digests: dict[int, dict[str, bytes]]
-    samples: dict[int, dict[str, samples.Sample]]
+Digests = dict[int, dict[str, bytes]]
+Samples = dict[int, dict[str, Sample]]
+"""What was read of source files before the conversion, by file id and name: of unlisted parameters
+a digest of all bytes, of others a sample."""
 
 
 def compare_ranks(
@@ -106,9 +100,10 @@ def compare_ranks(
     looks = team.allgather_work(
         lambda on_progress: _look(request, files, planner, team.rank, on_progress)
     )
+    digests = {file: found for some, _ in looks for file, found in some.items()}
+    sampled = {file: found for _, some in looks for file, found in some.items()}
 
     def check() -> list[str]:
-        sampled = {rank: found for look in looks for rank, found in look.samples.items()}
         by_pattern = sharded_by_pattern(selection, catalog)
         if by_pattern and not request.allow_equal_slices:
             check_each_differs(catalog, sampled, by_pattern)
@@ -116,35 +111,39 @@ def compare_ranks(
             check_slices_differ(catalog, sampled, to_sample(selection))
         for rank in () if request.allow_extra_ranks else files.extra:
             check_extra_rank(catalog, sampled, rank, str(files.paths[rank]))
-        digests = {rank: found for look in looks for rank, found in look.digests.items()}
         return check_unlisted(catalog, digests, request.unlisted == "take-one")
 
     notices = team.agree(check)
-    return sum(look.nbytes for look in looks), notices
+    src_name = catalog.src_names
+    nbytes = sum(
+        files.indexes[file].nbytes(src_name.get(name, name))
+        for file, found in digests.items()
+        for name in found
+    )
+    return nbytes, notices
 
 
 def _look(
     request: Request, files: SourceFiles, planner: Planner, process: int, on_progress: OnProgress
-) -> _Looks:
+) -> tuple[Digests, Samples]:
     every = {**files.indexes, **files.extra}
     catalog, selection = planner.catalog, planner.selection
     unlisted = src_names(catalog, to_compare(selection, catalog))
     extra = extra_to_sample(catalog, files.extra)
     by_pattern = sharded_by_pattern(selection, catalog)
     sampled = src_names(catalog, [*to_sample(selection), *extra, *by_pattern])
-    found = _Looks(0, {}, {})
-    nbytes = 0
+    digests: Digests = {}
+    some: Samples = {}
     for file in files.visibility.partition(every)[process]:
         path, index = files.paths[file], every[file]
         if request.check_crc:
             samples.check_crc(path, index, on_progress)
         if unlisted and file in files.indexes:
-            found.digests[file] = samples.digest_all(path, index, unlisted, on_progress)
-            nbytes += sum(index.nbytes(unlisted[name]) for name in found.digests[file])
+            digests[file] = samples.digest_all(path, index, unlisted, on_progress)
         if sampled:
-            found.samples[file] = samples.sample(path, index, sampled)
+            some[file] = samples.sample(path, index, sampled)
         on_progress(0)
-    return replace(found, nbytes=nbytes)
+    return digests, some
 
 
 def src_names(catalog: Catalog, names: Iterable[str]) -> Mapping[str, str]:

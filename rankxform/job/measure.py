@@ -22,7 +22,7 @@ from rankxform.planning.exchange import (
     transfers_of,
 )
 from rankxform.planning.plan import Planner
-from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper, Ranges
+from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper
 from rankxform.planning.transfers import Transfer, bytes_to_read
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
@@ -38,7 +38,7 @@ _WORTH_A_LOOK = 1.05
 _WORTH_MEASURING = 128 << 20
 """Bytes of a process for which the moment it takes is little."""
 
-_LATENCIES = Ranges(), Cheaper(1e6)
+_LATENCIES = Cheaper(0.0), Cheaper(1e6)
 """Reads whose latency is nothing, or much."""
 
 _READING_SECONDS = 0.12
@@ -157,7 +157,7 @@ def measured(files: SourceFiles, team: Team, *, network: bool = True) -> tuple[C
         known = [one for one in found if one is not None]
         speeds = [one.read if one else 0.0 for one in found]
         read, latency = (
-            sum(some) / len(known) for some in zip(*((s.read, s.latency) for s in known))
+            sum(some) / len(known) for some in zip(*((s.read, s.read_latency) for s in known))
         )
         if not network:
             return Costs(read, read_latency=latency), speeds

@@ -20,7 +20,7 @@ from rankxform.layout.names import ranges
 from rankxform.planning.assign import Assignment, Done, assign_visible
 from rankxform.planning.plan import Planner
 from rankxform.planning.visibility import Visibility
-from rankxform.storage import identity
+from rankxform.storage.identity import FolderMarker, own_addresses
 from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
@@ -129,13 +129,11 @@ def _begun(finals: Mapping[int, Path], team: Team) -> Mapping[int, int]:
 def _groups(team: Team, folder: Path) -> list[list[int]]:
     """Return the nodes in groups that see one folder."""
     nodes = team.nodes
-    held: list[identity.FolderMarker] = []
+    held: list[FolderMarker] = []
     token = team.bcast(lambda: secrets.token_hex(8))
     leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
     try:
-        team.agree(
-            lambda: held.append(identity.FolderMarker(folder, token, node)) if leader else None
-        )
+        team.agree(lambda: held.append(FolderMarker(folder, token, node)) if leader else None)
         every = team.allgather(lambda: held[0].seen(nodes.count) if held else ())
         team.barrier()  # nobody removes a marker that another looks for
     finally:
@@ -172,7 +170,7 @@ def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
     name = nodes.names[nodes.of[team.rank]]
 
     def own() -> Iterable[str]:
-        return identity.own_addresses(set(hosts), name) if nodes.is_leader(team.rank) else ()
+        return own_addresses(set(hosts), name) if nodes.is_leader(team.rank) else ()
 
     found = {host: nodes.of[p] for p, known in enumerate(team.allgather(own)) for host in known}
     for rank, host in enumerate(hosts):

@@ -9,7 +9,7 @@ from typing import Any
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import IoPolicy
 from rankxform.planning.selection import LeftOut
-from rankxform.planning.simulate import Simulation
+from rankxform.planning.simulate import MethodUse, Simulation
 from rankxform.planning.transfers import needed_bytes, read_by_rank
 
 from .prepare import Conversion
@@ -26,15 +26,6 @@ class RankSummary:
     bytes_needed: int
     bytes_written: int
     src_ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class MethodUse:
-    """A read method: the bytes that are read so, and the parameters of which some are."""
-
-    method: str
-    bytes_read: int
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         bytes_read=sum(one.read for one in found.workloads),
         bytes_exchanged=sum(one.sent + one.sent_nearby for one in found.workloads),
         bytes_written=sum(plan.nbytes for plan in plans),
-        methods=methods_of(found),
+        methods=found.methods,
         read_latency_bytes=None if latency is None else round(latency),
         buffer_bytes_a_process=request.memory,
         bytes_from_source_rank={str(r): from_rank[r] for r in sorted(from_rank)},
@@ -119,11 +110,4 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         absent=selection.absent,
         notices=tuple(conversion.notices),
         warnings=tuple(conversion.warnings),
-    )
-
-
-def methods_of(found: Simulation) -> tuple[MethodUse, ...]:
-    """Return how source files are read."""
-    return tuple(
-        MethodUse(name, usage.nbytes, tuple(usage.names)) for name, usage in found.methods.items()
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rankxform.errors import UsageError
@@ -13,7 +13,7 @@ from rankxform.planning.exchange import assign_readers, request_exchanges
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
 from rankxform.planning.visibility import Visibility
-from rankxform.storage.bandwidth import Speed, measure
+from rankxform.storage.bandwidth import measure
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
@@ -24,16 +24,12 @@ from .placement import NODE, SHARED, hosts_of, in_order
 from .prepare import Conversion
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """seconds: from the finished plan to the last file; speeds: of each process."""
-
-    seconds: float
-    speeds: tuple[Speed, ...]
-
-
-def predict(conversion: Conversion, found: Simulation, policy: IoPolicy, team: Team) -> Prediction:
+def predict(
+    conversion: Conversion, found: Simulation, policy: IoPolicy, team: Team
+) -> tuple[float, Costs]:
     """Measure storage on every process at once, and predict how long the move will take.
+
+    Returns the seconds from the finished plan to the last file, and the costs of the slowest.
 
     `found` is what they will do, read by `policy`. The slowest process counts. Writes and removes
     a file of 64 MiB a process.
@@ -48,7 +44,8 @@ def predict(conversion: Conversion, found: Simulation, policy: IoPolicy, team: T
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
         for workload, speed in zip(found.workloads, speeds)
     ]
-    return Prediction(costs.overlapped(max(seconds), max(found.network)), tuple(speeds))
+    slowest = Costs(min(speed.read for speed in speeds), min(speed.write for speed in speeds))
+    return costs.overlapped(max(seconds), max(found.network)), slowest
 
 
 def predict_loads(

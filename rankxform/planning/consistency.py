@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
@@ -26,14 +25,12 @@ _SAMPLED = 12
 _LEAST_SAMPLE = 64
 
 
-class Sample(Protocol):
-    """What was read of one rank's slice: a digest, and whether all bytes were equal."""
+@dataclass(frozen=True)
+class Sample:
+    """What one rank's file holds of one parameter: a digest, and whether all bytes are equal."""
 
-    @property
-    def digest(self) -> bytes: ...
-
-    @property
-    def constant(self) -> bool: ...
+    digest: bytes
+    constant: bool
 
 
 def to_compare(selection: Selection, catalog: Catalog) -> list[str]:

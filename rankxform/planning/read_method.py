@@ -9,7 +9,8 @@ Counting and reading ask one object, so that a plan says what will be done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple, Protocol
 
 from rankxform.geometry.box import Box
@@ -46,36 +47,12 @@ class ReadMethod(Protocol):
 
 
 @dataclass(frozen=True)
-class Ranges:
-    """The wanted ranges, each by itself."""
-
-    exchanges: bool = False
-
-    def with_latency(self, nbytes: float) -> Ranges:
-        return self
-
-    def box(self, wanted: Box, block: Box, item: int) -> Box:
-        return wanted
-
-
-@dataclass(frozen=True)
-class Sieving:
-    """Whole rows, of which the wanted ranges are picked in memory."""
-
-    exchanges: bool = False
-
-    def with_latency(self, nbytes: float) -> Sieving:
-        return self
-
-    def box(self, wanted: Box, block: Box, item: int) -> Box:
-        return wanted if _runs(wanted, block) == 1 else block
-
-
-@dataclass(frozen=True)
 class Cheaper:
-    """Ranges or whole rows, whichever takes less time.
+    """The wanted ranges one by one, or whole rows of which they are picked in memory, whichever
+    takes less time.
 
-    latency: bytes that could be read in the time that one more read takes.
+    latency: bytes that could be read in the time that one more read takes: of 0, always ranges; of
+    infinity, always rows. fixed: whether that was asked for, and no measurement changes it.
 
     >>> rows, half = Box((0, 0), (9, 8192)), Box((0, 0), (9, 4096))
     >>> Cheaper().box(half, rows, item=4) == rows, Cheaper(10_000).box(half, rows, item=4) == half
@@ -83,10 +60,11 @@ class Cheaper:
     """
 
     latency: float = USUAL_LATENCY
+    fixed: bool = False
     exchanges: bool = False
 
     def with_latency(self, nbytes: float) -> Cheaper:
-        return Cheaper(nbytes, self.exchanges)
+        return self if self.fixed else replace(self, latency=nbytes)
 
     def box(self, wanted: Box, block: Box, item: int) -> Box:
         runs = _runs(wanted, block)
@@ -97,11 +75,11 @@ class Cheaper:
 
 READ_METHODS: dict[str, ReadMethod] = {
     AUTO: Cheaper(),
-    RANGES: Ranges(),
-    SIEVING: Sieving(),
+    RANGES: Cheaper(0.0, fixed=True),
+    SIEVING: Cheaper(inf, fixed=True),
     TWO_PHASE: Cheaper(exchanges=True),
 }
-"""What can be asked for, by name; a new method is one class and one entry."""
+"""What can be asked for, by name; a new method is one object and one entry."""
 
 
 class Read(NamedTuple):

@@ -5,8 +5,8 @@ Reads, messages and bytes follow from the plan; times follow from costs that are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import bounding_boxes
@@ -57,29 +57,25 @@ class Workload:
         )
 
 
-@dataclass
-class Usage:
-    """How much a read method is used. names: parameters of which something is read so; nbytes: read
-    so, by all processes."""
+@dataclass(frozen=True)
+class MethodUse:
+    """A read method: the bytes that all processes read so, and the parameters of which some are."""
 
-    names: dict[str, None] = field(default_factory=dict)
-    nbytes: int = 0
-
-    def add(self, name: str, nbytes: int) -> None:
-        self.names[name] = None
-        self.nbytes += nbytes
+    method: str
+    bytes_read: int
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Simulation:
     """workloads: of each process; seconds: each would take by itself; network: each node's, to send
-    or receive all that it must; methods: how files are read, by the method's name; costs: what was
+    or receive all that it must; methods: how files are read; costs: what was
     reckoned with; memory: most bytes that a process takes, where that is known."""
 
     workloads: tuple[Workload, ...]
     seconds: tuple[float, ...]
     network: tuple[float, ...]
-    methods: Mapping[str, Usage]
+    methods: tuple[MethodUse, ...]
     costs: Costs
     memory: int = 0
 
@@ -103,8 +99,8 @@ def simulate(
     `exchanges` are those of the same assignment and visibility; files are read by `method`.
     """
     workloads = [Workload() for _ in assignment]
-    methods = {name: Usage() for name in (WHOLE, RANGES, SIEVING, TWO_PHASE)}
-    _add_exchanges(exchanges, workloads, methods[TWO_PHASE], method)
+    used: dict[str, dict[str, int]] = {name: {} for name in (WHOLE, RANGES, SIEVING, TWO_PHASE)}
+    _add_exchanges(exchanges, workloads, used[TWO_PHASE], method)
     exchanged = Exchanged(exchanges)
     for process, slice_ranges in enumerate(assignment):
         workload = workloads[process]
@@ -114,7 +110,7 @@ def simulate(
             for read in reads:
                 workload.read += read.nbytes
                 workload.reads += read.reads
-                methods[read.method].add(transfer.parameter.name, read.nbytes)
+                _add(used[read.method], transfer.parameter.name, read.nbytes)
         workload.written += bytes_to_write(transfers)
         workload.slices += sum(len(r) for transfer in transfers for r in transfer.targets.values())
     leaving = [0] * len(visibility.files)
@@ -126,15 +122,18 @@ def simulate(
         tuple(workloads),
         tuple(workload.seconds(costs) for workload in workloads),
         tuple(max(a, b) / costs.network for a, b in zip(leaving, arriving)),
-        {name: usage for name, usage in methods.items() if usage.names},
+        tuple(MethodUse(m, sum(by.values()), tuple(by)) for m, by in used.items() if by),
         costs,
     )
 
 
 def _add_exchanges(
-    exchanges: Iterable[Exchange], workloads: Sequence[Workload], usage: Usage, method: ReadMethod
+    exchanges: Iterable[Exchange],
+    workloads: Sequence[Workload],
+    by_name: dict[str, int],
+    method: ReadMethod,
 ) -> None:
-    """Add to `workloads` and `usage` what exchanges come to."""
+    """Add to `workloads`, and to the bytes read by name, what exchanges come to."""
     known: dict[object, dict[int, Workload]] = {}
     for exchange in exchanges:
         parameter = exchange.parameter
@@ -146,7 +145,11 @@ def _add_exchanges(
             known[key] = _workloads_of(exchange, method)
         for process, workload in known[key].items():
             workloads[process].add(workload)
-            usage.add(parameter.name, workload.read)
+            _add(by_name, parameter.name, workload.read)
+
+
+def _add(by_name: dict[str, int], name: str, nbytes: int) -> None:
+    by_name[name] = by_name.get(name, 0) + nbytes
 
 
 def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]:

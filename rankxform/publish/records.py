@@ -9,14 +9,11 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import FORMS, USUAL
+from rankxform.errors import FormatError
 
 VERSION = 1
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
 MODULUS = 1 << 64
-
-
-class RecordError(ValueError):
-    """A record is not what it should be."""
 
 
 def document(kind: str, content: Mapping[str, Any]) -> bytes:
@@ -25,34 +22,34 @@ def document(kind: str, content: Mapping[str, Any]) -> bytes:
 
 
 def parse(kind: str, data: bytes) -> dict[str, Any]:
-    """Read a document of `kind`. Raises RecordError."""
+    """Read a document of `kind`. Raises FormatError."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"not JSON ({error})") from error
+        raise FormatError(f"not JSON ({error})") from error
     if not isinstance(found, dict) or found.get("kind") != kind:
-        raise RecordError(f"not a {kind}")
+        raise FormatError(f"not a {kind}")
     if found.get("version") != VERSION:
-        raise RecordError(f"of version {found.get('version')!r}, this is version {VERSION}")
+        raise FormatError(f"of version {found.get('version')!r}, this is version {VERSION}")
     _check(found, {"identity": dict, "seed": int, "files": dict}, "it")
     _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
     form = FORMS.get(found.get("form", USUAL))
     if form is None:
-        raise RecordError(f"of a form {found['form']!r}, which is not known here")
+        raise FormatError(f"of a form {found['form']!r}, which is not known here")
     known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
     for name, facts in found["files"].items():
         if not isinstance(facts, dict):
-            raise RecordError(f"damaged: {name!r} is no file of this folder")
+            raise FormatError(f"damaged: {name!r} is no file of this folder")
         _check(facts, known, repr(name))
         if not form.owns(name, facts["rank"]):
-            raise RecordError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
+            raise FormatError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
     return found
 
 
 def _check(found: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:
     for key, kind in keys.items():
         if not isinstance(found.get(key), kind):
-            raise RecordError(f"damaged: {what} lacks {key!r}")
+            raise FormatError(f"damaged: {what} lacks {key!r}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -161,22 +158,16 @@ def completed(journals: Mapping[str, bytes], boot: str) -> Completed:
     A line that was cut off or damaged, and what follows it, is dropped.
     """
     read = {name: _journal(data) for name, data in journals.items()}
-    replaced = {old for one in read.values() if one for old in one.replaces}
+    replaced = {old for one in read.values() if one for old in one[1]}
     found = Completed()
     for name, one in read.items():
-        if one and name not in replaced and (one.completed.durable or one.boot == boot):
-            found.add(one.completed)
+        if one and name not in replaced and (one[2].durable or one[0] == boot):
+            found.add(one[2])
     return found
 
 
-@dataclass
-class _Journal:
-    boot: str
-    replaces: list[str]
-    completed: Completed
-
-
-def _journal(data: bytes) -> _Journal | None:
+def _journal(data: bytes) -> tuple[str, list[str], Completed] | None:
+    """Return what one journal says: of which boot, which others it replaces, what is done."""
     found = None
     for line in data.split(b"\n")[:-1]:
         stated, _, text = line.partition(b" ")
@@ -187,7 +178,7 @@ def _journal(data: bytes) -> _Journal | None:
             if found is None:
                 parts = {int(r): Part(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
                 first = Completed(parts, durable=bool(facts["durable"]))
-                found = _Journal(str(facts["boot"]), list(map(str, facts["replaces"])), first)
+                found = str(facts["boot"]), list(map(str, facts["replaces"])), first
                 continue
             more = Completed(
                 sums={int(rank): int(value) for rank, value in facts["sums"].items()},
@@ -198,5 +189,5 @@ def _journal(data: bytes) -> _Journal | None:
                     more.done.setdefault(int(rank), set()).update(map(str, names))
         except (ValueError, TypeError, KeyError, AttributeError):
             break
-        found.completed.add(more)
+        found[2].add(more)
     return found

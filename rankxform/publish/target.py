@@ -22,13 +22,13 @@ from typing import Any
 
 from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.engine.file_sink import part_of
-from rankxform.errors import StorageError
+from rankxform.errors import FormatError, StorageError
 from rankxform.storage.posix import read_bytes, read_record, remove, sync, write_small
 
 from . import records
 from .facts import Facts, is_own, is_same_file, known_facts, refuse_link, status_of_name
 from .lock import Lock, boot_id, is_of_lock
-from .records import JOB, MANIFEST, Completed, RecordError
+from .records import JOB, MANIFEST, Completed
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
@@ -161,7 +161,7 @@ class TargetFolder:
             for name in found["files"]:
                 refuse_link((self._folder / name).parent)
             return found
-        except RecordError as error:
+        except FormatError as error:
             raise StorageError(
                 f"{path}: {error}; cannot tell what this folder contains; choose another "
                 "folder or remove this file"
@@ -365,5 +365,5 @@ def manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
         return records.parse(MANIFEST, read_bytes(path))
-    except RecordError as error:
+    except FormatError as error:
         raise StorageError(f"{path}: {error}") from error

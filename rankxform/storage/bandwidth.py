@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 from rankxform.errors import StorageError
+from rankxform.planning.cost_model import Costs
 
 from .posix import (
     SYSCALL_BYTES,
@@ -38,16 +38,6 @@ _BESIDE = 1.3e-6
 _SAMPLE = 16 << 20
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Bytes a second of one process, while its peers measure too; and the seconds that a read takes
-    beside its bytes."""
-
-    read: float
-    write: float = inf
-    latency: float = 0.0
-
-
 class ReadTimer:
     """Reads a little of a file, from `part` of it on, to see how fast that is."""
 
@@ -57,7 +47,7 @@ class ReadTimer:
         self._block = memoryview(bytearray(SYSCALL_BYTES))
         self._next = 0
 
-    def speed(self, least: float = 0.0, most: float = 0.05) -> Speed:
+    def speed(self, least: float = 0.0, most: float = 0.05) -> Costs:
         """Read a few runs, and then a little in a row: 16 MiB, but from `least` to `most` seconds
         if that is faster or slower. What a run takes beside its bytes, usually, is waiting."""
         fd, size = self._picks.get(self._path), self.size
@@ -78,7 +68,7 @@ class ReadTimer:
             paces.append(seconds / nbytes)
         read = max(1, self._next - first) / max(passed, 1e-9)
         latency = median(runs or [0.0]) - run * median(paces or [0.0])
-        return Speed(read, latency=max(0.0, latency) + _BESIDE)
+        return Costs(read, read_latency=max(0.0, latency) + _BESIDE)
 
     def more(self, nbytes: int) -> float:
         """Read so much more in a row, and from the start again if the file ends; return the
@@ -143,7 +133,7 @@ def copying(nbytes: int = 16 << 20) -> float:
     return nbytes / (perf_counter() - began)
 
 
-def measure(source: Path | None, folder: Path, *, durable: bool) -> Speed:
+def measure(source: Path | None, folder: Path, *, durable: bool) -> Costs:
     """Read from the file `source`, and write a file below `folder` that is removed again.
 
     Without a source, nothing is read, in no time.
@@ -164,4 +154,4 @@ def measure(source: Path | None, folder: Path, *, durable: bool) -> Speed:
             write = MEASURED_BYTES / (perf_counter() - began)
     finally:
         remove(beside)
-    return Speed(read, write)
+    return Costs(read, write)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
+from rankxform.planning.consistency import Sample
 
 from .index import container
 from .posix import OnProgress, blocks, opened, range_reader
 from .sources import check_unchanged
 
 _SAMPLE = 4096
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What one rank's file holds of one parameter: a digest, and whether all bytes are equal."""
-
-    digest: bytes
-    constant: bool
 
 
 def digest_all(

@@ -41,7 +41,7 @@ def test_a_timer_reads_runs_and_then_a_row_that_ends_with_the_file(part, path, r
     assert reads[15][1] <= size
     assert reads[16:] == [(0, 1 << 20), (1 << 20, 2 << 20), (2 << 20, size)]
     assert found.read == size / 3
-    assert found.latency == pytest.approx(1 - run / (1 << 20), abs=1e-5)
+    assert found.read_latency == pytest.approx(1 - run / (1 << 20), abs=1e-5)
 
 
 def test_a_timer_ends_when_it_takes_long(path, reads):
