@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankxform.errors import DifferenceError
-from rankxform.formats.base import Shape
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box
+from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.runs import first_element
 from rankxform.geometry.tiles import tiles
 from rankxform.planning.transfers import Transfer

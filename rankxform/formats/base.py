@@ -14,10 +14,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from rankxform.errors import FormatError
+from rankxform.geometry.box import Shape
 
 from .dtype import content_bytes
-
-Shape = tuple[int, ...]
 
 ReadAt = Callable[[int, int], bytes]
 """``read_at(offset, nbytes)`` of one file; shorter only where the file ends."""

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rankxform.errors import FormatError
+from rankxform.geometry.box import Shape
 
 from .base import (
     Blocks,
@@ -25,7 +26,6 @@ from .base import (
     Index,
     Patch,
     ReadAt,
-    Shape,
     Span,
     TensorSpec,
     build,

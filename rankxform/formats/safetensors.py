@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rankxform.errors import FormatError, RequestError
+from rankxform.geometry.box import Shape
 
 from .base import (
     REDUNDANCY_KEY,
@@ -23,7 +24,6 @@ from .base import (
     Index,
     Patch,
     ReadAt,
-    Shape,
     Span,
     TensorSpec,
     build,

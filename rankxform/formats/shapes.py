@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 
 from rankxform.errors import FormatError
+from rankxform.geometry.box import Shape
 
-from .base import Shape
 from .dtype import item_size
 
 

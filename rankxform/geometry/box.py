@@ -9,6 +9,9 @@ from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+Shape = tuple[int, ...]
+"""The extents of an array, in elements."""
+
 
 @dataclass(frozen=True)
 class Box:

@@ -14,7 +14,8 @@ from shlex import quote
 from rankxform.checkpoints.base import Shards
 from rankxform.checkpoints.rank_folders import siblings_of
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.base import Index, Shape
+from rankxform.formats.base import Index
+from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.storage import strategies

@@ -18,9 +18,8 @@ from math import prod
 from types import MappingProxyType
 
 from rankxform.errors import RequestError, StrategyError
+from rankxform.geometry.box import Shape
 from rankxform.geometry.grid import Cell, Grid
-
-Shape = tuple[int, ...]
 
 MOST_RANKS = 1 << 20
 _MOST_AXES = 64

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankxform.errors import RequestError
-from rankxform.formats.base import Schema, Shape
+from rankxform.formats.base import Schema
+from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
 
 

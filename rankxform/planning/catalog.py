@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.base import Schema, Shape
-from rankxform.geometry.box import Box
+from rankxform.formats.base import Schema
+from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
-from rankxform.formats.base import Shape, TensorSpec
+from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
+from rankxform.geometry.box import Shape
 from rankxform.geometry.grid import Cell, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy

@@ -91,31 +91,42 @@ def select(
             (sharded if there else replicated)[name] = parameter
         else:
             reasons.setdefault(_UNMATCHED, []).append(parameter)
+    left_out = tuple(
+        _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
+    )
+    known = {*catalog.strategy.stages_of, *dst.stages_of}
+    absent = tuple(sorted(known - set(catalog.listed) - set(catalog.unlisted)))
+    found = Selection(sharded, replicated, left_out, absent)
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
-    if refused and not sharded:
+    _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation))
+    return found
+
+
+def _check(
+    found: Selection,
+    catalog: Catalog,
+    dst: Strategy,
+    refused: list[Parameter],
+    lost: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Refuse a selection that cannot be meant: of unmatched names, with losses, or of nothing."""
+    if refused and not found.sharded:
         raise RequestError(
             f"{catalog.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
             f"such as {summarize_names([p.name for p in refused], 3)}; one of them is another "
             "network's"
         )
-    lost = _lost(catalog, dst, ranks, derivation)
     if lost:
-        raise CheckpointError(losses_message(catalog, sharded.values(), lost))
+        raise CheckpointError(losses_message(catalog, found.sharded.values(), lost))
     if refused:
         raise RequestError(_unmatched_message(refused, catalog, dst))
-    if not sharded and not replicated:
+    if not found.parameters:
         raise UsageError("no parameter is left to convert; check --include and --exclude")
     if not catalog.listed:
         raise RequestError(
             f"{catalog.strategy.label} lists none of the parameters in {_first(catalog.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
-    left_out = tuple(
-        _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
-    )
-    known = {*catalog.strategy.stages_of, *dst.stages_of}
-    absent = tuple(sorted(known - set(catalog.listed) - set(catalog.unlisted)))
-    return Selection(sharded, replicated, left_out, absent)
 
 
 def _derived(parameter: Parameter, derivation: Derivation) -> Tensor:

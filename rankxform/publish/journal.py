@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
+from rankxform.engine.checksum import MODULUS
 from rankxform.errors import StorageError
 from rankxform.planning.catalog import Targets
 from rankxform.storage.posix import (
@@ -20,7 +21,7 @@ from rankxform.storage.posix import (
 
 from . import records
 from .lock import boot_id
-from .records import MODULUS, Part
+from .records import Part
 from .target import FOLDER_NAME, State
 
 JOURNAL_SECONDS = 30.0

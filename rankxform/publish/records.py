@@ -9,11 +9,11 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import FORMS, USUAL
+from rankxform.engine.checksum import MODULUS
 from rankxform.errors import FormatError
 
 VERSION = 1
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
-MODULUS = 1 << 64
 
 
 def document(kind: str, content: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-_MOUNTS = "/proc/self/ns/mnt"
+_MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,5 @@ def this_node(host: str) -> tuple[str, Hashable]:
     """Return what `Nodes.of_processes` is told of this process."""
     mounts = ""
     with suppress(OSError):  # without /proc the name alone has to do
-        mounts = os.readlink(_MOUNTS)
+        mounts = os.readlink(_MOUNT_NAMESPACE)
     return host, mounts
