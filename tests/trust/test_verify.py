@@ -236,8 +236,8 @@ def test_the_command_that_compares_says_what_was_chosen(place):
     line = shlex.split(rankxform.verify(place.tmp / "some").command)
     assert line[:4] == ["rankxform", "verify", str(place.src), str(place.tmp / "some")]
     assert " ".join(line[4:]) == (
-        f"--src-strategy {place.a} --dst-strategy {place.b} --prefix net_ --unlisted take-one "
-        "--exclude ^b$"
+        f"--src-strategy {place.a} --dst-strategy {place.b} --exclude ^b$ --unlisted take-one "
+        "--prefix net_"
     )
 
 
