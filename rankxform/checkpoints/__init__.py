@@ -1,5 +1,6 @@
 """Folder conventions of checkpoints: which file is which, and where a new one belongs."""
 
-from . import rank_folders  # it registers itself
+from .base import FORMS
+from .rank_folders import RankFolders
 
-__all__ = ["rank_folders"]
+FORMS.update({one.name: one for one in (RankFolders(),)})

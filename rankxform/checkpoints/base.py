@@ -114,7 +114,7 @@ class Form(Protocol):
 
 
 FORMS: dict[str, Form] = {}
-"""All forms by name; a new one is one module and one entry."""
+"""All forms by name; filled in the room's `__init__`."""
 
 USUAL = "ranks"
 

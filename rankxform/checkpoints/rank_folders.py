@@ -108,9 +108,6 @@ class RankFolders:
         ]
 
 
-FORMS[USUAL] = RankFolders()
-
-
 def find(where: Path, ranks: Iterable[int] | None = None, wish: Wish | None = None) -> Shards:
     """Choose, of what this process sees, the file of each rank."""
     wish = wish or Wish()

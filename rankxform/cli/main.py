@@ -83,7 +83,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 def _run(argv: Sequence[str], processes: Team) -> int | Program:
     options = processes.bcast(lambda: arguments.parse(argv))
-    if options.verb in ("transform", "verify", "launch"):
+    if "time_limit" in options:
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
         processes.stall_seconds = options.stall_limit

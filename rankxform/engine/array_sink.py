@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import TEXT, content_bytes
 from rankxform.storage.posix import Buffer
@@ -69,6 +69,19 @@ def _text(name: str, data: bytes) -> str:
         return data.decode("utf-32-le").rstrip("\0")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{name!r}: is no UTF-32 text ({error.reason})") from error
+
+
+def value_type(dtype: str) -> np.dtype[Any]:
+    """Return the type of numpy that knows the values of one of MindSpore's types.
+
+    Raises RequestError where there is none: of Int4 and texts, and of BFloat16 without ml_dtypes.
+    """
+    if dtype in ("Int4", TEXT):
+        raise RequestError(f"{dtype} cannot be converted to another type, nor another type to it")
+    found = numpy_type(dtype)
+    if dtype == "BFloat16" and found == np.dtype(_NUMPY[dtype]):
+        raise RequestError("BFloat16 is converted by ml_dtypes; install it (pip install ml_dtypes)")
+    return found
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

@@ -33,7 +33,7 @@ from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.storage.posix import Buffer
 
 from .arena import ALIGN, Region, offset, typed, views
-from .array_sink import numpy_type
+from .array_sink import value_type
 
 _SMALL_TILE = 4 << 20
 CHECKSUM_BYTES = 8
@@ -119,7 +119,7 @@ class Schedule:
         self._src_item, self._item = item_size(parameter.src_dtype), item_size(parameter.dtype)
         self._types: tuple[np.dtype[Any], np.dtype[Any]] | None = None
         if parameter.dtype != parameter.src_dtype:
-            self._types = numpy_type(parameter.dtype), numpy_type(parameter.src_dtype)
+            self._types = value_type(parameter.dtype), value_type(parameter.src_dtype)
         self._is_local = transfer.exchange is None
         self._exchange = exchange = transfer.as_exchange()
         boxes = {cell: transfer.grid.box(cell) for cell in exchange.receivers}

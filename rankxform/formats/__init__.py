@@ -3,6 +3,8 @@
 Readers find things in bytes that they are handed; they open nothing and import no MindSpore.
 """
 
-from . import ckpt, safetensors  # they register themselves
+from .base import FORMATS
+from .ckpt import Ckpt
+from .safetensors import Safetensors
 
-__all__ = ["ckpt", "safetensors"]
+FORMATS.update({one.name: one for one in (Ckpt(), Safetensors())})

@@ -175,14 +175,9 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {}
-"""All containers by name; a new one is one module and one entry."""
+"""All containers by name, which is their files' suffix too; filled in the room's `__init__`."""
 
 USUAL = "ckpt"
-
-
-def register(one: Format) -> None:
-    """Make a container known by its name, which is its files' suffix too."""
-    FORMATS[one.name] = one
 
 
 def suffixes() -> tuple[str, ...]:

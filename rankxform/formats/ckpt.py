@@ -29,7 +29,6 @@ from .base import (
     Span,
     TensorSpec,
     build,
-    register,
 )
 from .dtype import ITEM_SIZE, TEXT, content_bytes
 from .wire import (
@@ -271,9 +270,6 @@ class Ckpt:
             return None
         stated = stated_crc(read_at(at, CRC_BYTES))
         return str(stated), str(crc_of(blocks, [Span(0, at)]))
-
-
-register(Ckpt())
 
 
 def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:

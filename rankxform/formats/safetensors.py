@@ -27,7 +27,6 @@ from .base import (
     Span,
     TensorSpec,
     build,
-    register,
 )
 from .ckpt import crc_of
 from .dtype import FROM_SAFETENSORS, INT4, TEXT, TO_SAFETENSORS, content_bytes, item_size
@@ -219,9 +218,6 @@ class Safetensors:
         }
         spans = {name: index.spans(name) for name in schema.names}
         return index.metadata[CRC_KEY], str(_crc_of_tensors(spans, scalars, blocks))
-
-
-register(Safetensors())
 
 
 def _crc_of_tensors(

@@ -38,7 +38,7 @@ strategies, which know names only, can be renamed alike; a dropped tensor is ren
 
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | None]] = {}
 """Makes an operation of the options of a conversion, None where they do not ask for it; in the
-order in which they are applied. A new one is one module and one entry."""
+order in which they are applied; filled in the room's `__init__`."""
 
 
 class Derivation:

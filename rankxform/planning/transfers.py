@@ -124,10 +124,20 @@ class Slice:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """All slices of one destination rank, in the order of its file."""
+    """All slices of one destination rank, in the order of its file.
+
+    As a text it has a line for each slice: what the rank holds, and what that is copied from.
+    """
 
     rank: int
     slices: tuple[Slice, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"rank {self.rank}  {one.parameter.name} {one.box}"
+            + "".join(f"  <- rank {copy.src_rank} {copy.box}" for copy in one.copies)
+            for one in self.slices
+        )
 
     @property
     def nbytes(self) -> int:

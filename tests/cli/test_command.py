@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rankxform.cli.parser import parser
+from rankxform.cli.verbs import VERBS
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 from tests.place import Place
@@ -36,6 +38,12 @@ def command(*arguments, processes=None, **options):
     start = mpirun(processes) if processes else []
     line = [*start, sys.executable, "-m", "rankxform", *map(str, arguments)]
     return run(line, 60, env=environment(), cwd=ROOT, **options)
+
+
+def test_every_verb_has_options_and_does_something():
+    whole = parser()
+    choices = next(a.choices for a in whole._actions if a.dest == "verb")
+    assert set(choices) == set(VERBS)
 
 
 def error_lines(output):

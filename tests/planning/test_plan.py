@@ -58,6 +58,7 @@ def test_a_plan_worked_out_by_hand(tmp_path):
     assert piece.box == Box((0, 2), (4, 4))
     assert piece.copies == (Copy(0, Box((0, 2), (2, 4))), Copy(1, Box((2, 2), (4, 4))))
     assert plan.src_ranks == (0, 1) and plan.nbytes == 32
+    assert str(plan) == "rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]"
 
 
 def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):
