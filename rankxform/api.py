@@ -1,8 +1,8 @@
 """The verbs as functions, for programs.
 
-Under mpirun they are collective: every process calls them alike, with the communicator. Each raises
-`rankxform.RankxformError`, of one class with one message on every process; a RankxformWarning is
-given on process 0 for each of a result's warnings.
+Under mpirun they are collective: every process makes the same call, with the same communicator. A
+failure is raised as a `rankxform.RankxformError`, with the same class and message on every process.
+Process 0 issues a RankxformWarning for each warning of a result.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def transform(
 ) -> Report:
     """Convert the checkpoint in `src` to the folder `dst`; return what was done.
 
-    A strategy is a file, a folder of stage files, or "none" for whole tensors; the destination's
-    may be left out then, and the source's where `src` is one complete file. `comm` is an mpi4py
-    communicator; without one the launcher's world is used, or this process alone. `options` are
-    those of the command line (docs/cli.md), with underscores. A stopped call is continued by the
-    same call.
+    A strategy is a file, a folder of stage files, or "none" for whole tensors. `dst_strategy`
+    defaults to "none"; `src_strategy` may be left out if `src` is one complete file. `comm` is an
+    mpi4py communicator; without one the launcher's world is used, or this process alone. `options`
+    are those of the command line (docs/cli.md), with underscores. If a call is stopped, the same
+    call continues it.
     """
 
     def run(processes: Team) -> Report:
@@ -84,10 +84,10 @@ def load(
 ) -> Parameters:
     """Return this process's slices of the checkpoint in `src` as numpy arrays, by name.
 
-    Nothing is written, and only what the slices need is read. `rank` is the destination rank;
-    without it, the process's number in `comm` or in the launcher's world, or what RANK_ID says
-    to a process of msrun; 0 where the destination has no strategy, so that all get everything.
-    `options` are those of `transform` that concern no files of a destination, and `files`: the
+    Nothing is written, and only what the slices need is read. `rank` is the destination rank. It
+    defaults to the process's number in `comm` or in the launcher's world, or to RANK_ID under
+    msrun; without a destination strategy it is 0, so that every process gets everything.
+    `options` are those of `transform` that do not concern destination files, and `files`: the
     source file of each rank. Processes may differ in `rank` and `include` only.
     """
 
@@ -123,9 +123,9 @@ def verify(
 ) -> Verdict:
     """Compare every byte of `dst` with what `src` and the strategies make of it.
 
-    Whatever tool wrote `dst`; the arguments are those of `transform`. A single folder is compared
-    with its own manifest. The verdict's `differences` are empty where all is right, and `same` is
-    None where no byte was compared.
+    Any tool may have written `dst`; the arguments are those of `transform`. A single folder is
+    compared with its own manifest. The verdict's `differences` are empty if everything matches, and
+    `same` is None if no byte was compared.
     """
 
     def run(processes: Team) -> Verdict:
@@ -202,7 +202,7 @@ _LOADING = frozenset(affecting(LOAD)) | {"files"}
 
 
 def _collective(comm: Any, run: Callable[[Team], T]) -> T:
-    """Work as a team, and let its communicator go when all have ended alike."""
+    """Return `run` of the team of `comm`; free its communicator if all processes end alike."""
     processes = team(comm)
     try:
         found = run(processes)

@@ -37,7 +37,7 @@ class RankxformError(Exception):
 
 
 class RankxformWarning(UserWarning):
-    """What was done may not be what was meant, as where an older step was taken than the newest."""
+    """The result may not be what was meant, for example if a newer step was passed over."""
 
 
 class UsageError(RankxformError, ValueError):
@@ -59,7 +59,7 @@ class CheckpointError(RankxformError, ValueError):
 
 
 class RequestError(RankxformError, ValueError):
-    """Sound inputs, and a conversion between them that has no right answer."""
+    """The inputs are sound, but the conversion that is asked for has no right answer."""
 
     exit_code = 3
 
@@ -76,16 +76,16 @@ class StorageError(RankxformError):
 
 
 class FormatError(Exception):
-    """Bytes that are not what their format says: what was found, at which byte.
+    """Bytes that do not follow their format; the message says what was found, at which byte.
 
-    Readers of formats know no files; who reads one turns this into a StrategyError or a
+    Format readers do not know the file; their callers turn this into a StrategyError or a
     CheckpointError that names it.
     """
 
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn what the operating system refuses inside the block into a StorageError."""
+    """Turn an OSError raised inside the block into a StorageError."""
     try:
         yield
     except OSError as error:

@@ -259,8 +259,8 @@ def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs, ascending.
 
-    From the strategies alone: of several ranks that hold the same box it is the one that
-    MindSpore reads, and of parameters in no strategy the destination's own counterpart.
+    This uses the strategies alone. If several ranks hold the same box, it is the one that MindSpore
+    reads; parameters in no strategy come from the rank that corresponds to the destination rank.
     """
     for strategy in (src, dst):
         if isinstance(strategy, PatternStrategy):

@@ -12,17 +12,17 @@ import pytest
 import rankxform
 
 PACKAGE = Path(rankxform.__file__).parent
-# From the cellar up: a room imports from those before it, and from itself.
-ROOMS = (
+# From the cellar up: a package imports from those before it, and from itself.
+PACKAGES = (
     "errors", "geometry", "layout", "formats", "ops", "planning", "storage", "checkpoints", "engine",
     "publish", "transport", "job", "hostfile", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",
 )  # fmt: skip
-# What a room does not see although it is below.
+# What a package does not import although it is below.
 APART = {
-    "transport": ROOMS[ROOMS.index("geometry") : ROOMS.index("transport")],
+    "transport": PACKAGES[PACKAGES.index("geometry") : PACKAGES.index("transport")],
     "inspection": ("transport", "job", "hostfile"),
-    "hostfile": ROOMS[1 : ROOMS.index("hostfile")],
+    "hostfile": PACKAGES[1 : PACKAGES.index("hostfile")],
     "job": ("inspection", "api"),
     "cli": ("api", "mindspore"),  # beside the API, never through it
     "mindspore": ("inspection",),
@@ -47,29 +47,29 @@ def files():
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def room(path):
+def package_of(path):
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_point_down(path):
-    mine = room(path)
-    assert mine in ROOMS, f"{mine} has no place in the house yet"
-    below = set(ROOMS[: ROOMS.index(mine) + 1]) - set(APART.get(mine, ()))
+    mine = package_of(path)
+    assert mine in PACKAGES, f"{mine} has no place in the house yet"
+    below = set(PACKAGES[: PACKAGES.index(mine) + 1]) - set(APART.get(mine, ()))
     if mine == "job":
         below.add("hostfile")
     if mine in ("api", "cli"):
         below.add("__init__")  # for its version
     for module in imports(path):
         other = module[1] if len(module) > 1 else "__init__"
-        if module[0] == "rankxform" and other in ROOMS:
+        if module[0] == "rankxform" and other in PACKAGES:
             assert other in below, f"{path} imports {other}"
 
 
-def test_every_room_has_a_place():
-    there = {room(path) for path in files()}
-    assert there == set(ROOMS)
+def test_every_package_has_a_place():
+    there = {package_of(path) for path in files()}
+    assert there == set(PACKAGES)
 
 
 @pytest.mark.parametrize(

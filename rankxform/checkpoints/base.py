@@ -1,7 +1,7 @@
 """Forms: what a folder with a checkpoint looks like, apart from the bytes of its files.
 
-A form is known to the rest by its entry in `FORMS`. Files are known by ids; in the forms that have
-one file for each rank, a file's id is its rank.
+The rest of the package finds a form by its entry in `FORMS`. Files have ids; in forms with one file
+for each rank, a file's id is its rank.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Step = tuple[int, int]
 
 @dataclass(frozen=True)
 class Listing:
-    """What is at the place of a source: a file, or a folder with files by id; or nothing."""
+    """What exists at a path: a file, a folder with files by id, or nothing."""
 
     is_file: bool = False
     is_folder: bool = False
     files: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
 
     def joined(self, other: Listing) -> Listing:
-        """Return what is there or, of the same place on another node, there."""
+        """Return this listing merged with that of the same path on another node."""
         files = {
             file: tuple(dict.fromkeys((*self.files.get(file, ()), *other.files.get(file, ()))))
             for file in sorted({*self.files, *other.files})
@@ -40,8 +40,8 @@ class Listing:
 class Shards:
     """The chosen files, by id, and the (epoch, step) they were saved at.
 
-    skipped_steps: others that are there. incomplete: steps from this one on that some rank lacks,
-    with these ranks.
+    skipped_steps: other steps that exist. incomplete: of this step and newer ones, those that some
+    ranks lack, with these ranks.
     """
 
     paths: Mapping[int, Path]
@@ -114,13 +114,13 @@ class Form(Protocol):
 
 
 FORMS: dict[str, Form] = {}
-"""All forms by name; filled in the room's `__init__`."""
+"""All forms by name; filled in the package's `__init__`."""
 
 USUAL = "ranks"
 
 
 def form_of(where: Path, name: str | None) -> Form:
-    """Return the form of that name; of none, the one that `where` is in. Raises UsageError."""
+    """Return the form called `name`, or if that is None the form of `where`. Raises UsageError."""
     if name is not None:
         if name not in FORMS:
             raise UsageError(f"form {name!r} is none of {', '.join(FORMS)}")

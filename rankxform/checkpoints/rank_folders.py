@@ -1,7 +1,7 @@
-"""Rank folders, as people have them: which file is rank N's, of which step.
+"""Rank folders: which file belongs to rank N, and to which step.
 
-``SRC/rank_N/<name>-<epoch>_<step>.ckpt`` is what MindSpore's callbacks leave; other patterns are
-given by the user, and one complete file may stand for a folder. Where a rank folder holds
+MindSpore's callbacks write ``SRC/rank_N/<name>-<epoch>_<step>.ckpt``; the user may give another
+pattern, or one complete file in place of a folder. Where a rank folder holds
 several steps, the newest that every rank has is taken; a newer one that some rank lacks is
 reported. Which file is meant is never guessed from modification times or the order of names.
 """
@@ -38,7 +38,7 @@ class RankFolders:
     name = USUAL
 
     def recognizes(self, where: Path) -> bool:
-        return False  # what else is not recognized is taken for rank folders
+        return False  # rank folders are the fallback for what no other form recognizes
 
     def look(self, where: Path, wish: Wish) -> Listing:
         if where.is_file():
@@ -116,14 +116,14 @@ def find(where: Path, ranks: Iterable[int] | None = None, wish: Wish | None = No
 
 
 def siblings_of(path: Path) -> list[int]:
-    """Return the numbers of the rank folders of which one holds `path`, if it is one of several."""
+    """Return the ranks of the folder of `path` and of those beside it; none if it is alone."""
     path = path.resolve()
     if not _FOLDER.fullmatch(path.parent.name):
         return []
     found = []
     for folder in path.parent.parent.glob("rank_*"):
         match = _FOLDER.fullmatch(folder.name)
-        with suppress(OSError):  # one that nobody may look into tells nothing
+        with suppress(OSError):  # skip a folder that cannot be listed
             if match and any(one.suffix in suffixes() for one in folder.iterdir()):
                 found.append(int(match[1]))
     return found if len(found) > 1 else []
@@ -172,7 +172,7 @@ def _walk(
     shape = re.compile(literal)
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         match = shape.fullmatch(entry.name)
-        path = Path(entry.path)  # whose questions a link to itself answers with no
+        path = Path(entry.path)  # its is_dir() and is_file() are False for a link to itself
         if match and rest and path.is_dir():
             yield from _walk(path, rest, numbers + match.groups())
         elif match and not rest and path.is_file():
@@ -217,7 +217,7 @@ def _choose(
     for rank in needed:
         if not kept[rank]:
             raise CheckpointError(
-                f"rank {rank} has no checkpoint that --step or --suffix means; "
+                f"rank {rank} has no checkpoint that matches --step and --suffix; "
                 + _listing(candidates[rank])
             )
     families = _one_family([c for rank in needed or kept for c in kept[rank]])
@@ -240,8 +240,8 @@ def _one_family(every: list[_Candidate]) -> set[str]:
     """Return the family of names that all files are of. Raises CheckpointError if there is none."""
     if len({c.step is None for c in every}) > 1:
         raise CheckpointError(
-            "some of the files state an epoch and a step and some do not; say which are meant by "
-            "--suffix, --step or --src-pattern; " + _listing(every)
+            "some of the files state an epoch and a step and some do not; choose by --suffix, "
+            "--step or --src-pattern; " + _listing(every)
         )
     families = min({c.starred for c in every}, {c.family for c in every}, key=len)
     if len(families) > 1:

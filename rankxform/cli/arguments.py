@@ -1,4 +1,4 @@
-"""From words to a request, in the spellings of MindSpore's and MindFormers' scripts too."""
+"""Command-line arguments turned into a request; MindSpore's and MindFormers' spellings work too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Part the command's own words from those of the program that `launch` starts."""
+    """Split the arguments into the command's own and those of the program for `launch`."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]
 

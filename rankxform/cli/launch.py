@@ -1,9 +1,9 @@
 """The verb ``launch``: make the checkpoint fit, then become the training program.
 
-The program takes this process's place (exec), with its environment and its number under the
-launcher: MPI is finalized before. Starting it beside this process would not do, for MPICH's
-launcher refuses a second MPI process. That launcher must also be told whether the program
-initializes MPI anew: if it does not, this process has to take its leave; if it does, it must not.
+The program replaces this process (exec), and keeps its environment and its number under the
+launcher; MPI is finalized first. It cannot be a child of this process, because MPICH's launcher
+refuses a second MPI process. If the program does not initialize MPI again, this process has to sign
+off from that launcher; if the program does, it must not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def launch(
 ) -> tuple[Report | None, Program]:
     """Convert the checkpoint if it does not fit; return the report and the program to become.
 
-    Of several steps no older one is taken than the newest: a training would go on from there.
+    A step older than the newest is never taken, because training would continue from it.
     """
     from rankxform.job.fit import already_fits
     from rankxform.job.transform import transform
@@ -84,7 +84,7 @@ def launch(
 
 
 def program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program:
-    """Return the program of this process, told where its checkpoint is and who it is."""
+    """Return the program for this process, with its checkpoint and its rank filled in."""
     who = {
         "RANK_ID": str(team.rank),
         "RANK_SIZE": str(team.size),
@@ -128,7 +128,7 @@ def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:
 
 
 def _check_source(request: Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:
-    """Refuse a folder in which another strategy would take the place of the source's."""
+    """Refuse a folder in which the source's own strategy would be replaced by another."""
     given = request.src_strategy
     if not wanted or not isinstance(given, str) or not Path(given).exists():
         return
@@ -157,7 +157,7 @@ def _others(folder: Path, wanted: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _keep(folder: Path, wanted: Mapping[Path, bytes]) -> None:
-    """Let the folder hold what is wanted, and no other strategy."""
+    """Write the wanted strategy files into the folder, and remove other strategies from it."""
     if not wanted:
         return
     if folder.is_symlink():

@@ -31,7 +31,7 @@ def add_strategies(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
         dest="src_strategy", metavar="STRATEGY",
-        help="how SRC is sharded; required, be it as none, where SRC holds files of several ranks",
+        help="how SRC is sharded; required (it may be none) if SRC holds files of several ranks",
     )  # fmt: skip
     group.add_argument(
         "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
@@ -107,15 +107,15 @@ def add_limits(run: argparse._ArgumentGroup) -> None:
         "--time-limit",
         type=_time,
         metavar="TIME",
-        help="stop before so long has passed (3600, 90m, 2:30:00), so that the same command can "
-        "continue (default: what Slurm gives, SLURM_JOB_END_TIME, else none)",
+        help="stop shortly before this much time has passed (3600, 90m, 2:30:00), so that the same "
+        "command can continue (default: until SLURM_JOB_END_TIME if Slurm sets it, else no limit)",
     )
     run.add_argument(
         "--stall-limit",
         type=_time,
         default=Team.stall_seconds,
         metavar="TIME",
-        help="end all processes when one has not answered for so long (default: 15m)",
+        help="end all processes if one has not answered for this long (default: 15m)",
     )
 
 

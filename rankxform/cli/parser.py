@@ -36,7 +36,7 @@ on one rank).
 EPILOG = """\
 The arguments of MindSpore's and MindFormers' conversion scripts are understood too
 (--src_ckpt_dir, --src_checkpoints_dir, --src_ckpt_strategy, --src_strategy_file, ...);
-"-" and "_" are the same in an option. Without a verb, options mean transform.
+"-" and "_" are interchangeable in options. The default verb is transform.
 
 exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the strategy or the
 checkpoint is at fault; 4 reading or writing failed; 6 verify found a difference; 70 a bug
@@ -77,8 +77,8 @@ def _transform(verb: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the plan and the time it would take, convert nothing; measures with a file of "
-        "64 MiB a process in DST, which is removed",
+        help="print the plan and the predicted time, convert nothing; to measure, each process "
+        "writes a file of 64 MiB in DST and removes it",
     )
     run.add_argument("--profile", action="store_true", help="print where each process's time went")
     add_limits(run)
@@ -89,9 +89,7 @@ def _transform(verb: argparse.ArgumentParser) -> None:
 
 
 def _verify(verb: argparse.ArgumentParser) -> None:
-    add_folders(
-        verb, dst="folder whose rank_N/ are compared; one folder alone: with its own manifest"
-    )
+    add_folders(verb, dst="folder to verify; without it, SRC is compared with its own manifest")
     add_table(verb, "verify")
     run = verb.add_argument_group(RUN)
     add_limits(run)
@@ -101,9 +99,9 @@ def _verify(verb: argparse.ArgumentParser) -> None:
 
 def _launch(verb: argparse.ArgumentParser) -> None:
     verb.epilog = (
-        "-- PROGRAM ...: takes each process's place when the checkpoint is there. {checkpoint} and "
-        "{rank} in its words are filled in; LOAD_CHECKPOINT, and RANK_ID, RANK_SIZE, DEVICE_ID "
-        "where they were not set, are in its environment."
+        "-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint} and "
+        "{rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its environment, and "
+        "RANK_ID, RANK_SIZE and DEVICE_ID if they were not set."
     )
     verb.add_argument(
         "--load", dest="src", required=True, metavar="CKPT", help="what the program is to load"
@@ -117,7 +115,7 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--uses-mpi",
         action="store_true",
-        help="the program uses MPI itself, be it by rankxform.load",
+        help="the program uses MPI itself, for example through rankxform.load",
     )
     add_strategies(verb)
     run = add_table(verb, "launch")[RUN]
@@ -132,7 +130,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
         "--processes",
         type=count,
         metavar="P",
-        help="plan for so many processes (default: those that run)",
+        help="plan for P processes (default: as many as run this command)",
     )
     cluster = verb.add_argument_group("simulated, for any cluster")
     cluster.add_argument(

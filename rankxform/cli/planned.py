@@ -1,4 +1,4 @@
-"""What ``plan`` prints: of the processes that run, or of a cluster that is simulated."""
+"""What ``plan`` prints, for the running processes or for a simulated cluster."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ _USUAL_COLUMNS = 80
 
 
 class _FirstSign:
-    """Says that the command is at work, where it has said nothing for a while; and goes on so.
+    """Prints from time to time that the command is at work, until there is other output.
 
-    What comes before the first word takes long where there are many files, or cores are few.
+    Everything before the first output takes long with many files or few cores.
     """
 
     def __init__(self, passed: float) -> None:
-        """Begin, when so many seconds have `passed` since a person started the command."""
+        """Start the timer; `passed` seconds ago the user started the command."""
         self._over = threading.Event()
         self._began = time.monotonic() - min(passed, _FIRST_SECONDS)
         threading.Thread(target=self._speak, daemon=True).start()
@@ -43,20 +43,20 @@ class _FirstSign:
 
 
 class _Said:
-    """What this process has said: where a bar stands that has not ended, or a sign is to come."""
+    """Pending output: the descriptor of an unfinished bar, and a first sign still to come."""
 
     bar: int | None = None
     sign: _FirstSign | None = None
 
 
 def await_first_word(style: str, passed: float) -> None:
-    """Give a sign of life where nothing is said for two seconds; `passed` are of these already."""
+    """Print a first sign after two seconds without output, of which `passed` are already over."""
     if style != "none":
         _Said.sign = _FirstSign(passed)
 
 
 def speak() -> None:
-    """Make room for words: no sign comes in between, and a bar that has been drawn is removed."""
+    """Prepare for other output: cancel the first sign, and erase a bar that has been drawn."""
     if _Said.sign:
         _Said.sign.end()
         _Said.sign = None
@@ -86,9 +86,10 @@ def style_of(words: Sequence[str]) -> str:
 class Progress:
     """Shows bytes done of `total`; rate and time left are of the run so far.
 
-    On a terminal one line is drawn over and over, never longer than the terminal is wide; under a
-    launcher too, which would keep a line back until it has ended. Elsewhere (a log, a batch job, a
-    launcher on another host) a line is printed after two seconds, and then every ten.
+    On a terminal one line is redrawn, never longer than the terminal is wide. Under a launcher the
+    launcher's own terminal is used, because a launcher holds back a line until it ends. Elsewhere
+    (a log, a batch job, a launcher on another host) a line is printed after two seconds, and then
+    every ten.
     """
 
     def __init__(self, total: int, style: str = "auto") -> None:
@@ -100,7 +101,7 @@ class Progress:
         self._next = self._began + (_FIRST_SECONDS if lines else _BAR_SECONDS)
 
     def __call__(self, done: int, end: bool) -> None:
-        """Take note of the bytes done by all processes; `end` is said once, at the end."""
+        """Show the bytes done by all processes; `end` is true in the last call only."""
         now = time.monotonic()
         if end:
             speak()

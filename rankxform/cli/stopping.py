@@ -1,7 +1,7 @@
 """When to stop before the end: signals, and the time that a batch system gives.
 
-Stopping is asked for here and done where the work is: what is complete is synced and written
-down, and the command ends with exit code 75.
+A stop is requested here and carried out by the code that does the work: it syncs and records what
+is complete, and the command exits with 75.
 """
 
 from __future__ import annotations

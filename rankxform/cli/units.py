@@ -27,7 +27,7 @@ def size(nbytes: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read bytes such as ``256M`` or ``1.5GiB``; the messages mean powers of 1024.
+    """Read bytes such as ``256M`` or ``1.5GiB``; the prefixes mean powers of 1024.
 
     >>> parse_size("64M"), parse_size("1.5GiB"), parse_size("4096")
     (67108864, 1610612736, 4096)
@@ -83,7 +83,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Write characters that would steer the terminal as their codes."""
+    """Escape characters that would control the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

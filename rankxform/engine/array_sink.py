@@ -85,7 +85,7 @@ def value_type(dtype: str) -> np.dtype[Any]:
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:
-    """Return the type of numpy in which values of one of MindSpore's types are handed out."""
+    """Return the numpy type that represents MindSpore's `dtype` here."""
     if dtype == "BFloat16":
         try:
             found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)

@@ -37,7 +37,7 @@ class Step:
 
 
 class ScheduleCache:
-    """Makes schedules, and keeps those of parameters that are small enough to have many alike."""
+    """Makes schedules, and keeps the short ones, which many small parameters share."""
 
     def __init__(
         self, memory: int, arenas: int, method: ReadMethod, *, checked: bool = False

@@ -6,10 +6,10 @@ to its own. The tensor is seen as rows of words; a key is the product of three o
 the row, one for the place in the row by units of 65,536 words, one for the place in the unit. They
 are drawn from a seed that is new for each conversion.
 
-What is found: a change within one word always, for no product of an odd number and a change that
-is not zero is zero. Any other change, of whatever size and kind, escapes with a probability, over
-the seeds, below 2**-22: among its words one has a difference that is no multiple of 2**32, so the
-innermost sum is a multiple of 2**t with probability at most 2**(31 - t), and each further level
+What is detected: a change within one word, always, because an odd number times a change that is
+not zero is never zero. Any other change, of whatever size and kind, escapes with a probability,
+over the seeds, below 2**-22: among its words one has a difference that is no multiple of 2**32, so
+the innermost sum is a multiple of 2**t with probability at most 2**(31 - t), and each further level
 lets that grow by a factor of 33 at most.
 """
 
@@ -66,7 +66,7 @@ class Fingerprint:
         self._columns = lru_cache(maxsize=256)(self._make_columns)
 
     def _name_key(self, name: str) -> int:
-        """Return the odd number by which a parameter counts in the fingerprint of a file."""
+        """Return a parameter's factor, an odd number, in the fingerprint of a file."""
         state = blake2b(f"{self._seed} {name}".encode(), digest_size=8)
         return int.from_bytes(state.digest(), "little") | 1
 
@@ -170,7 +170,7 @@ class Fingerprint:
 
 
 def _row_axis(shape: Shape, item: int) -> int:
-    """Return the axis from which on a row is: as many axes as a unit holds, one at least."""
+    """Return the first axis of a row; a row takes as many axes as fit in a unit, at least one."""
     axis = len(shape) - 1
     while axis and prod(shape[axis - 1 :]) * item <= _UNIT * _WORD:
         axis -= 1

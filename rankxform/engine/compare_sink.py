@@ -1,4 +1,4 @@
-"""What a destination file holds, compared with what it should, while that is assembled."""
+"""A sink that compares a destination file with what it should hold, as that is assembled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Comparison:
     """One destination file, compared with what is put."""
 
     def __init__(self, rank: int, file: Sources, index: Index, slices: Mapping[str, Expected]):
-        """`slices` are what the file should hold; what it does not, and more, is found at once."""
+        """`slices` are what the file should hold; its headers are compared with them at once."""
         self._rank, self._file, self._slices = rank, file, slices
         self.differences: dict[str, Difference] = {}
         self.written = 0
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def mismatches(index: Index, rank: int, slices: Mapping[str, Expected]) -> list[Difference]:
-    """Return what a file's headers tell: parameters that are missing, too many, or others."""
+    """Return the parameters that are missing, unexpected, or of a wrong type or shape."""
     found = index.schema
     schema = {n: (d, s) for n, d, s in zip(found.names, found.dtypes, found.shapes)}
     reasons = {name: _mismatch(schema.get(name), one) for name, one in slices.items()}

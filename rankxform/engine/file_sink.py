@@ -67,7 +67,7 @@ class Writer:
     def __init__(
         self, path: Path, descriptors: Descriptors, buffer: Buffer, behind: bool = False
     ) -> None:
-        """With `behind`, the device is set to write what is there while the work goes on."""
+        """With `behind`, written data starts to go to the device while the work continues."""
         self._path, self._descriptors, self._buffer = path, descriptors, buffer
         self._start = self._fill = 0
         self._behind, self._begun = behind, 0

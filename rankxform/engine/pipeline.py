@@ -2,12 +2,12 @@
 
 A parameter moves tile by tile. For each tile every source file is read in one piece, every
 destination file written in one piece, and between the two lies one strided numpy copy in words
-as wide as the sharding allows; where a destination wants just what was read, there is none. All
+as wide as the sharding allows; if a destination wants exactly what was read, nothing is copied. All
 destination ranks that one process serves take their part from the same read.
 
 Tiles are started in one order that all processes share, and completed in the same order. With
-messages several are in flight at a time, and a process waits only for those of the oldest: whoever
-is to send them waits for nothing but messages of tiles before it, so no process waits in vain.
+messages, several tiles are in flight at a time, and a process waits only for messages of the
+oldest. Their senders wait only for messages of earlier tiles, so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Sink(Protocol):
 
     @property
     def written(self) -> int:
-        """Bytes that came to their place."""
+        """Bytes put so far."""
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
 
     def finish(self) -> None:
-        """Put what was held back where it belongs."""
+        """Write out what is still buffered."""
 
 
 @dataclass
@@ -92,10 +92,10 @@ def carry(
 ) -> Traffic:
     """Read what `plan` needs, assemble it, and put it into `sinks`, by destination rank.
 
-    `memory` bounds the arenas, in bytes. `on_progress` is told the bytes written since the last
-    call, and may raise to stop; `on_complete` is told of every transfer that is complete. Exchanges
-    need `p2p`. A `checker` compares what is put with what was read, and messages with what was
-    sent.
+    `memory` bounds the arenas, in bytes. `on_progress` is called with the bytes written since its
+    last call, and may raise to stop; `on_complete` is called with every transfer that is complete.
+    Exchanges need `p2p`. A `checker` compares what is put with what was read, and messages with
+    what was sent.
     """
     depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
     schedules = ScheduleCache(memory, depth, plan.policy.method, checked=checker is not None)
@@ -147,7 +147,7 @@ class Pipeline:
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
-        """Make room for messages that come, read, and send."""
+        """Start the receives of a tile, read for it, and start its sends."""
         tile = _InFlight(transfer, work, repeat)
         messages, p2p = work.messages, self._p2p
         began = perf_counter()
@@ -245,7 +245,7 @@ class Pipeline:
         self._on_complete(transfer)
 
     def finish(self) -> None:
-        """Let nothing be held back on its way into sinks."""
+        """Finish all sinks."""
         began = perf_counter()
         for sink in self._sinks.values():
             sink.finish()

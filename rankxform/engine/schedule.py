@@ -2,10 +2,10 @@
 
 A schedule is one process's part in an exchange; a local transfer is an exchange with oneself. It
 names byte ranges of source and destination slices, messages, and numpy views of the arena between
-them. Every process of an exchange divides the parameter into the same tiles. In each it reads what
-it is to read, once, packs for every other process what that one wants, and sends it; takes what is
-sent to it, forwards what others of its node want of that, and assembles its slices. Between two
-processes goes one message for each tile and tag, its pieces in one order that both know.
+them. Every process of an exchange divides the parameter into the same tiles. For each tile it reads
+its part once, packs and sends to every other process what that one wants, receives what is sent to
+it, forwards what others of its node want of that, and assembles its slices. A process sends another
+at most one message for each tile and tag; both know the order of the pieces in it.
 
 Parameters that are sharded alike have one schedule. Tiles that differ only in where they start are
 one tile, repeated.
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 class Fetch(NamedTuple):
-    """What is read of source `cell` from content byte `start` on, `step` bytes further with every
-    repetition, into `room` in the arena; `sparse` out of rows that are not wanted whole."""
+    """A read of source `cell` from content byte `start` on, `step` bytes further with every
+    repetition, into `room` in the arena; `sparse` if bytes in between are skipped."""
 
     cell: Cell
     start: int
@@ -55,8 +55,8 @@ class Fetch(NamedTuple):
 
 
 class Store(NamedTuple):
-    """What is written of destination `cell` from content byte `start` on, `step` bytes further with
-    every repetition: `data` of the arena, when `copies` have assembled it."""
+    """A write to destination `cell` from content byte `start` on, `step` bytes further with every
+    repetition: `data` in the arena, once `copies` have assembled it."""
 
     cell: Cell
     start: int
@@ -69,9 +69,9 @@ class Store(NamedTuple):
 class Messages:
     """What crosses between this process and others in one tile, as (process, message).
 
-    packs: copies to do before sending. sends, recvs: from and to processes that read. repacks,
-    forwards: copies and messages to send when these are there, to processes of the same node;
-    forwarded: such messages that come.
+    packs: copies to do before sending. sends, recvs: messages sent by the process that reads.
+    repacks, forwards: copies and messages for other processes of the node, once the received
+    messages are there; forwarded: such messages that this process receives.
     """
 
     packs: Sequence[View]
@@ -86,9 +86,9 @@ class Messages:
 class TileWork:
     """What is done for one tile of a parameter, and `count` - 1 times more further on.
 
-    All `stores` are assembled in the same place, one after the other, which so stays in the
-    cache. sources, targets: what is read and wanted, and what is stored, for whoever compares; the
-    sources' parts tile what the targets tile. They are those of the first tile, and move on by
+    All `stores` are assembled one after another in the same memory, which therefore stays in the
+    cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
+    the sources' parts tile what the targets tile. They are those of the first tile, and move on by
     `step` elements of `axis` with every repetition. messages: None of a local transfer.
     """
 
@@ -192,8 +192,8 @@ class Schedule:
         """Yield tiles with the number of their repetition, in the order in which to do them.
 
         In an exchange, tiles of the same readers and receivers stay in their order, and such queues
-        are interleaved in proportion to their length: where one side is sharded by rows, its
-        processes would otherwise have all tiles one after the other.
+        are interleaved in proportion to their length: otherwise, where one side is sharded by rows,
+        its processes would be busy one after another.
         """
         if self._is_local:
             for alike in self.tiles(arena):
@@ -315,7 +315,7 @@ class Schedule:
         held: Mapping[Any, Region],
         copies: list[View],
     ) -> list[tuple[int, Buffer]]:
-        """Plan messages of what is in the arena; one that lies there as it is needs no copy."""
+        """Plan messages of what is in the arena; one that equals a region there needs no copy."""
         messages = []
         for to, rows in peers.items():
             parts = list(rows.over(tile))
@@ -355,7 +355,7 @@ class Schedule:
 
 
 def _in_one(sources: list[Region]) -> list[Region]:
-    """Return disjoint parts of one region as the one that they tile, where they tile it."""
+    """Return the whole region if its disjoint parts tile it, otherwise the parts."""
     box, data = sources[0].box, sources[0].data
     tiled = sum(one.part.size for one in sources) == box.size
     return [Region(box, data, box)] if tiled else sources

@@ -1,7 +1,8 @@
 """Containers: the bytes of one checkpoint file, what is in them and where.
 
-A container is a `Format`, known to the rest by its entry in `FORMATS`. No other room asks which
-one it has: files are found, read, laid out and checksummed through this protocol alone.
+A container is a `Format`, which the rest of the package finds by its entry in `FORMATS`. No other
+code depends on which container it has: files are found, read, laid out and checksummed through this
+protocol alone.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class FileLayout:
 
     @cached_property
     def digest(self) -> str:
-        """What two layouts share only if they are the same."""
+        """A digest that differs between layouts that differ."""
         state = blake2b(repr((self.headers, dict(self.spans))).encode(), digest_size=8)
         return state.hexdigest()
 
@@ -171,11 +172,11 @@ class Format(Protocol):
         """Return the checksum of a complete file that was laid out with one, and where it goes."""
 
     def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
-        """Return the checksum that a file states and the one it has; None if it states none."""
+        """Return the checksum that a file states and its actual one; None if it states none."""
 
 
 FORMATS: dict[str, Format] = {}
-"""All containers by name, which is their files' suffix too; filled in the room's `__init__`."""
+"""All containers by name, which is their files' suffix too; filled in the package's `__init__`."""
 
 USUAL = "ckpt"
 
@@ -186,7 +187,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def format_of(suffix: str) -> Format:
-    """Return the container that files of a suffix are in; `.ckpt` for those of none."""
+    """Return the container of files with `suffix`; `.ckpt` if no container has that suffix."""
     return FORMATS.get(suffix.removeprefix("."), FORMATS[USUAL])
 
 
@@ -229,9 +230,9 @@ def _check(entry: Entry) -> None:
 
 
 def gaps(index: Index) -> Iterator[Span]:
-    """Yield what of a file is no tensor's content: its headers, in order.
+    """Yield the parts of a file that are not tensor content, its headers, in order.
 
-    A checksum behind the last tensor depends on the content, and is left out.
+    A checksum after the last tensor depends on the content, and is left out.
     """
     spans = sorted(
         (span for name in index.schema.names for span in index.spans(name)),

@@ -45,9 +45,9 @@ _BLOCK = 1 << 20
 def zeros_of(dtype: str, shape: Shape, content: bytes) -> int | None:
     """Return how many zero bytes stand for a parameter in MindSpore's checksum, if they do.
 
-    MindSpore sums ``bytes(array)``, and of a 0-d array of integers that is as many zeros as its
-    value says. None where it is the content itself: of any other parameter; and of a value that is
-    negative or larger than memory, with which MindSpore can neither save nor check.
+    MindSpore sums ``bytes(array)``, which for a 0-d array of integers is as many zeros as its
+    value. Return None where the content itself is summed: for any other parameter, and for a value
+    that is negative or larger than memory, which MindSpore can neither save nor check.
 
     >>> zeros_of("Int32", (), bytes([5, 0, 0, 0])), zeros_of("Float32", (), bytes(4))
     (5, None)
@@ -174,7 +174,7 @@ class Safetensors:
     def lay_out(
         self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
     ) -> FileLayout:
-        """Plan a file; metadata are kept, but for what becomes untrue."""
+        """Plan a file; metadata entries are kept, except those that are no longer true."""
         for name, dtype, _ in tensors:
             if dtype == TEXT or name == METADATA_KEY:
                 what = "texts, such as" if dtype == TEXT else "a parameter named"
@@ -225,8 +225,8 @@ def _crc_of_tensors(
 ) -> int:
     """Return MindSpore's checksum: crc32 over each name and its bytes, in name order.
 
-    `scalars` are the types of parameters without an axis, of which MindSpore sums something else
-    if they are integers (`zeros_of`).
+    `scalars` are the types of parameters without an axis; if these are integers, MindSpore sums
+    something else (`zeros_of`).
     """
     crc = 0
     for name in sorted(spans):

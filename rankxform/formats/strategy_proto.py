@@ -10,8 +10,8 @@ Messages and field numbers (proto2, package mindspore.straspb)::
                           field 5, opt_weight_shard_step 6, opt_weight_shard_size 7
     DevMatrix, TensorMap, ParamSplitShape, IndicesOffset   dim 1*
 
-One TensorMap is a flat map. Several are a nested map, one for each tensor axis, and empty ones
-among them say nothing: a nested 1-D map is its TensorMap and an empty one.
+One TensorMap is a flat map. Several are a nested map, one for each tensor axis; empty ones among
+them are ignored, so that a nested 1-D map can be written as its TensorMap and an empty one.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def first_element(box: Box, shape: tuple[int, ...]) -> int:
 def run_axis(box: Box, shape: tuple[int, ...]) -> int:
     """Return the first axis from which on `box` covers whole rows of the array.
 
-    All axes at or after it are complete; the axis before it (if any) may be sharded without ending
-    the run. ``0`` means the box is the whole array.
+    All axes at or after it are complete; the axis before it (if any) may be covered in part without
+    ending the run. ``0`` means the box is the whole array.
 
     >>> run_axis(Box((0, 2), (2, 4)), (2, 4)), run_axis(Box((1, 0), (2, 4)), (2, 4))
     (2, 1)
@@ -50,7 +50,7 @@ def contiguous_runs(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int
     >>> list(contiguous_runs(Box((1, 0), (3, 4)), (4, 4)))
     [(4, 8)]
     """
-    axis = max(run_axis(box, shape) - 1, 0)  # the last axis along which a run may be sharded
+    axis = max(run_axis(box, shape) - 1, 0)  # the axis that a run may cover in part
     count = prod(box.shape[axis:])
     for corner in product(*(range(a, b) for a, b in zip(box.start[:axis], box.stop[:axis]))):
         start = corner + box.start[axis:]

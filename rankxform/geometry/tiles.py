@@ -48,8 +48,8 @@ def tiles(shape: tuple[int, ...], region: Box, groups: Groups, limit: int) -> It
     cost of a tile to a group is the number of elements that all its shards hold of it, summed; it
     stays within `limit` for each group, unless the tile is a single element of the tensor. Along
     the axis of its range a tile keeps to `region` and never crosses the start or stop of a shard,
-    so each shard holds all of its rows or none. Tiles that differ in nothing but their start come
-    as one.
+    so each shard holds all of its rows or none. Adjacent tiles that differ only in their start are
+    yielded as one `Tiles`.
 
     >>> list(tiles((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
     [Tiles(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
@@ -93,10 +93,10 @@ def _active(edges: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]
 
 
 class Rows(Generic[T]):
-    """Things with boxes, found by the rows that a tile is in.
+    """Things with boxes, looked up by the rows of a tile.
 
-    The tile is one of those that were sharded along the boxes' edges, so it is inside a box's range
-    on the first axis or outside of it.
+    A tile never crosses an edge of these boxes, so on the first axis it is either inside a box's
+    range or outside of it.
     """
 
     def __init__(self, things: Iterable[tuple[T, Box]]) -> None:

@@ -1,4 +1,4 @@
-"""What is looked at before the first byte is written: the target, and whether ranks agree."""
+"""Checks before the first byte is written: of the target, and whether ranks agree."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
 
 Digests = dict[int, dict[str, bytes]]
 Samples = dict[int, dict[str, Sample]]
-"""What was read of source files before the conversion, by file id and name: of unlisted parameters
-a digest of all bytes, of others a sample."""
+"""What the source files hold, by file id and name: for unlisted parameters a digest of all bytes,
+for others a sample."""
 
 
 def compare_ranks(
     request: Request, files: SourceFiles, planner: Planner, team: Team
 ) -> tuple[int, list[str]]:
-    """Read what tells whether the folder fits its strategy; return the bytes read, and notices."""
+    """Check by digests that the folder fits its strategy; return the bytes read, and notices."""
     catalog, selection = planner.catalog, planner.selection
     looks = team.allgather_work(
         lambda on_progress: _look(request, files, planner, team.rank, on_progress)

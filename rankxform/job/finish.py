@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Work:
-    """What one process does: its outputs, and the plan of what is not done of them yet.
+    """What one process does: its outputs, and the plan for the part of them that is not done yet.
 
     everything: all slices that are left, of all processes. groups: ranks whose files are equal,
     by the one whose file is written. root: the folder that the process writes to.
@@ -52,7 +52,7 @@ class Work:
         return sum(len(ranks) - 1 for ranks in self.groups.values())
 
     def in_root(self, found: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
-        """Return, of what all processes found of their files, what is of this folder's."""
+        """Return what the processes of this folder found; `found` is by process."""
         mine = [found[process] for process in self.root.processes]
         return {path: one for some in mine for path, one in some.items()}
 
@@ -101,13 +101,13 @@ def _seen(work: Work, team: Team) -> dict[int, Facts]:
 
 
 def _known(work: Work, output: Output, final: Path, seen: Facts) -> Facts:
-    """Return how the part file of `final` is known; `seen` is what all know of the output's own."""
+    """Return the facts of the part file of `final`; `seen` are those of the output's own file."""
     own = final == output.final or work.request.link == HARD
     return {**facts_of(part_of(final)), **(seen if own else {})}
 
 
 def _link(work: Work, journal: Journal, seen: Mapping[int, Facts]) -> dict[Path, Facts]:
-    """Put equal files beside their final names; return how each complete part file is known.
+    """Make part files for equal files too; return the facts of each complete part file.
 
     Raises StorageError where a part file is not the one that was made, or not of its size.
     """

@@ -22,10 +22,10 @@ from .request import FIT, Request, affecting, is_default
 
 
 def already_fits(request: Request, team: Team) -> bool:
-    """Tell whether nothing need be converted; looks at the source as a conversion would.
+    """Tell whether no conversion is needed; checks the source as a conversion would.
 
-    A folder with other files beside the rank's does not fit: which one is meant was a choice. Nor
-    does a file that is on another node than the processes of its rank.
+    A folder with other files beside the rank's does not fit, because a file had to be chosen.
+    Nor does a file that is on another node than the processes of its rank.
     """
     conversion = prepare(request, team)
     files, planner = conversion.files, conversion.planner
@@ -46,8 +46,8 @@ def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:
 def fits(conversion: Conversion) -> bool:
     """Tell whether every destination rank would find its own slices in its own source file.
 
-    What else the file holds does not matter: loading leaves it. But nothing fits where a choice
-    among files or parameters, or another form, was asked for: only a conversion heeds that.
+    Anything else in the file does not matter, because loading ignores it. But nothing fits if the
+    request selects files or parameters, or asks for another form: only a conversion does that.
     """
     shards, target = conversion.files.shards, conversion.target
     if _is_choice(conversion.request, shards, target):

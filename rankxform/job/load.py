@@ -138,8 +138,8 @@ def _fill(
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:
     """Return the destination rank of this process: its number in the team, or in the job.
 
-    A process that no MPI launcher started may be one of msrun's or of a script's: these say its
-    number in RANK_ID. Raises UsageError where that is none, or it is one of several without.
+    Without an MPI launcher, msrun or a script may have started the process and set RANK_ID. Raises
+    UsageError if RANK_ID is not a number, or is missing although there are several workers.
     """
     if team.size > 1:
         return team.rank

@@ -23,9 +23,9 @@ from .request import BYTES, COMPARE, OPTIONS, Request, affecting, is_default
 
 
 def identity(conversion: Conversion) -> dict[str, Any]:
-    """Return, for JSON, what is made of what.
+    """Return, for JSON, what determines the bytes of the destination files.
 
-    Not which destination ranks are made, nor how: neither changes what is in a file.
+    Which destination ranks are made, and how, is left out: neither changes what is in a file.
     """
     request, files, planner = conversion.request, conversion.files, conversion.planner
     options = {name: getattr(request, name) for name in affecting(BYTES)}

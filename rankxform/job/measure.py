@@ -1,5 +1,7 @@
-"""What each process has to do, and how files are read. What reading, sending and copying cost here
-is measured briefly, where something depends on it."""
+"""What each process has to do, and how files are read.
+
+The costs of reading, sending and copying are measured briefly, if a choice depends on them.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ _WORTH_A_LOOK = 1.05
 """How much more one method must read than another for a choice to be worth measuring."""
 
 _WORTH_MEASURING = 128 << 20
-"""Bytes of a process for which the moment it takes is little."""
+"""Bytes of a process from which on the time to measure is negligible."""
 
 _LATENCIES = Cheaper(0.0), Cheaper(1e6)
-"""Reads whose latency is nothing, or much."""
+"""The read method for a latency of zero, and for a high one."""
 
 _READING_SECONDS = 0.12
 _NOISE = 1.5
@@ -93,12 +95,12 @@ def choose_policy(
     separate: Sequence[Transfer],
     team: Team,
 ) -> tuple[IoPolicy, list[float]]:
-    """Return how files are read: as was asked for, or by what things cost, given or measured.
+    """Return how files are read, and how fast each process reads, if that was measured.
 
-    assignment: by process; for another number of processes than the team's, these are on one node.
-    separate: what this process would do, or some of it, if each read all for itself. Also how fast
-    each process reads, in bytes a second, if that was measured. Collective; the same on every
-    process.
+    The method is the one that was asked for, or the cheapest by costs that are given or measured;
+    speeds are in bytes a second. assignment: by process; if it is not for as many processes as the
+    team has, they are taken to be on one node. separate: the transfers of this process, or some of
+    them, if each process reads for itself. Collective; the same on every process.
     """
     visibility, method = files.visibility, READ_METHODS[request.read_method]
     policy = IoPolicy(method, request.costs)
@@ -136,7 +138,7 @@ def _measured_speeds(files: SourceFiles, team: Team) -> list[float]:
 
 
 def _significant(speeds: Sequence[float]) -> list[float]:
-    """Let differences that are no more than the measurement's own count as none."""
+    """Set speeds to the median, except those that are lower by more than the measurement noise."""
     known = sorted(speed for speed in speeds if speed)
     usual = known[len(known) // 2] if known else 0.0
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]

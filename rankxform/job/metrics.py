@@ -49,7 +49,7 @@ def since_process_start() -> float:
 def peak_memory() -> int:
     """Return the largest resident size this process has had, in bytes.
 
-    What getrusage says counts from before the program was started, its parent's pages too.
+    The value of getrusage also includes the time before exec, and so pages of the parent process.
     """
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()

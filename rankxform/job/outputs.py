@@ -62,9 +62,9 @@ class Layouts:
         return self._known[id(slices)]
 
     def _metadata(self, rank: int) -> Mapping[str, str]:
-        """Return the texts beside tensors in the file of the stage's lowest source rank.
+        """Return the metadata of the file of the stage's lowest source rank.
 
-        Without those that bear the name of a tensor that is not in the destination's file.
+        Entries named after a source tensor that is not in the destination's file are left out.
         """
         src, dst = self._planner.catalog.strategy, self._planner.dst
         index = next(

@@ -1,9 +1,9 @@
 """Where destination files go: into one folder that all nodes see, or into a folder of each node.
 
-Whether the folder is one is found out, not configured: every node leaves an empty file there, and
-looks for those of the others. Where it is not, the ranks of a node are written by its own
-processes: ranks in the order of the nodes, in even numbers, as those of the next job will be; or as
-a hostfile or rank table says. What an earlier run left on a node is continued there.
+Whether nodes see one folder is detected, not configured: every node creates an empty file there,
+and looks for those of the others. If they do not, the ranks of a node are written by its own
+processes. Ranks are assigned to nodes in order and evenly, as they will be in the next job, or as a
+hostfile or rank table says. What an earlier run left on a node is continued there.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def place(
 
 
 def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
-    """Assign ranks to nodes: as the processes are, where each may stand for as many, or evenly."""
+    """Assign ranks to nodes in order: evenly to their processes, or else evenly to the nodes."""
     processes = len(nodes.of)
     if ranks % processes == 0:
         return {rank: nodes.of[rank * processes // ranks] for rank in range(ranks)}

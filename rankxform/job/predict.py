@@ -1,4 +1,4 @@
-"""What a conversion would take: by the processes that run, or by a cluster that does not."""
+"""Predicts what a conversion would take, on the running processes or on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def simulate_cluster(
         policy = IoPolicy(method, costs, weighed=nodes > 1 and visibility.is_full)
     requests = request_exchanges(planner, assignment, visibility, policy)
     exchanges = assign_readers(requests, visibility)
-    planner.transfers(assignment[0])  # what a process keeps beside
+    planner.transfers(assignment[0])  # so that it counts in the peak memory
     memory = peak_memory() + request.memory
     found = simulate(planner, assignment, visibility, exchanges, costs, policy.method)
     return replace(found, memory=memory)

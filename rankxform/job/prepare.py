@@ -194,7 +194,8 @@ def _shards(
 def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
-    What no source stage lists may be in the files of any, if it is to be taken as replicated.
+    With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
+    stage lists.
     """
     if request.unmatched == REPLICATE:
         return list(range(src.ranks))
@@ -254,7 +255,7 @@ def _planned(
     selection = select(catalog, dst, derivation, request.unmatched, ranks)
     planner = Planner(catalog, dst, selection, request.replicas)
     for rank in ranks:
-        planner.names(rank)  # raises where a shape does not divide, or nothing lands
+        planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
     by_pattern = sharded_by_pattern(selection, catalog)
     if by_pattern:
         notices.append(f"{src.label} shards {summarize_names(by_pattern)}")
@@ -270,7 +271,7 @@ def _catalog(
 ) -> tuple[Strategy, Strategy, Catalog]:
     """Return both strategies, completed by what the files hold, and the source's catalog.
 
-    All under the names that parameters get; but a pattern of the source means its own names.
+    All use the names at the destination, but a pattern of the source matches the source's names.
     """
     read = {rank: one.schema for rank, one in files.indexes.items()}
     src = resolve(src, read)

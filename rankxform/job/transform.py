@@ -169,11 +169,11 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
 def _target_folder(
     conversion: Conversion, team: Team, placement: Placement
 ) -> Iterator[tuple[TargetFolder | None, State]]:
-    """Hold the destination folders; the first process of each gets it.
+    """Lock the destination folders; yield the folder on its first process, and the state on all.
 
-    Every process gets what is in its own folder, with what is complete in all. What a failure of
-    storage or a stop leaves is kept, to be continued; of any other failure nothing stays, but for
-    what an earlier run had done.
+    The state is that of the process's own folder, with what is complete in all folders. After a
+    storage failure or a stop, everything is kept so that it can be continued; after any other
+    failure, only what an earlier run had done.
     """
     request, target = conversion.request, conversion.target
     root = placement.of(team.rank)
@@ -232,7 +232,7 @@ def _work(
 
 
 def _with_same_layouts(state: State, team: Team, layouts: Layouts) -> State:
-    """Leave out part files that were laid out in another way, as when a shard came back."""
+    """Drop part files whose layout has changed, for example because a missing shard is back."""
     parts = state.completed.parts
     mine = sorted(parts)[team.rank :: team.size]
     same = team.allgather(lambda: [r for r in mine if layouts.of(r).digest == parts[r].layout])
@@ -308,8 +308,8 @@ def _add_checksums(work: Work, on_progress: OnProgress) -> None:
 def convert_one(request: Request, path: Path) -> None:
     """Write the file of the one rank of `request` as `path`, by this process on its own.
 
-    Complete or not at all. A file that is there is replaced, also by several processes at once.
-    There is no manifest and no journal: what is stopped is begun anew.
+    The file is written completely or not at all. An existing file is replaced, even by several
+    processes at once. There is no manifest and no journal: a stopped conversion starts over.
     """
     team = Serial()
     conversion = prepare(request, team)

@@ -1,7 +1,7 @@
 """Sources without a strategy: complete files, and parameters that remove_redundancy distributed.
 
-That every rank holds whole parameters is never guessed: the stages of a pipeline hold different
-names too, and shards may hold the same ones. It must be said, and must be so.
+rankxform never assumes that every rank holds whole parameters: the stages of a pipeline hold
+different names too, and shards may hold the same ones. The user must say so, and it is checked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 2
 
 
 def check_stated(request: Request, where: Path, shards: Shards) -> None:
-    """Refuse files of several ranks if no source strategy was given, "none" neither.
+    """Refuse files of several ranks if no source strategy was given, not even "none".
 
     Raises UsageError, which names the strategies that lie beside the checkpoint.
     """

@@ -305,7 +305,7 @@ def _check_file(
 def _indexes(
     paths: Mapping[int, Path], team: Team, visibility: Visibility
 ) -> tuple[dict[int, Index], list[Difference]]:
-    """Index destination files; return also what this process found that cannot be."""
+    """Return the indexes of all destination files, and the files that this process cannot read."""
     wrong: dict[int, Difference] = {}
 
     def look() -> dict[int, Index]:

@@ -19,9 +19,10 @@ from rankxform.transport import Team
 
 
 def look_on_all(team: Team, path: Path, wish: Wish, form: Form) -> tuple[Listing, frozenset[int]]:
-    """Return what all nodes together have at `path`, which process 0 makes absolute.
+    """Return the merged listings of all nodes at `path`, and the nodes that process 0 lists for.
 
-    Also the nodes whose folder is process 0's own, over the network; they list nothing.
+    Those are the nodes that see process 0's own folder over the network. Process 0 makes `path`
+    absolute.
     """
     nodes = team.nodes
     path, wish = team.bcast(lambda: (path.absolute(), wish))

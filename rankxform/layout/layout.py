@@ -26,7 +26,7 @@ _MOST_AXES = 64
 
 
 def _few(numbers: tuple[int, ...]) -> str:
-    """Write numbers for a message: not more, nor longer, than a person reads."""
+    """Write numbers for a message; long lists and huge numbers are abbreviated."""
     shown = [str(n) if abs(n) < 1 << 64 else "..." for n in numbers[:12]]
     return "[" + ", ".join(shown) + (", ..." if len(numbers) > 12 else "") + "]"
 
@@ -149,12 +149,12 @@ class Layout:
         return _holders(self)
 
     def replica(self, rank: int) -> int:
-        """Return where stage-local `rank` stands among the ranks that hold the same cell.
+        """Return the position of stage-local `rank` among the ranks that hold the same cell.
 
-        MindSpore reads every cell from the rank that stands there among the cell's holders, for a
-        destination rank whose own number (modulo this layout's ranks) is `rank`. Within a cell
-        the coordinates on the axes that shard nothing ascend with the rank, so that rank has the
-        destination's coordinates on them, and under an optimizer shard is in its chunk.
+        For a destination rank whose number (modulo this layout's ranks) is `rank`, MindSpore reads
+        every cell from the holder at this position. Among the holders of a cell, the coordinates on
+        the axes that shard nothing ascend with the rank; so that holder has the destination's
+        coordinates on these axes, and under an optimizer shard is in the destination's chunk.
 
         >>> Layout((2, 2), ((0,),)).replica(2)
         1

@@ -134,12 +134,12 @@ class WholeStrategy(Strategy):
 
 @dataclass(frozen=True)
 class PatternStrategy(Strategy):
-    """A strategy in words: ``shard:REGEX=AXIS,REGEX=AXIS@RANKS``.
+    """A strategy given as text: ``shard:REGEX=AXIS,REGEX=AXIS@RANKS``.
 
-    Parameters whose name has the expression are sharded into equal slices on that axis, one for
-    each rank in order; of several expressions the first counts. All others are in no strategy. That
-    is how jobs are sharded by their users (layerwise_parallel). An optimizer state is sharded if
-    its parameter is and it has that one's shape, or if an expression means it and not its
+    Parameters whose name matches an expression are sharded into equal slices on that axis, one for
+    each rank in order; the first expression that matches is used. All others are in no strategy.
+    This describes jobs that users shard by hand (layerwise_parallel). An optimizer state is sharded
+    if its parameter is and has the same shape, or if an expression matches the state and not its
     parameter.
     """
 
@@ -175,8 +175,8 @@ class PatternStrategy(Strategy):
     ) -> Strategy:
         """Return the strategy with the layouts of the parameters that have these names.
 
-        Without `states`, those that follow their parameter are left unlisted; with them, one of
-        another shape than its parameter's is whole on every rank.
+        Without `states`, optimizer states that follow their parameter are not listed. With `states`
+        they are; one that differs from its parameter in shape is whole on every rank.
         """
         layouts = {}
         for name, shape in shapes.items():

@@ -31,9 +31,9 @@ def transform_checkpoints(
     """Convert the folders ``rank_N`` of one directory to another strategy.
 
     Files that are there are replaced, as MindSpore does. Under mpirun every process calls this,
-    and the work is shared among them; `process_num` means nothing. A strategy may be a folder of
-    stage files. Raises what `rankxform.transform` does, and MindSpore's TypeError. Where MindSpore
-    would convert stage by stage, into files of a part of the parameters, UsageError is raised.
+    and the work is shared among them; `process_num` is ignored. A strategy may be a folder of stage
+    files. Raises what `rankxform.transform` does, and TypeError as MindSpore does; and UsageError
+    where MindSpore would convert stage by stage, into files with only some of the parameters.
     """
     _must_be(str, ckpt_prefix=ckpt_prefix)
     if _is_by_stage(src_strategy_file, dst_strategy_file):
@@ -89,9 +89,9 @@ def rank_list_for_transform(
 ) -> list[Any]:
     """Return the source ranks to hand to `transform_checkpoint_by_rank`, highest first.
 
-    MindSpore's own list, which has more ranks than are read (`rankxform.ranks` has those alone).
-    Where MindSpore refuses, as for numbers of ranks of which neither divides the other, it is all
-    ranks of the pipeline stages that are needed.
+    This is MindSpore's own list, which has more ranks than are read (`rankxform.ranks` returns only
+    those). If MindSpore refuses, for example because neither number of ranks divides the other, it
+    is all ranks of the pipeline stages that are needed.
     """
     _must_be(int, rank_id=rank_id)
     if src_strategy_file is None:

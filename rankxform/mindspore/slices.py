@@ -22,9 +22,9 @@ def merge_sliced_parameter(
     """Merge the slices of a parameter, in rank order; return a Parameter.
 
     `strategy` is what `build_searched_strategy` returns; without one the slices are joined on
-    axis 0. Even shards, nested ones and optimizer shards too, uneven ones (param_split_shape) and
-    embeddings of several fields. bfloat16 stays bfloat16. Raises TypeError, ValueError and
-    KeyError where MindSpore does.
+    axis 0. Even and uneven shards (param_split_shape), nested tensor maps, optimizer shards and
+    embeddings of several fields are supported. bfloat16 stays bfloat16. Raises TypeError,
+    ValueError and KeyError where MindSpore does.
     """
     if not isinstance(sliced_parameters, list):
         raise TypeError(f"sliced_parameters is a {type(sliced_parameters).__name__}, not a list")

@@ -19,7 +19,7 @@ from rankxform.layout.strategy import Strategy
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor on its way: what it is called and of which type, in the source and from now on.
+    """A tensor being derived: its name and type in the source, and those that it gets.
 
     shape: its full shape, in elements. dropped: why it is not written, or "".
     """
@@ -38,7 +38,7 @@ strategies, which know names only, can be renamed alike; a dropped tensor is ren
 
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | None]] = {}
 """Makes an operation of the options of a conversion, None where they do not ask for it; in the
-order in which they are applied; filled in the room's `__init__`."""
+order in which they are applied; filled in the package's `__init__`."""
 
 
 class Derivation:
@@ -74,8 +74,8 @@ class Derivation:
     def schemas(
         self, schemas: Mapping[int, Schema], listed: Iterable[str] = ()
     ) -> tuple[Mapping[int, Schema], Mapping[str, str]]:
-        """Return what files hold under the names that it gets, by file; and the source's names of
-        all that was renamed.
+        """Return the schemas of files with the new names; and the source's names of renamed
+        tensors, by new name.
 
         `listed` are the names in the source's strategy. Raises RequestError where two tensors, of
         the files or the strategy, get one name.

@@ -15,7 +15,7 @@ NOT_CHOSEN = "not chosen by --include and --exclude"
 
 
 def drop(options: Mapping[str, Any]) -> Operation | None:
-    """Return the operation that drops what `include` does not mean, or `exclude` does.
+    """Return the operation that drops what `include` does not match, or `exclude` does.
 
     Both are sequences of regular expressions, searched in the name that a parameter gets. Raises
     UsageError.

@@ -17,7 +17,7 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
     r"""Return the operation that applies the rules of `rename`, in order, to parameters' names.
 
     A rule replaces every match of its expression, as `re.sub` does; ``\1`` stands for a group. An
-    optimizer state gets the name of its parameter behind its own prefix. Raises UsageError.
+    optimizer state keeps its prefix, and gets the new name of its parameter. Raises UsageError.
 
     >>> renamed = rename({"rename": [r"^layers\.(\d+)=blocks.\1"]})
     >>> renamed(Tensor("adam_m.layers.0.w", "adam_m.layers.0.w", "", "", ())).name
@@ -45,7 +45,7 @@ def _rule(text: str) -> tuple[re.Pattern[str], str]:
         raise UsageError(f"--rename {text!r}: expected REGEX=REPLACEMENT, such as '^model\\.='")
     try:
         pattern = re.compile(expression)
-        re.compile(f"(?:{expression})?").sub(replacement, "")  # a group that is not there is found
+        re.compile(f"(?:{expression})?").sub(replacement, "")  # raises if a group does not exist
     except (re.error, IndexError) as error:
         raise UsageError(f"--rename {text!r}: {error}") from error
     return pattern, replacement

@@ -19,11 +19,11 @@ from .transfers import SliceRange, bytes_to_read, bytes_to_write
 from .visibility import Processes, Visibility
 
 _TOLERANCE = 1.08
-"""A simpler way to share is kept while it costs no more than this over a better one."""
+"""A simpler assignment is kept if it costs at most this many times as much as a better one."""
 
 _WRITING = 1
-"""What it costs to write a byte, over what it costs to read one: on a device about the same.
-(From a warm page cache writing costs three times as much; who has terabytes has none.)"""
+"""The cost of writing a byte over that of reading one: on a device about the same. (With a warm
+page cache writing costs three times as much, but terabytes do not fit into one.)"""
 
 Assignment = list[list[SliceRange]]
 """By process the slices that it writes."""
@@ -39,9 +39,10 @@ def assign(
 ) -> Assignment:
     """Return for each process the slice ranges of destination files that it serves.
 
-    Every slice of every rank is in exactly one of them. Three ways, from the simplest: whole
-    files; files split between parameters; the same parameters of all files to each process, so
-    that what all of them are sharded from is read once. The first is taken that no other betters.
+    Every slice of every rank is in exactly one of them. There are three kinds of assignment, the
+    simplest first: whole files; files split between parameters; a run of the parameters in all
+    files to each process, so that each process reads a source tensor once for all files. A later
+    kind is used only if it is cheaper by more than `_TOLERANCE`.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
     sizes = _sizes(planner, ordered, done)
@@ -249,7 +250,7 @@ def balance(
 
 
 def water_fill(amount: float, loads: Sequence[float], speeds: Sequence[float]) -> list[float]:
-    """Share `amount` among processes with `loads` so that those that get some end at one time."""
+    """Share `amount` among processes with `loads` so that all that get some finish together."""
     order = sorted(range(len(loads)), key=lambda i: loads[i] / speeds[i])
     width, filled, height = 0.0, amount, 0.0
     for n, i in enumerate(order):
@@ -262,8 +263,8 @@ def water_fill(amount: float, loads: Sequence[float], speeds: Sequence[float]) -
 
 
 class Assigner:
-    """Assigns pieces of work in order, so that at any time all processes have done a like part of
-    theirs, and small pieces come in runs: what a reader skips is read ahead for nothing."""
+    """Assigns pieces of work in order, so that all processes advance at the same rate, and gives
+    small pieces in runs, because the system's read-ahead over skipped pieces would be wasted."""
 
     def __init__(self, assigned: Mapping[Processes, Sequence[float]]) -> None:
         """`assigned` is what `balance` found: how much each process does of each class."""

@@ -174,7 +174,7 @@ def build_catalog(
     searched: str = "",
     src_names: Mapping[str, str] = MappingProxyType({}),
 ) -> Catalog:
-    """Describe the source checkpoint, of whose files `schemas` tell what they hold, by global rank.
+    """Return the catalog of a source whose files hold `schemas`, by global rank.
 
     Ranks beyond the strategy's must have been left out by the caller; `wanted` are the ranks whose
     files were looked for, found or not. `src_names` are the files' names of tensors that were
@@ -195,7 +195,7 @@ def build_catalog(
     for name, places in found.items():
         listing = next((s for s, _ in places if _lists(strategy, name, s)), None)
         if listing is None and name in strategy:
-            continue  # a copy beside the stage that the strategy speaks of, as of tied embeddings
+            continue  # a copy outside the stages that list it, such as a tied embedding
         here = [group for s, group in places if listing in (None, s)]
         dtype = _one_dtype(name, here, paths)
         if listing is None:
@@ -218,7 +218,7 @@ def build_catalog(
 def _unreachable(
     strategy: Strategy, absent: Iterable[str], missing: frozenset[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Tell names that the checkpoint never had from those whose files are not there.
+    """Return the `absent` names that missing files may hold, each with the missing ranks.
 
     A name is certainly not in the checkpoint if all ranks with one of its boxes are there and
     none has it (with remove_redundancy one of them would).

@@ -1,6 +1,6 @@
-"""What ranks say of the same bytes: found before anything is written.
+"""Whether ranks agree about the same bytes, checked before anything is written.
 
-Pure verdicts over digests that the processes gathered. A parameter that no strategy lists must be
+These are pure functions of digests from all processes. A parameter that no strategy lists must be
 the same on every rank, or it was sharded in a way that no file tells. A parameter that the strategy
 shards must not be the same everywhere, or the folder holds complete parameters.
 """
@@ -36,7 +36,8 @@ class Sample:
 def to_compare(selection: Selection, catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 
-    Without any strategy that is all of them, chosen or not: one that differs tells of the others.
+    Without a source strategy these are all parameters, even those not selected: a difference
+    in one casts doubt on the others.
     """
     if isinstance(catalog.strategy, WholeStrategy):
         return [p.name for p in catalog.listed.values() if len(p.holders) > 1]
@@ -130,9 +131,9 @@ def sharded_by_pattern(selection: Selection, catalog: Catalog) -> list[str]:
 def check_each_differs(
     catalog: Catalog, samples: Mapping[int, Mapping[str, Sample]], names: Iterable[str]
 ) -> None:
-    """Refuse a pattern that means a parameter which all ranks hold alike.
+    """Refuse a pattern that matches a parameter of which all ranks hold the same bytes.
 
-    One whose bytes are all equal, such as a moment of zeros, tells nothing. Raises
+    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing. Raises
     CheckpointError.
     """
     for name in names:

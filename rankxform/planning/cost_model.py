@@ -18,7 +18,7 @@ from .catalog import Parameter
 from .read_method import ReadMethod, count_reads, messages_of
 
 _GAIN = 0.9
-"""What an exchange may cost over separate reads: of the two its estimate is the rougher."""
+"""An exchange must cost less than this part of separate reads: its estimate is the rougher one."""
 
 _LEAST_LATENCY = 4 << 10
 """Bytes below which nothing is read faster."""
@@ -48,7 +48,7 @@ class Costs:
         return max(_LEAST_LATENCY, self.read_latency * self.read)
 
     def overlapped(self, reading: float, sending: float) -> float:
-        """Return the seconds of both, of which each takes so long by itself."""
+        """Return the seconds for both at once, given what each would take by itself."""
         return max(reading, sending) + (1 - self.overlap) * min(reading, sending)
 
 

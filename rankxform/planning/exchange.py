@@ -37,7 +37,7 @@ Order = Callable[[Parameter], Any]
 
 @dataclass(frozen=True)
 class Requirement:
-    """Of a source cell: who needs it, in which files it is, and who could read one of these."""
+    """The processes that need a source cell, the files with it, and who could read one of them."""
 
     by: tuple[int, ...]
     files: tuple[int, ...]
@@ -46,11 +46,12 @@ class Requirement:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeGroup:
-    """What exchanges of parameters have in common that are sharded alike.
+    """What the exchanges of all parameters that are sharded alike have in common.
 
-    wanted: by destination cell all that write it; needs: by source cell all that need of it; held:
-    by source cell the files that hold it. receivers: those that cannot do without the exchange;
-    own: what these read for themselves; required: what others must read for them.
+    wanted: by destination cell all processes that write it; needs: by source cell all that need
+    some of it; held: by source cell the files that hold it. receivers: the part of `wanted` that
+    the exchange serves; own: what these processes read for themselves; required: what others must
+    read for them.
     """
 
     wanted: Receivers
@@ -79,10 +80,10 @@ def request_exchanges(
 ) -> list[ExchangeRequest]:
     """Return what must be exchanged where process p writes ``assignment[p]``.
 
-    A process takes part as a receiver where it needs a file that it does not see; and, if the
-    policy weighs costs, where an exchange is cheaper than that all nodes read a file that all of
-    them see. If its method exchanges, each distinct byte is read by one process for all. Raises
-    CheckpointError where nobody has what is needed.
+    A process takes part as a receiver if it needs a file that it does not see; and, if the policy
+    weighs costs, if an exchange is cheaper than reading a file that all nodes see on each of them.
+    If the policy's method exchanges, each distinct byte is read by one process for all. Raises
+    CheckpointError if no file has what is needed.
     """
     may_exchange = policy.method.exchanges or policy.weighed
     if len(assignment) == 1 or (visibility.is_full and not may_exchange):
@@ -213,11 +214,11 @@ def assign_readers(
     speeds: Sequence[float] = (),
     order: Order | None = None,
 ) -> list[Exchange]:
-    """Say who reads what is to be exchanged, and when.
+    """Return the exchanges, with their readers, in the order in which they are made.
 
-    Where several processes could read the same, none has much longer to read than another, by
-    their `speeds` (without: equal ones); see `rankxform.planning.assign.balance`. Of parameters
-    that are sharded alike, the forwarders take turns.
+    Where several processes could read the same bytes, reading times are balanced by their `speeds`
+    (default: equal); see `rankxform.planning.assign.balance`. The forwarder rotates over parameters
+    that are sharded alike.
     """
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
@@ -308,7 +309,7 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 
 def interleave(queue: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:
-    """Yield for things of some bytes each at which part of the whole its middle stands.
+    """Yield (position of the middle, thing) for (bytes, thing); positions are parts of all bytes.
 
     >>> list(interleave([(1, "a"), (3, "b")]))
     [(0.125, 'a'), (0.625, 'b')]

@@ -63,11 +63,11 @@ class Planner:
     # -- what destination files hold ------------------------------------------------------------
 
     def names(self, rank: int) -> Mapping[str, Layout]:
-        """Return the layouts of what lands on global destination `rank`, in file order.
+        """Return the layouts of the parameters that global destination `rank` gets, in file order.
 
         MindSpore writes first what both strategies list and then the rest, each in the order of
         the source files that it loads for the stage, highest rank first. Raises RequestError
-        where nothing lands on the rank.
+        if the rank gets nothing.
         """
         stage = self.dst.stage_of(rank)
         if stage not in self._stages:
@@ -80,7 +80,7 @@ class Planner:
         return self._stages[stage]
 
     def slices(self, rank: int) -> list[tuple[Parameter, Shape]]:
-        """Return what lands on a rank and the shapes of its slices, in file order."""
+        """Return the parameters that a rank gets and the shapes of its slices, in file order."""
         stage, local = self.dst.stage_of(rank), rank % self.dst.stage_size
         layouts = self.names(rank)
         uneven = any(layout.split_rows for layout in layouts.values())
@@ -114,7 +114,7 @@ class Planner:
         return found
 
     def replica_key(self, rank: int) -> tuple[int, tuple[Cell, ...]]:
-        """Return what ranks have in common that hold the same boxes: stage and cells."""
+        """Return stage and cells of a rank: they are equal for ranks that hold the same boxes."""
         stage, local = self.dst.stage_of(rank), rank % self.dst.stage_size
         layouts = dict.fromkeys(self.names(rank).values())
         return stage, tuple(layout.cell(local) for layout in layouts)
@@ -139,7 +139,7 @@ class Planner:
     ) -> list[Transfer]:
         """Plan parts of some destination files, parameter by parameter in file order.
 
-        Of equal copies one in the files `visible` is read, if any is there (None: all are visible).
+        Among equal copies, one in a `visible` file is preferred (None: all files are visible).
         Raises CheckpointError where no source file holds what is needed.
         """
         wanted: dict[tuple[str, Layout], list[int]] = {}
@@ -184,7 +184,7 @@ class Planner:
     def held_alike(
         self, parameter: Parameter, layout: Layout, pairs: Pairs
     ) -> Iterator[tuple[Targets, Pairs]]:
-        """Yield by source cell the files that will do, and the `pairs` for which they do."""
+        """Yield the files that may be read for each source cell, and the `pairs` for which."""
         if parameter.listed and not self._mindspore:
             yield parameter.sharding.files, pairs
             return
@@ -262,8 +262,8 @@ class Planner:
     def _mindspores(
         self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], replica: int
     ) -> Readers:
-        """Choose the file of the rank of that number among the replicas of each cell, if it has
-        the cell."""
+        """Choose for each cell the file of the holder at position `replica`; if there is none, the
+        first file that has the cell."""
         key = parameter.sharding, layout, ranks, replica, MINDSPORE
         if key not in self._readers:
             readers = {}
@@ -366,8 +366,8 @@ def _replicas(parameters: Iterable[Parameter]) -> dict[str, int]:
 def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
     """Return the source stages that MindSpore loads for a destination stage, ascending.
 
-    Those of every parameter that the source lists, but for what the destination lists in other
-    stages only.
+    These are the stages of all parameters that the source lists, except parameters that the
+    destination lists in other stages only.
     """
     if not src.stages_of:
         return [0]

@@ -17,7 +17,7 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.runs import count_runs
 
 USUAL_LATENCY = 60_000.0
-"""Bytes that are read in the time a read takes besides, of a file in the page cache."""
+"""Bytes that could be read in the latency of a read, for a file in the page cache."""
 
 WHOLE, RANGES, SIEVING, TWO_PHASE = "whole", "ranges", "sieving", "two-phase"
 AUTO = "auto"
@@ -51,8 +51,9 @@ class Cheaper:
     """The wanted ranges one by one, or whole rows of which they are picked in memory, whichever
     takes less time.
 
-    latency: bytes that could be read in the time that one more read takes: of 0, always ranges; of
-    infinity, always rows. fixed: whether that was asked for, and no measurement changes it.
+    latency: bytes that could be read in the time that one more read takes; with 0 ranges are always
+    read, with infinity rows. fixed: whether the user asked for that, so that no measurement changes
+    it.
 
     >>> rows, half = Box((0, 0), (9, 8192)), Box((0, 0), (9, 4096))
     >>> Cheaper().box(half, rows, item=4) == rows, Cheaper(10_000).box(half, rows, item=4) == half

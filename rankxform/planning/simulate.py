@@ -1,4 +1,4 @@
-"""What each of any number of processes would have to do, worked out without one of them.
+"""What each of any number of processes would have to do, worked out without running them.
 
 Reads, messages and bytes follow from the plan; times follow from costs that are given.
 """
@@ -59,7 +59,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class MethodUse:
-    """A read method: the bytes that all processes read so, and the parameters of which some are."""
+    """A read method: the bytes that all processes read by it, and the parameters they are of."""
 
     method: str
     bytes_read: int
@@ -68,9 +68,12 @@ class MethodUse:
 
 @dataclass(frozen=True)
 class Simulation:
-    """workloads: of each process; seconds: each would take by itself; network: each node's, to send
-    or receive all that it must; methods: how files are read; costs: what was
-    reckoned with; memory: most bytes that a process takes, where that is known."""
+    """What a simulation found, for each process and node.
+
+    workloads: by process; seconds: what each process would take by itself; network: by node, the
+    seconds to send or receive all that it must; methods: how files are read; costs: those that were
+    assumed; memory: most bytes that a process takes, if that is known.
+    """
 
     workloads: tuple[Workload, ...]
     seconds: tuple[float, ...]

@@ -38,8 +38,8 @@ class Exchange:
     """One parameter's movement between processes: who reads it, and who puts it into files.
 
     grid: the destination's. node: by process its node. forwarder: which of a node's processes that
-    want the same gets it for all, as a number to be reduced. position: when it is made, from 0 to 1
-    of the whole.
+    want the same piece receives it for all, modulo their number. position: when it is made, from 0
+    to 1 of the whole.
     """
 
     parameter: Parameter
@@ -90,7 +90,7 @@ class Transfer:
         return overlaps(self.parameter.grid, self.grid, cell)
 
     def as_exchange(self) -> Exchange:
-        """Return the exchange that this is a part of; a local transfer is one with oneself."""
+        """Return the exchange that this is part of; a local transfer has one of its own."""
         if self.exchange is not None:
             return self.exchange
         receivers = {cell: {0: ranks} for cell, ranks in self.targets.items()}

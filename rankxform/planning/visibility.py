@@ -12,9 +12,10 @@ Processes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Visibility:
-    """node: by process its node; files: by node the ids of the files that it can open.
+    """Which files each process can open, by its node.
 
-    A file that several nodes have is the same on all.
+    node: by process its node; files: by node the ids of the files that it can open. A file that
+    several nodes have is the same on all.
     """
 
     node: tuple[int, ...]
@@ -57,7 +58,7 @@ class Visibility:
         return found
 
     def partition(self, files: Iterable[int]) -> list[list[int]]:
-        """Assign `files` to processes that can open them, in even numbers.
+        """Assign `files` evenly to processes that can open them.
 
         >>> Visibility((0, 1), (frozenset({0, 1, 2}), frozenset({2}))).partition((0, 1, 2))
         [[0, 1], [2]]

@@ -26,7 +26,7 @@ def refuse_link(path: Path) -> None:
 
 
 def facts_of(part: Path) -> Facts:
-    """Return what tells later whether a file is this one."""
+    """Return the facts by which a part file is recognized later. Raises StorageError."""
     found = known_facts(part)
     if found is None:
         raise StorageError(f"{part}: is gone; does something else clean up this folder?")
@@ -34,7 +34,7 @@ def facts_of(part: Path) -> Facts:
 
 
 def known_facts(path: Path) -> Facts | None:
-    """Return what tells a file from another, or None where none is."""
+    """Return the facts that distinguish a file from others, or None if there is no file."""
     status = status_of_name(path)
     if status is None:
         return None

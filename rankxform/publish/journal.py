@@ -76,10 +76,10 @@ class Journal:
     ) -> None:
         """Sync `parts`, which hold all that was moved, and write down what that is.
 
-        parts: by rank. sums: fingerprints of what was moved since the last time, by rank. What
-        `on_progress` interrupts can be tried again. What failed cannot: after an error the kernel
-        takes pages that it could not write for clean, and the next sync succeeds; so nothing more
-        is noted.
+        parts: by rank. sums: fingerprints of what was moved since the last time, by rank. A commit
+        that `on_progress` interrupts can be repeated. A failed sync cannot: after an error the
+        kernel treats pages that it could not write as clean, and the next sync succeeds; so nothing
+        more is recorded.
         """
         for rank, value in sums.items():
             self._fresh_sums[rank] = (self._fresh_sums.get(rank, 0) + value) % MODULUS

@@ -62,7 +62,7 @@ def link(part: Path, target: Path, kind: str) -> None:
 
 
 def link_all(part: Path, finals: Iterable[Path], kind: str, *, durable: bool) -> None:
-    """Put a complete file's bytes beside each of `finals`, to be given that name."""
+    """Link the complete file `part` to the part file of each of `finals`, as `kind` says."""
     for final in finals:
         beside = part_of(final)
         link(part, beside, kind)

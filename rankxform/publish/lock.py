@@ -150,7 +150,7 @@ def is_of_lock(path: Path) -> bool:
 
 @contextmanager
 def _guarded(path: Path) -> Iterator[None]:
-    """Keep others from looking and taking at the same moment, where the file system can.
+    """Keep others from checking and taking the lock at the same moment, where that is possible.
 
     Makes the lock's folder; on leaving removes it again where nothing is in it.
     """
@@ -171,7 +171,7 @@ def _guarded(path: Path) -> Iterator[None]:
 
 
 def _hold(guard: Path, until: float) -> int:
-    """Return a descriptor of the file `guard`, locked if that can be had until then."""
+    """Return a descriptor of the file `guard`, locked if that succeeds before `until`."""
     while True:
         make_folder(guard.parent)
         try:

@@ -124,7 +124,7 @@ class Completed:
 def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Sequence[str]) -> bytes:
     """Return the first line of a journal.
 
-    Without `durable` it counts only while the machine is not started anew. It stands for the
+    Without `durable` the journal is valid only until the machine is rebooted. It stands for the
     journals that it `replaces`.
     """
     return _line({"parts": parts, "durable": durable, "boot": boot, "replaces": list(replaces)})

@@ -62,7 +62,7 @@ class TargetFolder:
 
     The job lists the files that are being made, by all runs since the manifest was written. Just
     before files get their final names their inodes are noted; a file is complete if the manifest
-    or such a note knows it, and every other that bears a final name is in the way.
+    or such a note lists it, and any other file with a final name is refused.
     """
 
     state: State
@@ -134,7 +134,7 @@ class TargetFolder:
         self.state = replace(self.state, completed=completed)
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
-        """Tell whether a file is complete, or else may be made. Raises StorageError."""
+        """Tell whether a file is complete. Raises StorageError if it may not be replaced."""
         name, facts = self._name(final), known_facts(final)
         if facts is None:
             return False
@@ -217,9 +217,10 @@ class TargetFolder:
             remove(path)
 
     def forget_all_but(self, ranks: Iterable[int]) -> None:
-        """Keep of the journals what they say of `ranks` alone: the others are begun anew.
+        """Drop from the journals what they say of other ranks than `ranks`: those start over.
 
-        Before a part file is: it may get the inode of the one that they speak of.
+        Call this before any part file is created: a new one may get the inode of an old one that
+        the journals list.
         """
         left = self.state.completed.only(ranks)
         if left.done.keys() != self.state.completed.done.keys():
@@ -244,10 +245,10 @@ class TargetFolder:
         self.begun = True
 
     def complete(self, found: Mapping[Path, Facts], digests: Mapping[Path, str]) -> None:
-        """Write down what is about to get a final name: facts of the complete part files.
+        """Record the facts of the complete part files, which are about to get final names.
 
-        What the manifest says of files that these replace is taken out of it. Raises StorageError
-        where another run has taken the folder.
+        Files that these replace are removed from the manifest. Raises StorageError if another run
+        has taken the folder.
         """
         self._lock.check()
         boot = "" if self._durable else boot_id()
@@ -326,9 +327,9 @@ class TargetFolder:
         self.close(keep=False)
 
     def close(self, keep: bool) -> None:
-        """Let the folder go; with `keep`, what is needed to continue stays.
+        """Release the folder; with `keep`, what is needed to continue stays.
 
-        Without, nothing stays of what this run began; other runs' unfinished files do.
+        Without `keep`, what this run began is removed; other runs' unfinished files stay.
         """
         if not (keep and self.begun):
             for name in set(map(self._name, self._finals.values())) & set(self._files):

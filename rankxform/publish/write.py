@@ -29,7 +29,7 @@ def write_parts(
     checker: IntegrityChecker | None = None,
     p2p: Messenger | None = None,
 ) -> Traffic:
-    """Carry out `plan` into the part files of `outputs`, by destination rank, which are there.
+    """Carry out `plan`; write into the existing part files of `outputs`, by destination rank.
 
     `memory` bounds the buffers, in bytes. With `behind` the device writes while the work goes on.
     What is complete is noted in the `journal`, also when the work ends early; the rest is as for

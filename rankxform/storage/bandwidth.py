@@ -48,8 +48,11 @@ class ReadTimer:
         self._next = 0
 
     def speed(self, least: float = 0.0, most: float = 0.05) -> Costs:
-        """Read a few runs, and then a little in a row: 16 MiB, but from `least` to `most` seconds
-        if that is faster or slower. What a run takes beside its bytes, usually, is waiting."""
+        """Return the bandwidth and the latency of reads, from a few runs and a sequential read.
+
+        The sequential read is of 16 MiB, but takes from `least` to `most` seconds. The latency is
+        the median time of a run less the time of its bytes.
+        """
         fd, size = self._picks.get(self._path), self.size
         run = min(_RUN, size // (_RUNS * _STRIDE))
         span = run * _RUNS * _STRIDE
@@ -105,9 +108,9 @@ def reading(path: Path) -> float:
 
 
 def reading_for(path: Path, seconds: float) -> float:
-    """Read a file for so long, again if it ends; return bytes a second.
+    """Read a file for this many seconds, again if it ends; return bytes a second.
 
-    A process that gets the processor for a part of the time only is told by nothing shorter.
+    No shorter measurement detects a process that gets the processor for only part of the time.
     """
     done, began, passed = 0, perf_counter(), 0.0
     with ReadTimer(path) as timer:
@@ -136,7 +139,7 @@ def copying(nbytes: int = 16 << 20) -> float:
 def measure(source: Path | None, folder: Path, *, durable: bool) -> Costs:
     """Read from the file `source`, and write a file below `folder` that is removed again.
 
-    Without a source, nothing is read, in no time.
+    Without a source nothing is read, and the bandwidth of reading is infinite.
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     read = reading(source) if source else inf

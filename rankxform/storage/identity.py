@@ -16,7 +16,7 @@ from .posix import OnProgress, blocks, create, existing, opened, remove
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
-"""How the types of file systems begin that several hosts may have mounted."""
+"""Prefixes of the types of file systems that several hosts may have mounted."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
@@ -27,8 +27,8 @@ _STALE_SECONDS = 3600
 class Identity:
     """What tells a file or folder of one node from that of another: size, time, inode number.
 
-    On a disk of the node's own the inode number says nothing, and times count in milliseconds; so
-    of a file there, a digest of some of its bytes stands in its place.
+    On a disk of the node's own the inode number says nothing, and times are accurate to
+    milliseconds only; there, a digest of some bytes of the file replaces the inode number.
     """
 
     size: int
@@ -49,7 +49,7 @@ def identity(path: Path) -> Identity | None:
 
 
 def network_folder(path: Path) -> Identity | None:
-    """Return what tells a folder on the network from another; None of one that is nowhere else."""
+    """Return what distinguishes a folder on the network from others; None for a local folder."""
     if not path.is_dir() or not _is_network(path):
         return None
     status = path.stat()
@@ -117,7 +117,7 @@ class FolderMarker:
         remove(self._own)
 
     def _remove_stale(self) -> None:
-        """Remove what runs left that were killed while they looked, by this file system's clock."""
+        """Remove old markers of runs that were killed; this file system's clock gives their age."""
         with suppress(OSError):
             now = self._own.stat().st_mtime
             for path in self._folder.glob(".rankxform-*.part"):

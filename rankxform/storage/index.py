@@ -22,10 +22,10 @@ def index(path: Path) -> Index:
 
 
 class Indexer:
-    """Indexes files, those that are laid out alike by comparing their headers.
+    """Indexes files; a file laid out like an earlier one is recognized by comparing headers.
 
     The ranks of a stage mostly save the same parameters in the same shapes, so their files differ
-    in content alone: what is no content is then the same bytes in the same places, and so is the
+    in content alone: all other bytes are the same in the same places, and so is the
     table of contents. Comparing is several times faster than parsing, and alike files share one
     table in memory.
     """

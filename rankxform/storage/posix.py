@@ -1,8 +1,8 @@
 """Reads and writes by position, with messages that name the file.
 
 Plain POSIX calls: a range is read or written complete, or an error is raised. Nothing is
-memory-mapped: a file that shrinks under a map ends the process without a word, a short read
-can be told.
+memory-mapped: a file that shrinks while it is mapped kills the process without a message, but a
+short read can be reported.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Inode = tuple[int, int]
 
 
 def inode(path: Path) -> Inode | None:
-    """Return what only one file or folder of this host has: device and inode. None of nothing.
+    """Return device and inode, which identify a file or folder of this host; None if it is missing.
 
-    By that, and never by name, are two paths the same: links and bind mounts give more names.
+    Paths are compared by these, never by name: links and bind mounts give a file more names.
     """
     try:
         status = path.stat()
@@ -56,7 +56,7 @@ def is_same(a: Path, b: Path) -> bool:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Tell whether `path`, which need not be there, is `folder`, which is, or lies below it."""
+    """Tell whether `path`, which need not exist, is the existing `folder` or lies below it."""
     return lies_in(path, {inode(folder)})
 
 
@@ -172,7 +172,7 @@ class Descriptors:
         return fd
 
     def close(self) -> None:
-        """Close all; raise what the first that failed did."""
+        """Close all files; raise the error of the first that fails."""
         failures = []
         while self._open:
             path, fd = self._open.popitem()
@@ -258,7 +258,7 @@ def write_from(fd: int, path: Path, offset: int, *sources: Buffer) -> None:
 def start_writing(fd: int, offset: int, nbytes: int) -> None:
     """Ask the kernel to begin writing a range to the device.
 
-    "Don't need" starts the writing of what is dirty, and drops nothing of it.
+    POSIX_FADV_DONTNEED starts writing dirty pages, and does not drop them.
     """
     advise(fd, os.POSIX_FADV_DONTNEED, max(0, offset), nbytes)
 

@@ -22,7 +22,7 @@ def digest_all(
 ) -> dict[str, bytes]:
     """Return a digest of all bytes of each tensor of `names` that the file holds.
 
-    names: what each is called, by what it is called in the result.
+    names: by the name in the result, the tensor's name in the file.
     """
     found = {}
     with opened(path) as (fd, status):

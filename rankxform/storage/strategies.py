@@ -25,7 +25,7 @@ SUFFIXES = (".ckpt", ".json")
 def load(where: str | Strategy | None) -> Strategy:
     """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
-    A sharded by pattern is ``shard:REGEX=AXIS@RANKS`` (`PatternStrategy`).
+    ``shard:REGEX=AXIS@RANKS`` is a strategy by patterns (`PatternStrategy`).
     ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
     ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
     not accept (`rankxform.job.unsharded`). Raises StrategyError that names the file.

@@ -1,4 +1,4 @@
-"""The only mpi4py: processes that share values, work side by side, and fail together.
+"""The only use of mpi4py: processes that share values, work side by side, and fail together.
 
 `team` gives the processes of this run; without a launcher it is this process alone, and MPI is
 not imported.

@@ -58,8 +58,8 @@ def workers(environ: Mapping[str, str] = os.environ) -> int:
 def leave_hydra(environ: Mapping[str, str] = os.environ) -> None:
     """Tell MPICH's launcher that this process needs no MPI any more, now that it is finalized.
 
-    The library says so only when the process exits. One that has become another program by then
-    would be taken for lost, and the launcher would kill all others. The words are those of PMI-1.
+    The library says so only when the process exits. The launcher would regard a process that has
+    become another program by then as lost, and kill all others. The message is PMI-1's.
     """
     if "PMI_FD" not in environ or "SLURM_STEP_ID" in environ:
         return
@@ -74,9 +74,9 @@ def leave_hydra(environ: Mapping[str, str] = os.environ) -> None:
 def terminal(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the terminal on which a person reads what this process writes to stderr, if it is one.
 
-    Under a launcher that is the launcher's own: what it gives its processes is a pipe or, with Open
-    MPI, a pseudo-terminal, wherever their words go then. None where the launcher is on another
-    host.
+    Under a launcher it is the launcher's own terminal: its processes write to a pipe or, with Open
+    MPI, to a pseudo-terminal, wherever their output goes from there. None where the launcher is on
+    another host.
     """
     if launched_size(environ) is None:
         return os.ttyname(2) if os.isatty(2) else None

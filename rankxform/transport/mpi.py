@@ -1,7 +1,7 @@
 """The team of an MPI world.
 
-Waiting is done by a ladder: yield the core for a moment, which keeps exchanges fast, then sleep
-in growing steps, so that waiting processes leave the cores to those that work. (MPICH's own wait
+A process that waits yields the core for a moment, which keeps exchanges fast, then sleeps in
+growing steps, so that waiting processes leave the cores to those that work. (MPICH's own wait
 spins: eight processes on two cores took 4.4 s instead of 1.1 s while one computed 1.1 s.)
 
 No exception crosses a collective alone. Local work runs inside `agree`, `bcast`, `allgather` or
@@ -44,7 +44,7 @@ _YIELD_SECONDS = 0.02
 _FIRST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
 _ROUND_SECONDS = 0.2
 _SPEAK_SECONDS = 0.3
-"""Until a launcher has passed on what was said: MPICH's may drop that once it is told to abort."""
+"""Time for a launcher to forward output: MPICH's may drop it once it is told to abort."""
 _PATIENCE_SECONDS = 4.0
 """Longer than it takes until an abort has ended the others: its own limit is 3 s."""
 
@@ -118,10 +118,10 @@ class MpiTeam(Team):
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
-        """Do local work, and raise on every process what one has met.
+        """Do local work; if it fails on one process, raise its error on all.
 
-        Every process must come to the reduction that this ends with, and to none before it that
-        another leaves out.
+        Every process must reach the reduction at the end of this, and must not enter an earlier one
+        that another process skips.
         """
         failure: BaseException | None = None
         try:
@@ -238,8 +238,8 @@ class MpiTeam(Team):
     def _until(self, test: Callable[[], bool], on_progress: OnProgress | None = None) -> None:
         """Wait until `test` is true.
 
-        `on_progress`, of work that goes on, is called meanwhile and may raise. It sees to it that
-        all others are alive; without, whatever takes longer than the stall limit ends all.
+        `on_progress` is called meanwhile and may raise; it also checks that all other processes are
+        alive. Without it, a wait that is longer than the stall limit ends all processes.
         """
         began, pause = time.monotonic(), _FIRST_SLEEP
         while not test():

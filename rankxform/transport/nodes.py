@@ -24,7 +24,7 @@ class Nodes:
 
     @classmethod
     def of_processes(cls, found: Sequence[tuple[str, Hashable]]) -> Nodes:
-        """Number the nodes of processes that told (name of the host, what sets nodes apart).
+        """Number the nodes; `found` is by process (name of the host, what distinguishes nodes).
 
         >>> Nodes.of_processes([("a", 1), ("b", 1), ("a", 1)])
         Nodes(of=(0, 1, 0), names=('a', 'b'))
@@ -54,7 +54,7 @@ ALONE = Nodes((0,), ("this host",))
 
 
 def this_node(host: str) -> tuple[str, Hashable]:
-    """Return what `Nodes.of_processes` is told of this process."""
+    """Return what `Nodes.of_processes` needs of this process."""
     mounts = ""
     with suppress(OSError):  # without /proc the name alone has to do
         mounts = os.readlink(_MOUNT_NAMESPACE)

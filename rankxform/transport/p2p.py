@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 TAGS = 2
-"""Messages of one tag between the same two processes do not overtake each other."""
+"""How many tags there are; messages of one tag between two processes do not overtake each other."""
 
 OnProgress = Callable[[int], None]
 Until = Callable[[Callable[[], bool], "OnProgress | None"], None]
@@ -23,7 +23,7 @@ class PointToPoint:
     """What the processes of a communicator send each other; made by all of them together."""
 
     def __init__(self, mpi: Any, comm: Any, until: Until) -> None:
-        """`until` waits for something to come true, and ends all processes if it never does."""
+        """`until` waits for a condition, and ends all processes if it is never met."""
         self._mpi, self._comm, self._until = mpi, comm.Dup(), until
         self._out: list[Any] = []
         self._in: list[tuple[int, int, Any]] = []
@@ -57,9 +57,9 @@ class PointToPoint:
         self._in = [one for one in self._in if one[2]]
 
     def drain(self) -> None:
-        """Take everything that is still on its way, and drop it. Collective.
+        """Receive and drop all messages that are still in flight. Collective.
 
-        For processes that failed together: none waits for what it has asked for any more.
+        It is for processes that failed together, when none waits for its messages any more.
         """
         status = self._mpi.Status()
         for peer, tag, request in self._in:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it needs numpy
 
 T = TypeVar("T")
 Show = Callable[[int, bool], None]
-"""Told on process 0 the bytes done by all processes, and whether that is the end."""
+"""Called on process 0 with the bytes done by all processes, and whether that is the end."""
 
 
 def quiet(done: int, end: bool) -> None:
@@ -26,8 +26,8 @@ def quiet(done: int, end: bool) -> None:
 class Team(ABC):
     """Processes that call the same methods in the same order.
 
-    Every method but `rank` and `size` is collective. A failure on one process is raised on all,
-    as one class with one message.
+    Every method but `check_stop` and `abort` is collective. A failure on one process is raised on
+    all, as one class with one message.
     """
 
     rank: int
@@ -90,7 +90,7 @@ class Team(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Let go of what the team holds of MPI, which stays; for calls that an application makes.
+        """Free the team's communicators, but leave MPI initialized for the application that calls.
 
         Collective.
         """
