@@ -191,7 +191,7 @@ def _candidate(path: Path, rank: int) -> _Candidate:
 def _step(text: str | None) -> Step | None:
     if text in (None, LATEST):
         return None
-    match = re.fullmatch(r"(\d+)_(\d+)", text)
+    match = re.fullmatch(r"(\d{1,18})_(\d{1,18})", text)
     if not match:
         raise UsageError(
             f"--step {text!r}: expected an epoch and a step, such as 10_73, or {LATEST}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -319,7 +320,7 @@ def _destination_table(found: Mapping[str, Any]) -> str:
         f"{found['path']}: checkpoint of {ranks}, {_sum(found)}, {state}",
         f"written       by rankxform, {when}",
         f"from          {found['source']}",
-        f"options       {' '.join(found['options']) or '-'}",
+        f"options       {shlex.join(found['options']) or '-'}",
         f"fingerprints  {kept}",
     ]
     if found["begun"]:

@@ -8,6 +8,7 @@ metadata entry ``{name: "Int4"}`` over I8 data.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,8 +180,8 @@ class Safetensors:
             if dtype == TEXT or name == METADATA_KEY:
                 what = "texts, such as" if dtype == TEXT else "a parameter named"
                 raise RequestError(
-                    f"safetensors cannot hold {what} {name!r}; leave it out (--exclude '^{name}$') "
-                    "or write --format ckpt"
+                    f"safetensors cannot hold {what} {name!r}; leave it out "
+                    f"(--exclude '^{re.escape(name)}$') or write --format ckpt"
                 )
         order = sorted(tensors, key=lambda one: self.order(one.name, one.dtype))
         marked = {name for name, dtype, _ in order if dtype != INT4 and metadata.get(name) == INT4}

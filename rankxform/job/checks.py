@@ -114,9 +114,8 @@ def compare_ranks(
         return check_unlisted(catalog, digests, request.unlisted == "take-one")
 
     notices = team.agree(check)
-    src_name = catalog.src_names
     nbytes = sum(
-        files.indexes[file].nbytes(src_name.get(name, name))
+        files.indexes[file].nbytes(catalog.src_name(name))
         for file, found in digests.items()
         for name in found
     )
@@ -148,4 +147,4 @@ def _look(
 
 def src_names(catalog: Catalog, names: Iterable[str]) -> Mapping[str, str]:
     """Return what the source's files call each of `names`."""
-    return {name: catalog.src_names.get(name, name) for name in names}
+    return {name: catalog.src_name(name) for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from rankxform.engine.array_sink import Arrays
 from rankxform.engine.pipeline import Messenger, Traffic, carry
 from rankxform.errors import UsageError
 from rankxform.formats.base import TensorSpec
+from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import runs_of
 from rankxform.planning.exchange import WorkPlan
@@ -112,7 +112,7 @@ def _question(request: Request) -> str:
 
 def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:
     """Return which slices of `rank` a process wants that includes only some names."""
-    expressions = [re.compile(pattern) for pattern in include]
+    expressions = [expression(pattern, "--include") for pattern in include]
     return runs_of(
         rank,
         [

@@ -13,6 +13,7 @@ from rankxform.formats.base import FORMATS, Index, Schema
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.layout.names import ranges, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation
 from rankxform.planning.catalog import Catalog, build_catalog
 from rankxform.planning.consistency import sharded_by_pattern
@@ -263,6 +264,8 @@ def _planned(
     written = FORMATS[given] if given else container(next(iter(files.paths.values())))
     target = Target(Path(request.dst or ""), FORMS[request.dst_form], written, request.prefix)
     warnings = list(_warnings(found.shards))
+    for option, text in _unmatched(request, catalog):
+        (notices if option == "exclude" else warnings).append(text)
     return Conversion(request, files, planner, ranks, target, notices, warnings)
 
 
@@ -296,6 +299,23 @@ def _check_extra_names(found: _Inputs, files: SourceFiles, src: Strategy) -> Non
                 f"does not list; it describes {src.ranks} ranks, and the checkpoint has "
                 "more. Give the folder with the strategy files of all pipeline stages"
             )
+
+
+def _unmatched(request: Request, catalog: Catalog) -> Iterator[tuple[str, str]]:
+    """Yield options, and texts on their patterns that match no parameter of files or strategy."""
+    if not (request.rename or request.include or request.exclude):
+        return
+    names = {*catalog.listed, *catalog.unlisted, *catalog.strategy.stages_of}
+    own = [catalog.src_name(name) for name in names]
+    for rule in rename.unmatched(request.rename, own):
+        yield (
+            "rename",
+            f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
+            "matched without its prefix, such as adam_m.)",
+        )
+    for option in ("include", "exclude"):
+        for pattern in drop.unmatched(getattr(request, option), names):
+            yield option, f"--{option} {pattern!r} matches no parameter"
 
 
 def _warnings(shards: Shards) -> Iterator[str]:

@@ -207,10 +207,19 @@ class Request:
             for text in given if isinstance(given, tuple) else (given,):
                 if isinstance(text, str) and "\0" in text:
                     raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
+                if isinstance(given, tuple) and isinstance(text, str) and not text.isprintable():
+                    _check_text(name, text)
         if "/" in self.prefix or self.prefix.startswith("."):
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name} {text!r}: is not UTF-8, which every name is") from error
 
 
 OPTIONS: tuple[Field[Any], ...] = tuple(one for one in fields(Request) if one.metadata)

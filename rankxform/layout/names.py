@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from rankxform.errors import UsageError
+
 OPTIMIZER_STATE = (
     "adam_m", "adam_v", "moment1", "moment2", "moments", "accum", "stat", "accu_grads",
     "exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_insta_sim", "muon_m",
@@ -53,6 +55,14 @@ def summarize_names(names: Iterable[str], most: int = 12) -> str:
     shown = patterns(names)
     more = f" and {len(shown) - most} patterns more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more
+
+
+def expression(text: str, option: str) -> re.Pattern[str]:
+    """Compile a regular expression that was given for `option`. Raises UsageError."""
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"{option} {text!r}: {error}; expected a regular expression") from error
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -163,7 +163,7 @@ class PatternStrategy(Strategy):
                 )
             try:
                 found.append((re.compile(name), int(axis)))
-            except (re.error, ValueError) as error:
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
                 raise StrategyError(f"{text!r}: {rule!r}: {error}") from error
         return cls(({},), int(ranks), text, tuple(found))
 

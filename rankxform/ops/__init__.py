@@ -1,7 +1,8 @@
 """Steps between a source tensor and the destination tensor made of it; each is one module."""
 
+from . import drop, rename
 from .base import OPERATIONS
-from .drop import drop
-from .rename import rename
 
-OPERATIONS.update(rename=rename, drop=drop)
+OPERATIONS.update(rename=rename.rename, drop=drop.drop)
+
+__all__ = ["drop", "rename"]

@@ -64,10 +64,8 @@ class Derivation:
 
     def strategy(self, src: Strategy) -> Strategy:
         """Return a source strategy under the names that its parameters get. Raises RequestError."""
-        stages = [
-            {name: layouts[old] for old, name in self._renamed(layouts).items()}
-            for layouts in src.stages
-        ]
+        new = self._renamed(src.stages_of)
+        stages = [{new[old]: layout for old, layout in some.items()} for some in src.stages]
         same = all(list(a) == list(b) for a, b in zip(stages, src.stages))
         return src if same else replace(src, stages=tuple(stages))
 

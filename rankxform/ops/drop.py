@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankxform.errors import UsageError
+from rankxform.layout.names import expression
 
 from .base import Operation, Tensor
 
@@ -20,11 +19,8 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
     Both are sequences of regular expressions, searched in the name that a parameter gets. Raises
     UsageError.
     """
-    try:
-        include = [re.compile(pattern) for pattern in options.get("include", ())]
-        exclude = [re.compile(pattern) for pattern in options.get("exclude", ())]
-    except re.error as error:
-        raise UsageError(f"--include or --exclude: {error.pattern!r}: {error}") from error
+    include = [expression(pattern, "--include") for pattern in options.get("include", ())]
+    exclude = [expression(pattern, "--exclude") for pattern in options.get("exclude", ())]
     if not include and not exclude:
         return None
 
@@ -36,3 +32,9 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
         return replace(tensor, dropped=NOT_CHOSEN)
 
     return dropped
+
+
+def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the patterns that match none of `names`, which are those at the destination."""
+    every = list(names)
+    return [text for text in patterns if not any(map(expression(text, "").search, every))]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.names import parameter_of
+from rankxform.layout.names import expression, parameter_of
 
 from .base import Operation, Tensor
 
@@ -16,7 +16,8 @@ from .base import Operation, Tensor
 def rename(options: Mapping[str, Any]) -> Operation | None:
     r"""Return the operation that applies the rules of `rename`, in order, to parameters' names.
 
-    A rule replaces every match of its expression, as `re.sub` does; ``\1`` stands for a group. An
+    A rule replaces every match of its expression, which ends at the last ``=``, as `re.sub` does;
+    ``\1`` stands for a group. An
     optimizer state keeps its prefix, and gets the new name of its parameter. Raises UsageError.
 
     >>> renamed = rename({"rename": [r"^layers\.(\d+)=blocks.\1"]})
@@ -32,20 +33,36 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
         prefix, name = tensor.name[: len(tensor.name) - len(base)], base
         for pattern, replacement in rules:
             name = pattern.sub(replacement, name)
-        if not name:
-            raise UsageError(f"--rename: leaves no name of {tensor.name!r}")
+        if not name or "\0" in name:
+            what = "a NUL in the" if name else "no"
+            raise UsageError(
+                f"--rename: leaves {what} name of {tensor.name!r}; \\g<0> is the match"
+            )
         return tensor if name == base else replace(tensor, name=prefix + name)
 
     return renamed
 
 
 def _rule(text: str) -> tuple[re.Pattern[str], str]:
-    expression, equals, replacement = text.rpartition("=")
-    if not equals or not expression:
+    regex, equals, replacement = text.rpartition("=")
+    if not equals or not regex:
         raise UsageError(f"--rename {text!r}: expected REGEX=REPLACEMENT, such as '^model\\.='")
+    pattern = expression(regex, "--rename")
+    named = {number: f"?P<{name}>" for name, number in pattern.groupindex.items()}
+    groups = "".join(f"({named.get(number, '')})" for number in range(1, pattern.groups + 1))
     try:
-        pattern = re.compile(expression)
-        re.compile(f"(?:{expression})?").sub(replacement, "")  # raises if a group does not exist
+        re.sub(groups, replacement, "")  # raises if a group does not exist
     except (re.error, IndexError) as error:
         raise UsageError(f"--rename {text!r}: {error}") from error
     return pattern, replacement
+
+
+def unmatched(rules: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the rules that match none of `names`, each as the rules before it leave them."""
+    left, found = {parameter_of(name) for name in names}, []
+    for text in rules:
+        pattern, replacement = _rule(text)
+        if not any(map(pattern.search, left)):
+            found.append(text)
+        left = {pattern.sub(replacement, name) for name in left}
+    return found

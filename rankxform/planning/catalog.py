@@ -151,6 +151,10 @@ class Catalog:
     searched: str = ""
     src_names: Mapping[str, str] = field(default_factory=dict)
 
+    def src_name(self, name: str) -> str:
+        """Return what the source's files and strategy call a tensor."""
+        return self.src_names.get(name, name)
+
     @property
     def parameters(self) -> list[Parameter]:
         """Those listed, then the others."""
@@ -197,12 +201,12 @@ def build_catalog(
         if listing is None and name in strategy:
             continue  # a copy outside the stages that list it, such as a tied embedding
         here = [group for s, group in places if listing in (None, s)]
-        dtype = _one_dtype(name, here, paths)
+        src_name = src_names.get(name, name)
+        dtype = _one_dtype(name, src_name, here, paths)
         if listing is None:
             sharding = shardings.unlisted(name, here)
         else:
-            sharding = shardings.listed(name, listing, here, strategy, paths)
-        src_name = src_names.get(name, name)
+            sharding = shardings.listed(name, src_name, listing, here, strategy, paths)
         to = unlisted if listing is None else listed
         to[name] = Parameter(name, dtype, sharding, src_name, dtype)
     saved = {state_of(name) for name in found}
@@ -289,12 +293,12 @@ def _groups(ranks: range, schemas: Mapping[int, Schema]) -> tuple[FileGroup, ...
     return tuple(sorted(groups, key=lambda group: group.ranks[-1], reverse=True))
 
 
-def _one_dtype(name: str, groups: list[FileGroup], paths: Mapping[int, str]) -> str:
+def _one_dtype(name: str, src_name: str, groups: list[FileGroup], paths: Mapping[int, str]) -> str:
     types = {group.schema.dtypes[group.schema.position[name]]: group.ranks[0] for group in groups}
     if len(types) > 1:
         (a, rank_a), (b, rank_b), *_ = sorted(types.items())
         raise CheckpointError(
-            f"{name!r} is {a} in {paths[rank_a]} and {b} in {paths[rank_b]}; "
+            f"{src_name!r} is {a} in {paths[rank_a]} and {b} in {paths[rank_b]}; "
             "these files are not of one checkpoint"
         )
     return next(iter(types))
@@ -329,6 +333,7 @@ class _Shardings:
     def listed(
         self,
         name: str,
+        src_name: str,
         stage: int,
         groups: list[FileGroup],
         strategy: Strategy,
@@ -350,10 +355,10 @@ class _Shardings:
             sharding = self._one(shape, layout, strategy.ranks_in(stage).start, groups)
         except RequestError as error:
             raise CheckpointError(
-                f"{paths[groups[0].ranks[0]]}: {name!r} does not fit {strategy.label}: {error}"
+                f"{paths[groups[0].ranks[0]]}: {src_name!r} does not fit {strategy.label}: {error}"
             ) from error
         for group in groups:
-            _check_slices(name, sharding, group, paths)
+            _check_slices(name, src_name, sharding, group, paths)
         return sharding
 
 
@@ -362,7 +367,7 @@ def _slice_shape(name: str, group: FileGroup) -> Shape:
 
 
 def _check_slices(
-    name: str, sharding: Sharding, group: FileGroup, paths: Mapping[int, str]
+    name: str, src_name: str, sharding: Sharding, group: FileGroup, paths: Mapping[int, str]
 ) -> None:
     """Check that the ranks of a group hold slices of the shape that the layout gives them."""
     have = _slice_shape(name, group)
@@ -371,7 +376,7 @@ def _check_slices(
         want = sharding.grid.box(sharding.cell(rank)).shape
         if have != want:
             raise CheckpointError(
-                f"{paths[rank]}: the slice of {name!r} has shape {list(have)}, "
+                f"{paths[rank]}: the slice of {src_name!r} has shape {list(have)}, "
                 f"expected {list(want)}; the ranks' files are not of one checkpoint, "
                 "or the strategy is another's"
             )

@@ -67,24 +67,26 @@ def check_unlisted(
     large = [n for n in differing if _is_large(known[n])]
     if large and isinstance(catalog.strategy, WholeStrategy):
         name = large[0]
+        shown = catalog.src_name(name)
         raise CheckpointError(
             f"give the strategy; --src-strategy none says that every rank holds whole parameters, "
-            f"but {name!r} is not the same in {catalog.paths[first[name]]} and "
+            f"but {shown!r} is not the same in {catalog.paths[first[name]]} and "
             f"{catalog.paths[differing[name]]}, one of {len(large):,} that differ: they are "
             "shards, or replicas that went apart"
         )
     if large and not take_one:
         name = large[0]
+        shown = catalog.src_name(name)
         raise CheckpointError(
-            f"{summarize_names(large)}: {catalog.strategy.label} does not list "
-            f"{'it' if len(large) == 1 else 'these'}, and {name!r} differs between "
+            f"{summarize_names(map(catalog.src_name, large))}: {catalog.strategy.label} does not "
+            f"list {'it' if len(large) == 1 else 'these'}, and {shown!r} differs between "
             f"{catalog.paths[first[name]]} and {catalog.paths[differing[name]]}. A frozen "
             "parameter is sharded without being listed, and how is not known; leave it out "
             "(--exclude), or take one rank's bytes as they are (--unlisted take-one)"
         )
     return [
-        f"{name!r} is in no strategy and differs between rank {first[name]} and rank {rank}; "
-        "each destination rank gets one source rank's, as with MindSpore"
+        f"{catalog.src_name(name)!r} is in no strategy and differs between rank {first[name]} and "
+        f"rank {rank}; each destination rank gets one source rank's, as with MindSpore"
         for name, rank in differing.items()
     ]
 
@@ -140,9 +142,9 @@ def check_each_differs(
         found = [samples[r][name] for r in catalog.listed[name].holders if name in samples[r]]
         if len({one.digest for one in found}) == 1 and not found[0].constant and len(found) > 1:
             raise CheckpointError(
-                f"{catalog.strategy.label!r} shards {name!r}, and all ranks hold the same bytes of "
-                "it: it was not sharded. Let the expression match fewer names, or say "
-                "--allow-equal-slices if the slices really are equal"
+                f"{catalog.strategy.label!r} shards {catalog.src_name(name)!r}, and all ranks hold "
+                "the same bytes of it: it was not sharded. Let the expression match fewer names, "
+                "or say --allow-equal-slices if the slices really are equal"
             )
 
 
@@ -169,8 +171,8 @@ def check_slices_differ(
     rank = parameter.holders[0]
     counts = " x ".join(map(str, parameter.layout.counts))
     raise CheckpointError(
-        f"{catalog.paths[rank]}: {catalog.strategy.label} shards {name!r} into {counts} slices of "
-        f"{list(parameter.box(rank).shape)}, "
+        f"{catalog.paths[rank]}: {catalog.strategy.label} shards {parameter.src_name!r} into "
+        f"{counts} slices of {list(parameter.box(rank).shape)}, "
         f"but every rank holds the same bytes, of this and of all {len(telling)} parameters looked "
         "at. The files seem to hold complete parameters: give one of them as SRC with "
         "--src-strategy none, or say --allow-equal-slices if the slices really are equal"
@@ -198,10 +200,10 @@ def check_extra_rank(
         if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
             ranks = catalog.strategy.ranks
             raise CheckpointError(
-                f"{path}: rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
-                f"{ranks - 1} has; {catalog.strategy.label} describes only {ranks} ranks and is "
-                "not this checkpoint's. Give the right strategy, or say --allow-extra-ranks if "
-                "these ranks are left over from another run"
+                f"{path}: rank {rank} holds a slice of {catalog.src_name(name)!r} that none of the "
+                f"ranks 0 to {ranks - 1} has; {catalog.strategy.label} describes only {ranks} "
+                "ranks and is not this checkpoint's. Give the right strategy, or say "
+                "--allow-extra-ranks if these ranks are left over from another run"
             )
 
 

@@ -37,7 +37,8 @@ def losses_message(
     the ranks whose files are not there. Parameters come before optimizer states, much before
     little.
     """
-    names = summarize_names(sorted(lost, key=lambda name: (parameter_of(name) != name, name)), 2)
+    own = map(catalog.src_name, lost)
+    names = summarize_names(sorted(own, key=lambda name: (parameter_of(name) != name, name)), 2)
     label, searched = catalog.strategy.label, catalog.searched
     groups = lost_slices(parameters)
     if not groups:
@@ -59,7 +60,7 @@ def losses_message(
     others = f" Slices of {more} more rank{'s' if more > 1 else ''} are lost too." if more else ""
     return (
         f"{where}{searched}: no source file holds {len(gone):,} of {its} slices, "
-        f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.name!r} ({label})"
+        f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.src_name!r} ({label})"
         f"{also}.{others} Bring the folder of {one}, or use another checkpoint"
     )
 

@@ -158,7 +158,7 @@ def _lost(
         name: missing
         for name, missing in catalog.unreachable.items()
         if name in dst
-        and not _is_dropped(catalog.src_names.get(name, name), derivation)
+        and not _is_dropped(catalog.src_name(name), derivation)
         and made.intersection(dst.stages_of.get(name, made))
     }
 
@@ -175,11 +175,13 @@ def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
 def _unmatched_message(alone: list[Parameter], catalog: Catalog, dst: Strategy) -> str:
     parts = []
     for label, names in (
-        (catalog.strategy.label, [p.name for p in alone if p.listed]),
+        (catalog.strategy.label, [p.src_name for p in alone if p.listed]),
         (dst.label, [p.name for p in alone if not p.listed]),
     ):
         if names:
-            parts.append(f"only {label} lists {summarize_names(names)}")
+            parts.append(f"only {label} lists {summarize_names(names, 3)}")
+    if catalog.src_names:
+        parts.append(f"with --rename, {dst.label} must list the new names")
     return (
         "; ".join(parts) + ". Say what to do: --unmatched drop, or --unmatched replicate if "
         "every rank of the side that does not list them holds them whole"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -68,12 +70,52 @@ def test_loading_renames_too(place):
         (["(=x"], "missing \\)"),
         ([r"w=\2"], "invalid group reference"),
         ([".*="], "leaves no name"),
+        ([r"w=\0"], "leaves a NUL"),
+        (["a{99999999999999999999}=x"], "expected a regular expression"),
+        (["(" * 2000 + ")" * 2000 + "=x"], "expected a regular expression"),
+        (["\udcff=x"], "is not UTF-8"),
     ],
 )
 def test_what_cannot_be_renamed_is_refused(rules, words, place):
     with pytest.raises(rankxform.RankxformError, match=words) as caught:
         place.transform(rename=rules)
     assert caught.value.exit_code in (2, 3) and not place.dst.exists()
+
+
+def test_flags_and_named_groups_are_understood(place):
+    rules = [r"(?i)^MODEL\.=", r"layers\.(?P<n>\d)=blocks.\g<n>"]
+    place.transform(rename=rules)
+    assert all(right(place, rank, PARAMS) for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rename": [*RULES, "^modle="]}, "--rename '\\^modle=' renames nothing"),
+        ({"rename": [*RULES, "adam_m=exp_avg"]}, "matched without its prefix"),
+        ({"rename": RULES, "include": ["blocks", "^blokcs"]}, "--include '\\^blokcs' matches no"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_a_warning(options, words, place):
+    with pytest.warns(rankxform.RankxformWarning, match=words):
+        report = place.transform(**options)
+    assert len(report.warnings) == 1 and not report.notices
+
+
+def test_an_exclusion_that_matches_nothing_is_noticed(place):
+    notice = "--exclude 'nothing' matches no parameter"
+    assert rankxform.plan(place.src, place.a, place.b, rename=RULES, exclude="nothing").notices == (
+        notice,
+    )
+
+
+def test_faults_of_the_source_are_reported_under_its_own_names(place):
+    params = {**PARAMS, NAMES[0]: ((8, 6), "Float16")}
+    src = [dict.fromkeys(PARAMS, ([4], [0, -1], 0, 0))]
+    reference.write_checkpoint(place.tmp / "other", src, params, kind=place.kind)
+    shutil.copy(place.tmp / "other" / place.shard(1).relative_to(place.src), place.shard(1))
+    with pytest.raises(rankxform.CheckpointError, match=f"'{NAMES[0]}' is Float16"):
+        place.transform(rename=RULES)
 
 
 def test_an_unlisted_state_follows_its_parameter_under_its_new_name(tmp_path):
