@@ -110,11 +110,14 @@ def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
 
 def test_a_manifest_of_somebody_elses_making(tmp_path):
     record = {
-        "kind": "rankxform manifest", "version": 1, "seed": 1, "files": {}, "verify": [1, 2],
+        "kind": "rankxform manifest", "version": 2, "seed": 1, "files": {}, "verify": [1, 2],
         "identity": {"options": {}, "source files": {}},
     }  # fmt: skip
     (tmp_path / "rankxform.json").write_text(json.dumps(record))
     assert "options       1 2" in report.inspection(look(tmp_path))
+    for other in ({"version": 1}, {"form": ["ranks"]}, {"form": "boxes"}):
+        (tmp_path / "rankxform.json").write_text(json.dumps({**record, **other}))
+        assert "unfinished work" in report.inspection(look(tmp_path))
 
 
 def test_a_very_large_json_is_not_read_whole(tmp_path):

@@ -119,9 +119,10 @@ def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:
 
     That is the strategy that the result is sharded by: the next job's source strategy.
     """
-    if not isinstance(request.dst_strategy, str) or not Path(request.dst_strategy).exists():
+    given = strategies.path_of(request.dst_strategy)
+    if given is None:
         return {}
-    paths = strategies.files(Path(request.dst_strategy))
+    paths = strategies.files(given)
     if is_same(paths[0].parent, folder):
         return {}
     return {folder / path.name: read_bytes(path) for path in paths}
@@ -129,10 +130,10 @@ def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:
 
 def _check_source(request: Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:
     """Refuse a folder in which the source's own strategy would be replaced by another."""
-    given = request.src_strategy
-    if not wanted or not isinstance(given, str) or not Path(given).exists():
+    given = strategies.path_of(request.src_strategy)
+    if not wanted or given is None:
         return
-    own = {inode(path) for path in strategies.files(Path(given))}
+    own = {inode(path) for path in strategies.files(given)}
     for old in _others(folder, wanted):
         if inode(old) in own:
             raise StorageError(

@@ -131,7 +131,9 @@ def replicas(found: ReplicaVerdict) -> str:
     """Say where source ranks that should hold the same bytes do not."""
     what = f"{size(found.compared)} in {_count(found.files, 'file')}, {seconds(found.seconds)}"
     notes = "".join(f"\n{line}" for line in warnings(found.warnings))
-    if not found.unequal:
+    if found.same is None:
+        return f"NOTHING COMPARED: no bytes are held by several ranks, {what}{notes}"
+    if found.same:
         return f"the same: all bytes that several ranks hold, {what}{notes}"
     rows = [
         (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
@@ -144,7 +146,7 @@ def replicas(found: ReplicaVerdict) -> str:
 def replica_facts(found: ReplicaVerdict) -> dict[str, Any]:
     """Return a comparison of replicas for JSON."""
     return {
-        "same": not found.unequal,
+        "same": found.same,
         "files": found.files,
         "bytes_compared": found.compared,
         "warnings": list(found.warnings),

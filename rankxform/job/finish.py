@@ -170,4 +170,4 @@ def _finish(work: Work, folder: TargetFolder | None) -> None:
     conversion = work.conversion
     kept = contents(conversion.planner, conversion.ranks) if work.request.verify else {}
     options = verify_options(conversion.request, conversion.files.shards)
-    folder.finish({**kept, "verify": options})
+    folder.finish({**kept, "ranks": conversion.planner.dst.ranks, "verify": options})

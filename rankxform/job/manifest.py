@@ -13,8 +13,10 @@ from typing import Any
 from rankxform.checkpoints.base import Shards
 from rankxform.engine.compare_sink import Expected
 from rankxform.layout.layout import Layout
+from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
+from rankxform.storage import strategies
 
 from .prepare import Conversion
 from .request import BYTES, COMPARE, OPTIONS, Request, affecting, is_default
@@ -32,7 +34,7 @@ def identity(conversion: Conversion) -> dict[str, Any]:
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {
         "options": {**plain, "format": conversion.target.container.name},
-        "source": request.src,
+        "source": request.src if request.files is None else None,
         "source strategy": digest(planner.catalog.strategy),
         "destination strategy": digest(planner.dst),
         "source files": {
@@ -73,34 +75,39 @@ def _below(path: Path, folder: str) -> str:
 def verify_options(request: Request, shards: Shards) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
     words = []
-    for side in ("src_strategy", "dst_strategy"):
-        given = getattr(request, side)
+    for side, placeholder in (("src_strategy", "A"), ("dst_strategy", "B")):
+        given, path = getattr(request, side), strategies.path_of(getattr(request, side))
         if isinstance(given, Strategy):
-            return []  # one that no file has
-        if given is not None:
-            path = Path(given)
-            words += _words(side, str(path.absolute()) if given and path.exists() else given)
+            words += _words(side, placeholder)  # one that no file has
+        elif given is not None:
+            words += _words(side, str(path.absolute()) if path else given)
     for one in OPTIONS:
         if COMPARE in one.metadata["affects"] and not is_default(request, one.name):
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):
-                words += _words(one.name, text)
-    if shards.step and (request.step or shards.skipped_steps):
+                words += [_flag(one.name)] if text is True else _words(one.name, text)
+    if shards.step:  # a newer one may be there by then
         words += _words("step", "_".join(map(str, shards.step)))
     return words
 
 
 def _words(name: str, value: str) -> list[str]:
-    flag = "--" + name.replace("_", "-")
+    flag = _flag(name)
     return [f"{flag}={value}"] if value.startswith("-") else [flag, value]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
     """Return the command that compares `folder`, whose manifest is given, with its source."""
     options = manifest.get("verify")
     if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
-        options = []
-    options = options or ["--src-strategy", "A", "--dst-strategy", "B"]
+        options = ["--src-strategy", "A", "--dst-strategy", "B"]
+    made = sorted(facts["rank"] for facts in manifest["files"].values())
+    if made != list(range(manifest.get("ranks", len(made)))):
+        options = [*options, "--ranks", ranges(made).replace(" ", "")]
     source = manifest["identity"].get("source")
     return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])
 

@@ -29,6 +29,11 @@ class ReplicaVerdict:
     seconds: float
     warnings: tuple[str, ...]
 
+    @property
+    def same(self) -> bool | None:
+        """Whether all copies are the same; None where nothing is held by several ranks."""
+        return not self.unequal if self.compared else None
+
 
 def compare_replicas(
     request: Request, team: Team, begin: Callable[[int], Show] = lambda total: quiet

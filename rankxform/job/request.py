@@ -131,11 +131,12 @@ class Request:
         False, SOURCE, "compare source files with the checksums they carry", LOAD, kind="flag"
     )
     allow_extra_ranks: bool = _option(
-        False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", LOAD, kind="flag"
-    )
-    allow_equal_slices: bool = _option(
-        False, SOURCE, "accept that every rank holds the same bytes of sharded parameters", LOAD,
+        False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", COMPARE, LOAD,
         kind="flag",
+    )  # fmt: skip
+    allow_equal_slices: bool = _option(
+        False, SOURCE, "accept that every rank holds the same bytes of sharded parameters",
+        COMPARE, LOAD, kind="flag",
     )  # fmt: skip
 
     dst_form: str = _option(

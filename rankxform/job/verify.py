@@ -212,7 +212,8 @@ def verify_alone(
     began = time.monotonic()
     where = team.bcast(lambda: Path(folder).absolute())
     manifests, leaders = _manifests(where, team)
-    with_digests = all("stages" in record for record in manifests)
+    facts_of_all = [facts for record in manifests for facts in record["files"].values()]
+    with_digests = all("digest" in facts for facts in facts_of_all)
     mine = []
     strange: list[Difference] = []
     for record, processes in zip(manifests, leaders):
@@ -222,24 +223,24 @@ def verify_alone(
             mine += [(name, facts, record) for name, facts in own]
         if team.rank == processes[0]:
             strange += _not_listed(where, record)
-    every_file = [facts["size"] for record in manifests for facts in record["files"].values()]
-    total = sum(every_file) if with_digests else 0
+    total = sum(facts["size"] for facts in facts_of_all) if with_digests else 0
     show = begin(total) if team.rank == 0 else quiet
     found: list[Difference] = []
 
     def check(on_progress: OnProgress) -> int:
         done = 0
         for name, facts, record in mine:
-            done += facts["size"]
-            found.extend(_check_file(where / name, facts, record, on_progress))
+            wrong, nbytes = _check_file(where / name, facts, record, on_progress)
+            found.extend(wrong)
+            done += nbytes
         return done
 
     compared = team.work(check, show)
     every = team.allgather(lambda: (compared, found + strange))
     return Verdict(
         tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
-        len(every_file),
-        sum(nbytes for nbytes, _ in every) if with_digests else 0,
+        len(facts_of_all),
+        sum(nbytes for nbytes, _ in every),
         time.monotonic() - began,
         team.size,
         (),
@@ -278,28 +279,28 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
 
 def _check_file(
     path: Path, facts: Mapping[str, Any], record: Mapping[str, Any], on_progress: OnProgress
-) -> list[Difference]:
-    """Compare one file with what the manifest says of it."""
+) -> tuple[list[Difference], int]:
+    """Compare one file with what the manifest says of it; return also the bytes compared."""
     rank = facts["rank"]
     if not path.is_file():
-        return [Difference(path.name, rank, "is missing")]
+        return [Difference(path.name, rank, "is missing")], 0
     if path.stat().st_size != facts["size"]:
-        return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")]
+        return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")], 0
     try:
         index = Indexer().index(path)
     except CheckpointError as error:
-        return [_unreadable(path, rank, error)]
+        return [_unreadable(path, rank, error)], 0
     if "digest" not in facts:
-        return []
+        return [], 0
     slices = _expected_by(record, rank, path)
     wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
     if wrong:
-        return wrong
+        return wrong, 0
     with Sources({rank: path}, {rank: index}) as sources:
         total = sum_of_file(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
     if f"{total:016x}" != facts["digest"]:
-        return [Difference(path.name, rank, "was changed since it was written")]
-    return _checksums({rank: path}, {rank: index}, [rank], on_progress)
+        return [Difference(path.name, rank, "was changed since it was written")], facts["size"]
+    return _checksums({rank: path}, {rank: index}, [rank], on_progress), facts["size"]
 
 
 def _indexes(

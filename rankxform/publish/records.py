@@ -12,7 +12,7 @@ from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.engine.checksum import MODULUS
 from rankxform.errors import FormatError
 
-VERSION = 1
+VERSION = 2
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
 
 
@@ -30,10 +30,12 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("kind") != kind:
         raise FormatError(f"not a {kind}")
     if found.get("version") != VERSION:
-        raise FormatError(f"of version {found.get('version')!r}, this is version {VERSION}")
+        raise FormatError(
+            f"written by another version of rankxform ({found.get('version')!r}, this is {VERSION})"
+        )
     _check(found, {"identity": dict, "seed": int, "files": dict}, "it")
     _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
-    form = FORMS.get(found.get("form", USUAL))
+    form = FORMS.get(str(found.get("form", USUAL)))
     if form is None:
         raise FormatError(f"of a form {found['form']!r}, which is not known here")
     known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}

@@ -264,7 +264,7 @@ class TargetFolder:
             left = {name: facts for name, facts in old["files"].items() if name not in gone}
             if records.differences(old["identity"], self._identity):
                 remove(self._folder / MANIFEST_NAME)
-                for name in old.get("companions", ()):
+                for name in _companions(old):
                     remove(self._folder / name)
                 self._remove_stale({n: f for n, f in left.items() if n not in self._files})
             elif not left:
@@ -310,15 +310,13 @@ class TargetFolder:
                 facts = ("rank", "size", "modified", "digest")
                 files[name] = {key: noted[key] for key in facts if key in noted}
                 del self._files[name]
-        companions = FORMS[self._form].companions({f["rank"]: n for n, f in files.items()})
-        for name, data in companions.items():
+        for name, data in _companions({"form": self._form, "files": files}).items():
             write_small(self._folder / name, data, durable=self._durable)
         content = {
             "form": self._form,
             "identity": self._identity,
             "seed": self.state.seed,
             "files": files,
-            **({"companions": sorted(companions)} if companions else {}),
             **contents,
         }
         if "stages" in contents:
@@ -352,6 +350,12 @@ class TargetFolder:
         if self._made:
             with suppress(OSError):
                 self._folder.rmdir()  # where nothing came of it
+
+
+def _companions(record: Mapping[str, Any]) -> Mapping[str, bytes]:
+    """Return the small files that belong beside the files of a record."""
+    files = {facts["rank"]: name for name, facts in record["files"].items()}
+    return FORMS[record.get("form", USUAL)].companions(files)
 
 
 def _read_record(path: Path) -> bytes:

@@ -44,6 +44,13 @@ def is_none(where: str | Strategy | None) -> bool:
     return where in (None, "", "none", "None") or isinstance(where, WholeStrategy)
 
 
+def path_of(where: str | Strategy | None) -> Path | None:
+    """Return the file or folder that `where` names; None for whole tensors, patterns and values."""
+    if not isinstance(where, str) or is_none(where) or where.startswith(SHARD_PREFIX):
+        return None
+    return Path(where)
+
+
 def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
     """Return strategies for at least so many ranks that lie in a checkpoint's folder or beside it.
 

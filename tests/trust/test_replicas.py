@@ -76,6 +76,17 @@ def test_a_transform_warns_or_refuses_on_request(place):
     assert not (tmp / "refused").exists()
 
 
+def test_without_replicas_nothing_is_said_to_be_the_same(tmp_path):
+    stages = [{"w": ([4], [0, -1], 0, 0)}]
+    src = reference.write_checkpoint(tmp_path / "src", stages, {"w": ((8, 2), "Float32")})
+    a = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    line = [sys.executable, "-m", "rankxform", "inspect", "--replicas", src, "--src-strategy", a]
+    code, output = run([*map(str, line)], 60, env=environment())
+    assert code == 0 and output.startswith("NOTHING COMPARED")
+    code, output = run([*map(str, line), "--json"], 60, env=environment())
+    assert json.loads(output)["same"] is None
+
+
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_command(processes, place):
     folder, a, _ = place

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.storage import strategies
 from tests import reference
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
@@ -239,6 +240,88 @@ def test_the_command_that_compares_says_what_was_chosen(place):
         f"--src-strategy {place.a} --dst-strategy {place.b} --exclude ^b$ --unlisted take-one "
         "--prefix net_"
     )
+
+
+def compare_as_printed(folder, code=0):
+    """Run the command that `verify` of a folder prints."""
+    line = [sys.executable, "-m", *shlex.split(rankxform.verify(folder).command)]
+    found, output = run(line, 60, env=environment())
+    assert found == code, output
+    return output
+
+
+SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"ranks": (0, 2)}, "--ranks 0,2"), ({"allow_equal_slices": True}, "--allow-equal-slices")],
+)
+def test_the_command_that_compares_says_all_that_matters(options, words, tmp_path):
+    equal = "allow_equal_slices" in options
+    place = Place(
+        tmp_path, SHARDED, [{"w": ([3], [0, -1], 0, 0)}], {"w": ((12, 2), "Float32")},
+        make=(lambda n, s, d: np.tile(np.arange(6, dtype="<u4").reshape(3, 2), (4, 1)))
+        if equal else reference.full_tensor,
+    )  # fmt: skip
+    place.transform(**options)
+    assert words in rankxform.verify(place.dst).command
+    assert "the same" in compare_as_printed(place.dst)
+
+
+def test_the_command_that_compares_takes_the_step_that_was_converted(tmp_path):
+    place = Place(tmp_path, SHARDED, SHARDED, {"w": ((8, 2), "Float32")}, name="net-1_10")
+    place.transform()
+    reference.write_checkpoint(
+        place.src, SHARDED, place.params, name="net-1_20", make=reference.counting_tensor
+    )
+    assert "the same" in compare_as_printed(place.dst)
+
+
+def test_the_command_that_compares_where_no_option_was_needed(tmp_path):
+    src = reference.write_checkpoint(tmp_path / "src", None, {"w": ((8, 2), "Float32")})
+    rankxform.transform(src, tmp_path / "dst", crc=True)
+    assert "--src-strategy" not in rankxform.verify(tmp_path / "dst").command
+    assert "the same" in compare_as_printed(tmp_path / "dst")
+
+
+def test_the_command_that_compares_where_no_file_says_what_was_given(place):
+    a, b = (strategies.load(str(path)) for path in (place.a, place.b))
+    rankxform.transform(place.src, place.tmp / "some", a, b, exclude="^b$")
+    words = shlex.split(rankxform.verify(place.tmp / "some").command)[4:]
+    assert words == ["--src-strategy", "A", "--dst-strategy", "B", "--exclude", "^b$"]
+    files = {rank: place.shard(rank) for rank in range(6)}
+    rankxform.transform("nowhere", place.tmp / "more", place.a, place.b, files=files)
+    assert shlex.split(rankxform.verify(place.tmp / "more").command)[2] == "SRC"
+
+
+def test_a_strategy_longer_than_a_file_name(tmp_path):
+    place = Place(tmp_path, SHARDED, SHARDED, {"w": ((8, 2), "Float32")})
+    many = "shard:" + ",".join(f"^nothing{i}$=0" for i in range(30)) + ",^w$=0@4"
+    rankxform.transform(place.src, place.dst, many, place.b)
+    assert "the same" in compare_as_printed(place.dst)
+
+
+def test_what_was_not_compared_does_not_count(place):
+    place.transform(overwrite=True, verify=True, fsync=False)
+    size = place.final(0).stat().st_size
+    whole = rankxform.verify(place.dst)
+    os.rename(place.final(1), place.tmp / "away")
+    found = rankxform.verify(place.dst)
+    assert found.same is False and whole.compared == found.compared + size
+    os.rename(place.tmp / "away", place.final(1))
+    manifest = place.manifest
+    del next(iter(manifest["files"].values()))["digest"]
+    (place.dst / "rankxform.json").write_text(json.dumps(manifest))
+    assert rankxform.verify(place.dst).same is None
+
+
+def test_a_record_names_no_file_to_be_removed(place):
+    manifest = place.manifest
+    manifest["companions"] = [f"../src/rank_3/{place.shard(3).name}"]
+    (place.dst / "rankxform.json").write_text(json.dumps(manifest))
+    place.transform(overwrite=True, exclude="^b$")
+    assert place.shard(3).exists()
 
 
 @pytest.mark.parametrize("alone", [False, True])
