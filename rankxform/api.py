@@ -103,6 +103,8 @@ def load(
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
+    if isinstance(rank, bool):
+        raise UsageError(f"rank is {rank!r}; expected a number")
     if rank is None:
         whole = strategies.is_none(request.dst_strategy)
         return 0 if whole else loading.own_rank(processes, os.environ)
@@ -157,11 +159,16 @@ def plan(
     """
 
     def run(members: Team) -> Plan:
-        request = members.agree(
-            lambda: _request(src, None, src_strategy, dst_strategy, options, _ALL)
-        )
+        def ask() -> tuple[Request, int]:
+            request = _request(src, None, src_strategy, dst_strategy, options, _ALL)
+            count = members.size if processes is None else processes
+            if type(count) is not int or count < 1:
+                raise UsageError(f"processes is {count!r}; expected a number from 1 on")
+            return request, count
+
+        request, count = members.agree(ask)
         conversion = prepare(request, members)
-        found, policy = predict_loads(conversion, processes or members.size, members)
+        found, policy = predict_loads(conversion, count, members)
         return members.agree(lambda: planning.summarize(conversion, found, policy))
 
     return _collective(comm, run)
@@ -173,10 +180,10 @@ def ranks(
     """Return for each destination rank the source ranks whose bytes it needs."""
     with storage_errors():
         src, dst = (
-            strategies.load(_strategy(src_strategy)),
-            strategies.load(_strategy(dst_strategy)),
+            strategies.load(_strategy("src_strategy", src_strategy)),
+            strategies.load(_strategy("dst_strategy", dst_strategy)),
         )
-    return inspection.needed_ranks(src, dst, wanted)
+    return inspection.needed_ranks(src, dst, _several("wanted", wanted))
 
 
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
@@ -248,16 +255,42 @@ def _request(
     given = dict(options)
     for one in OPTIONS:
         if one.metadata["kind"] in ("repeated", "ranks") and one.name in given:
-            several = given[one.name]
-            given[one.name] = (several,) if isinstance(several, (str, int)) else tuple(several)
+            given[one.name] = _several(one.name, given[one.name])
+    files = given.get("files")
+    if files is not None:
+        if not isinstance(files, Mapping) or not all(isinstance(rank, int) for rank in files):
+            raise UsageError(f"files is {files!r}; expected a mapping of ranks to paths")
+        given["files"] = {rank: _path(f"files[{rank}]", path) for rank, path in files.items()}
     return Request(
-        os.fspath(src),
-        None if dst is None else os.fspath(dst),
-        src_strategy=_strategy(src_strategy),
-        dst_strategy=_strategy(dst_strategy),
+        _path("src", src),
+        None if dst is None else _path("dst", dst),
+        src_strategy=_strategy("src_strategy", src_strategy),
+        dst_strategy=_strategy("dst_strategy", dst_strategy),
         **given,
     )
 
 
-def _strategy(given: PathLike | Strategy | None) -> str | Strategy | None:
-    return given if given is None or isinstance(given, Strategy) else os.fspath(given)
+def _several(name: str, value: Any) -> tuple[Any, ...]:
+    """Return one value, some, or none (None) as a tuple."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, int)):
+        return (value,)
+    try:
+        return tuple(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}; expected one value or several") from None
+
+
+def _path(name: str, value: Any) -> str:
+    try:
+        found = os.fspath(value)
+    except TypeError:
+        found = b""
+    if not isinstance(found, str) or (name == "dst" and not found):
+        raise UsageError(f"{name} is {value!r}; expected a path")
+    return found
+
+
+def _strategy(name: str, given: Any) -> str | Strategy | None:
+    return given if given is None or isinstance(given, Strategy) else _path(name, given)

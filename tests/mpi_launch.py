@@ -232,3 +232,13 @@ def pytest_configure(config):
         config.pluginmanager.register(Outside(config), "rankxform-outside-mpirun")
     elif RESULTS in os.environ:
         config.pluginmanager.register(Inside(os.environ[RESULTS]), "rankxform-inside-mpirun")
+
+
+def pytest_runtest_setup(item):
+    """In a world that somebody started, skip what is not meant for its size."""
+    marker = item.get_closest_marker("mpi")
+    if PROCESS is not None and marker and "sizes" in marker.kwargs:
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.size not in marker.kwargs["sizes"]:
+            pytest.skip(f"for {marker.kwargs['sizes']} processes")

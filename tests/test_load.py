@@ -93,6 +93,47 @@ def test_bfloat16_with_and_without_ml_dtypes(place, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"format": []}, "format is "),
+        ({"read_method": ["auto"]}, "read_method is "),
+        ({"ranks": 1.0}, "ranks is 1.0; expected one value or several"),
+        ({"files": ["x"]}, "expected a mapping of ranks to paths"),
+        ({"files": {0: 5}}, r"files\[0\] is 5; expected a path"),
+        ({"comm": 5}, "comm is 5; expected a communicator"),
+        ({"src_strategy": 5}, "src_strategy is 5; expected a path"),
+        ({"dst": ""}, "dst is ''; expected a path"),
+    ],
+)
+def test_what_no_option_can_be_is_a_usage_error(options, words, place, tmp_path):
+    src, a, b = place
+    given = {"src": src, "dst": tmp_path / "dst", "src_strategy": a, "dst_strategy": b, **options}
+    with pytest.raises(rankxform.UsageError, match=words):
+        rankxform.transform(**given)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_none_leaves_an_option_as_it_is(place):
+    found = rankxform.plan(*place, include=None, rename=None, ranks=None)
+    assert len(found.ranks) == rankxform.plan(*place).dst_ranks
+    assert rankxform.ranks(place[1], place[2], 1).keys() == {1}
+
+
+@pytest.mark.parametrize("processes", [0, -1, "3", 2.0, True])
+def test_a_plan_is_for_a_number_of_processes(processes, place):
+    with pytest.raises(rankxform.UsageError, match="expected a number from 1 on"):
+        rankxform.plan(*place, processes=processes)
+
+
+@pytest.mark.parametrize(
+    "costs", [{"read": -1}, {"read": "fast"}, {"overlap": -2}, {"latency": True}]
+)
+def test_costs_are_positive_numbers(costs):
+    with pytest.raises(rankxform.UsageError, match="expected a number above zero"):
+        rankxform.Costs(**costs)
+
+
 @pytest.mark.parametrize("dtype", ["Int4", "str"])
 def test_what_is_no_number_is_not_converted(dtype):
     with pytest.raises(rankxform.RankxformError, match="cannot be converted"):

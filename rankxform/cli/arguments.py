@@ -9,7 +9,7 @@ from typing import Any
 from rankxform.errors import UsageError
 from rankxform.job.request import Request
 
-from .options import given
+from .options import given, option
 from .parser import parser
 
 
@@ -49,7 +49,12 @@ def _plain(word: str) -> str:
 def request(options: argparse.Namespace) -> Request:
     """Turn the options of a conversion into a request. Raises UsageError."""
     facts: dict[str, Any] = vars(options)
-    src = "" if facts.get("shapes") else _one("SRC", options.src, facts.get("src_option"))
+    if facts.get("shapes"):
+        if options.src or facts.get("src_option"):
+            raise UsageError("SRC and --shapes: a plan is of a checkpoint, or of shapes alone")
+        src = ""
+    else:
+        src = _one("SRC", options.src, facts.get("src_option"))
     dst = facts.get("dst") or facts.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
         dst = _one("DST", options.dst, options.dst_option)
@@ -68,6 +73,13 @@ def means_manifest(options: argparse.Namespace) -> bool:
         return False
     if options.src_strategy or options.dst_strategy:
         raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")
+    for name, value in given(options).items():
+        if value not in (option(name).default, ()):
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"one folder and --{flag}: its manifest has all options; leave --{flag} out, or "
+                "give the source too: verify SRC DST"
+            )
     return True
 
 

@@ -25,22 +25,24 @@ from .options import (
 DESCRIPTION = """\
 Move a distributed MindSpore checkpoint between parallel strategies.
 
-  mpirun -n P python -m rankxform transform SRC DST --src-strategy A --dst-strategy B
+  mpirun -n P python -m rankxform transform SRC DST \\
+      --src-strategy A --dst-strategy B
 
-reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes DST/rank_0 .. rank_N-1 for
-strategy B. P processes share the work; P, M and N need not be equal nor divide one another.
-Without mpirun one process does it all, and no MPI is needed. A strategy is a file that
-MindSpore saved, a folder with the files of all pipeline stages, or "none" (whole tensors
-on one rank).
+reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes
+DST/rank_0 .. rank_N-1 for strategy B. P processes share the work; P, M and N
+need not be equal nor divide one another. Without mpirun one process does it
+all, and no MPI is needed. A strategy is a file that MindSpore saved, a folder
+with the files of all pipeline stages, or "none" (whole tensors on one rank).
 """
 EPILOG = """\
-The arguments of MindSpore's and MindFormers' conversion scripts are understood too
-(--src_ckpt_dir, --src_checkpoints_dir, --src_ckpt_strategy, --src_strategy_file, ...);
+The arguments of MindSpore's and MindFormers' conversion scripts are
+understood too (--src_ckpt_dir, --src_ckpt_strategy, --src_strategy_file, ...);
 "-" and "_" are interchangeable in options. The default verb is transform.
 
-exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the strategy or the
-checkpoint is at fault; 4 reading or writing failed; 6 verify found a difference; 70 a bug
-of rankxform's own; 75 stopped, run again.
+exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the
+strategy or the checkpoint is at fault; 4 reading or writing failed, or DST
+holds something else; 6 verify found a difference; 70 a bug of rankxform's
+own; 75 stopped, run again.
 """
 
 
@@ -150,13 +152,18 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add_json(verb)
 
 
+_OF_RANKS = (
+    "ranks", "include", "exclude", "rename", "unmatched", "src_pattern", "step", "suffix"
+)  # fmt: skip
+
+
 def _ranks_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "src", nargs="?", metavar="SRC", help="the checkpoint, for the exact choice among replicas"
     )
     add_strategies(verb)
-    add_option(verb, option("ranks"))
-    add_option(verb, option("rename"))
+    for name in _OF_RANKS:
+        add_option(verb, option(name))
     add_json(verb)
 
 
@@ -178,7 +185,8 @@ def _inspect(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
     )
-    add_option(verb, option("src_pattern"))
+    for name in ("src_pattern", "step", "suffix"):
+        add_option(verb, option(name))
     add_json(verb)
 
 

@@ -71,8 +71,8 @@ def plan_table(head: str, plan: Plan, prediction: tuple[float, Costs] | None) ->
         "",
         f"in all: {size(plan.bytes_needed)} of the source are needed, "
         f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
-        f"buffers of at most {size(plan.buffer_bytes_a_process)} on each of "
-        f"{processes} process{'es' if processes > 1 else ''}",
+        f"buffers of at most {size(plan.buffer_bytes_a_process)} on "
+        + (f"each of {processes:,} processes" if processes > 1 else "one process"),
     ]
     lines += [left_out(left) for left in plan.left_out]
     if plan.absent:
@@ -138,6 +138,8 @@ def _facts(
         "least_mean_largest": {name: list(three) for name, three in spread.items()},
         "buffer_bytes_a_process": request.memory,
         "peak_memory_bytes": found.memory,
+        "notices": conversion.notices,
+        "warnings": conversion.warnings,
     }
 
 

@@ -38,7 +38,7 @@ def header(conversion: Conversion, processes: int) -> str:
             f"             sharded by {_strategy(source.strategy)}",
             f"destination  {where}{ranks}",
             f"             sharded by {_strategy(dst)}",
-            f"processes    {processes} (need not equal the number of ranks)",
+            f"processes    {processes:,} (need not equal the number of ranks)",
         )
     )
 
@@ -61,7 +61,9 @@ def _count(number: int, what: str) -> str:
 def summary(done: Report) -> str:
     """Say what was moved, what was left out, and what deserves a look."""
     times = done.read / done.needed if done.needed else 1
-    why = "; equal slices are read by every process that writes one" if times > 1.05 else ""
+    why = ""
+    if times > 1.05:
+        why = "; equal slices are read by every process that writes one, or whole rows for a part"
     linked = f" ({done.linked} linked to equal ones)" if done.linked else ""
     lines = []
     if done.kept == len(done.files):

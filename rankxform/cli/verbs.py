@@ -15,6 +15,7 @@ from rankxform.transport import Team
 
 from . import arguments, report
 from .launch import Program
+from .options import given
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
@@ -120,8 +121,7 @@ def _ranks(options: argparse.Namespace, processes: Team) -> None:
     if options.src:
         request = processes.bcast(
             lambda: Request(
-                options.src, None, options.src_strategy, options.dst_strategy,
-                ranks=options.ranks, rename=tuple(options.rename),
+                options.src, None, options.src_strategy, options.dst_strategy, **given(options)
             )
         )  # fmt: skip
         conversion = prepare(request, processes)
@@ -161,7 +161,7 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
 
         strategy = options.src_strategy
         request = processes.bcast(
-            lambda: Request(options.path, None, strategy, strategy, src_pattern=options.src_pattern)
+            lambda: Request(options.path, None, strategy, strategy, **given(options))
         )
         found = compare_replicas(request, processes, Progress)
         if processes.rank == 0:

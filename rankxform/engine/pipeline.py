@@ -65,7 +65,7 @@ class Sink(Protocol):
         """Take content of `name` from its content byte `start` on."""
 
     def finish(self) -> None:
-        """Write out what is still buffered."""
+        """Write out what is still buffered; once, after the last `put`. Raises StorageError."""
 
 
 @dataclass

@@ -191,6 +191,9 @@ class Schedule:
     def repeats(self, arena: int) -> Iterator[tuple[Tiles, int]]:
         """Yield tiles with the number of their repetition, in the order in which to do them.
 
+        `arena` is in bytes. The order is the same on every process of an exchange; tiles in which
+        this process has no part are left out.
+
         In an exchange, tiles of the same readers and receivers stay in their order, and such queues
         are interleaved in proportion to their length: otherwise, where one side is sharded by rows,
         its processes would be busy one after another.

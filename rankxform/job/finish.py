@@ -84,6 +84,8 @@ def publish_all(
 def _seen(work: Work, team: Team) -> dict[int, Facts]:
     """Return size and time of the part files, by rank, as the last to write has them. Collective.
 
+    In bytes and nanoseconds; a file that no process sees is left out.
+
     On a network file system a node may not know yet what another has written to the same file: it
     sees it shorter, and older.
     """

@@ -138,7 +138,13 @@ def _measured_speeds(files: SourceFiles, team: Team) -> list[float]:
 
 
 def _significant(speeds: Sequence[float]) -> list[float]:
-    """Set speeds to the median, except those that are lower by more than the measurement noise."""
+    """Set speeds to the median, except those that are lower by more than the measurement noise.
+
+    In bytes a second, by process; none of the result is below a thousandth of the median.
+
+    >>> _significant([4.0, 5.0, 6.0, 1.0, 0.0])
+    [5.0, 5.0, 5.0, 1.0, 0.005]
+    """
     known = sorted(speed for speed in speeds if speed)
     usual = known[len(known) // 2] if known else 0.0
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]

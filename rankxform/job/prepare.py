@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankxform.checkpoints.base import FORMS, Form, Listing, Shards, Target, Wish, form_of
-from rankxform.errors import CheckpointError, FormatError, UsageError
+from rankxform.errors import CheckpointError, FormatError, RequestError, UsageError
 from rankxform.formats.base import FORMATS, Index, Schema
 from rankxform.formats.shapes import parse as parse_shapes
+from rankxform.layout.layout import whole
 from rankxform.layout.names import ranges, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.ops import drop, rename
@@ -120,9 +121,9 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> _Inputs:
     if request.shapes is not None:
         return _imagined(request, src, dst, Path(request.shapes))
     where = Path(request.src).absolute()
-    whole = isinstance(src, WholeStrategy)
-    wanted = None if whole else _needed_ranks(src, dst, request)
-    among = None if whole else range(src.ranks)
+    is_whole = isinstance(src, WholeStrategy)
+    wanted = None if is_whole else _needed_ranks(src, dst, request)
+    among = None if is_whole else range(src.ranks)
     form = form_of(where, request.src_form)
     shards = _shards(request, form, where, wanted, there, searched, among)
     check_stated(request, where, shards)
@@ -130,7 +131,7 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> _Inputs:
         wanted = sorted(shards.paths)
     elif not any(rank in shards.paths for rank in wanted):
         raise CheckpointError(f"{where}: none of the ranks {ranges(wanted)} is there{searched}")
-    outside = [] if whole else [rank for rank in shards.paths if rank >= src.ranks]
+    outside = [] if is_whole else [rank for rank in shards.paths if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
     kept = {rank: path for rank, path in sorted(shards.paths.items()) if rank in keep}
     dst_path = str(Path(request.dst).absolute()) if request.dst is not None else None
@@ -155,12 +156,16 @@ def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _
         src = src.over({name: shape for name, (shape, _) in known.items()}, states=True)
     indexes: dict[int, Index] = {}
     for stage in range(len(src.stages)):
-        names = [n for n in known if n in src and stage in src.stages_of.get(n, (0,))]
+        names = [n for n in known if n not in src or stage in src.stages_of.get(n, (0,))]
         sliced = []
         for name in names:
             shape, _ = known[name]
-            layout = src.layout(name, stage, len(shape)).fold(shape, slices=False)
-            sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
+            try:
+                layout = src.layout(name, stage, len(shape)) if name in src else whole(len(shape))
+                layout = layout.fold(shape, slices=False)
+                sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
+            except RequestError as error:
+                raise RequestError(f"{shapes}: {name!r} in {src.label}: {error}") from error
         types = tuple(known[name][1] for name in names)
         schema = Schema(tuple(names), types, tuple(sliced))
         indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
@@ -255,8 +260,16 @@ def _planned(
     ranks = check_ranks(request.ranks, dst)
     selection = select(catalog, dst, derivation, request.unmatched, ranks)
     planner = Planner(catalog, dst, selection, request.replicas)
-    for rank in ranks:
-        planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
+    try:
+        for rank in ranks:
+            planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
+    except RequestError as error:
+        if not outside:
+            raise
+        raise RequestError(
+            f"{error}. {request.src} holds files of more ranks than the {src.ranks} of "
+            f"{src.label}: is that this checkpoint's strategy?"
+        ) from error
     by_pattern = sharded_by_pattern(selection, catalog)
     if by_pattern:
         notices.append(f"{src.label} shards {summarize_names(by_pattern)}")

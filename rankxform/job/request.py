@@ -144,7 +144,11 @@ class Request:
         choices=FORMS,
     )  # fmt: skip
     prefix: str = _option(
-        "checkpoint_", OUTPUT, "files are rank_N/<prefix>N (default: %(default)s)", BYTES, COMPARE
+        "checkpoint_",
+        OUTPUT,
+        "start of each file's name, before its rank (default: %(default)s)",
+        BYTES,
+        COMPARE,
     )
     format: str | None = _option(
         None, OUTPUT, "container of the files (default: the source's)", COMPARE, choices=FORMATS
@@ -166,9 +170,9 @@ class Request:
     )  # fmt: skip
     costs: Costs | None = _option(  # noqa: RUF009
         None, IO, "cost model: bandwidths (read, write, network, copy), latencies (read_latency, "
-        "latency), and the overlap of reading and sending (0-1); such as read=1G,write=1G,"
-        "network=10G,copy=5G,read_latency=100us,latency=30us,overlap=1 (default: measured; if some "
-        "are given, these for the others)", LOAD, kind="costs", metavar="WHAT=VALUE,..",
+        "latency), and the overlap of reading and sending (0-1), such as read=2G,latency=30us "
+        "(default: measured; if some are given, 1G, 1G, 10G, 5G, 100us, 30us, 1 for the others)",
+        LOAD, kind="costs", metavar="WHAT=VALUE,..",
     )  # fmt: skip
     memory: int = _option(
         DEFAULT_MEMORY, IO, "buffers on each process (default: 64M)", LOAD, kind="size",
@@ -200,10 +204,10 @@ class Request:
     def __post_init__(self) -> None:
         for one in OPTIONS:
             value, choices = getattr(self, one.name), one.metadata["choices"]
+            _check_kind(one, value)
             if choices and value not in choices and not (value is None is one.default):
                 known = " or ".join(map(str, choices))
                 raise UsageError(f"{one.name} is {value!r}; expected {known}")
-            _check_kind(one, value)
         for name, given in vars(self).items():
             for text in given if isinstance(given, tuple) else (given,):
                 if isinstance(text, str) and "\0" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rankxform.checkpoints.base import FORMS, USUAL, Listing, Shards, Wish
 from rankxform.engine.checksum import Fingerprint, sum_of_file
 from rankxform.engine.compare_sink import Comparison, Difference, Expected, mismatches
 from rankxform.engine.pipeline import Messenger, Traffic, carry
-from rankxform.errors import CheckpointError, StorageError
+from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.formats.base import Index
 from rankxform.planning.assign import Assignment, assign_visible
 from rankxform.planning.exchange import WorkPlan
@@ -113,6 +114,8 @@ def verify(
     differences = {(one.name, one.rank): one for _, some in every for one in some}
     for one in _extra_ranks(planner, there):
         differences[one.name, one.rank] = one
+    if differences:
+        notices += team.bcast(lambda: _made_with(target.folder))
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(indexes),
@@ -122,6 +125,14 @@ def verify(
         (*conversion.notices, *notices),
         warnings=(*conversion.warnings, *strangers(target.form, paths.values(), team)),
     )
+
+
+def _made_with(folder: Path) -> list[str]:
+    """Return, as a notice, the command with the options that a folder was made with, if known."""
+    with suppress(StorageError):
+        command = verify_command(manifest(folder), str(folder))
+        return [f"{folder}: by its manifest, the command that compares it is: {command}"]
+    return []
 
 
 def _extra_ranks(planner: Planner, there: Listing) -> list[Difference]:
@@ -270,7 +281,12 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
     for node, processes in enumerate(nodes.processes):
         if known[processes[0]]:
             groups.setdefault(known[processes[0]], []).append(node)
-    alike = list(groups.values()) or [[0]]  # whose error says that there is none
+    alike = list(groups.values())
+    if not alike:
+        raise UsageError(
+            f"{path}: there is no manifest; this is no finished destination of rankxform. "
+            "Compare it with its source: verify SRC DST --src-strategy A --dst-strategy B"
+        )
     leaders = [[p for node in group for p in nodes.processes[node]] for group in alike]
     firsts = {processes[0] for processes in leaders}
     records = team.allgather(lambda: manifest(folder) if team.rank in firsts else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rankxform.errors import UsageError
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, bounding_boxes
 from rankxform.geometry.grid import Cell, Grid, overlaps
@@ -22,6 +23,9 @@ _GAIN = 0.9
 
 _LEAST_LATENCY = 4 << 10
 """Bytes below which nothing is read faster."""
+
+
+_BANDWIDTHS = ("read", "write", "network", "copy")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,13 @@ class Costs:
     read_latency: float = 100e-6
     latency: float = 30e-6
     overlap: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            least = -1.0 if name == "overlap" else 0.0
+            if not number or not (value > 0 or (name not in _BANDWIDTHS and value >= least)):
+                raise UsageError(f"costs: {name} is {value!r}; expected a number above zero")
 
     @property
     def latency_bytes(self) -> float:
@@ -112,7 +123,9 @@ def estimate_io(
     node: tuple[int, ...],
     method: ReadMethod,
 ) -> IoEstimate:
-    """Estimate both for processes that receive the cells of a destination `grid`.
+    """Estimate reads and messages for processes that receive the cells of a destination `grid`.
+
+    Bytes and counts, not seconds: if every node reads for itself, and if each byte is read once.
 
     node: by process its node.
     """

@@ -49,7 +49,7 @@ class State:
     completed: Completed
 
     def with_all(self, states: Iterable[State]) -> State:
-        """Return this folder's state with what is complete in all folders."""
+        """Return this folder's state with what is complete in all folders, of which it is one."""
         kept, completed = self.kept, Completed()
         for state in states:
             kept |= state.kept

@@ -25,7 +25,10 @@ class Sources:
         self.nbytes = 0
 
     def read(self, rank: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
-        """Fill `room` with the content of rank's `name` from content byte `start` on.
+        """Fill `room` with what the file of `rank` (its id) holds of `name`, from byte `start` on.
+
+        `name` is the source's own, and `start` counts in the tensor's content. Raises StorageError,
+        and CheckpointError where the file has changed since it was indexed.
 
         What is `sparse` out of bytes that nobody wants is read through a descriptor of its own,
         on which the system reads nothing ahead.

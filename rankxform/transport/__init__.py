@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankxform.errors import UsageError
+
 from .launcher import launched_size
 from .team import Serial, Team
 
@@ -21,6 +23,8 @@ def team(comm: Any = None) -> Team:
     """
     if comm is None and launched_size() is None:
         return Serial()
+    if comm is not None and not hasattr(comm, "Dup"):
+        raise UsageError(f"comm is {comm!r}; expected a communicator of mpi4py")
     from .mpi import MpiTeam
 
     return MpiTeam.over(comm)

@@ -53,7 +53,7 @@ def test_the_slurm_script_converts_what_two_nodes_hold(clean):
     options = spread(clean, CASE)
     with slurm.Slurm(clean) as running:
         code, output = running.batch(
-            ROOT / "launch" / "slurm.sbatch", LOCAL / "src", LOCAL / "dst", *options,
+            ROOT / "launch" / "slurm.sbatch", "transform", LOCAL / "src", LOCAL / "dst", *options,
             options=["--nodes=2", "--ntasks-per-node=2"],
             PYTHON=sys.executable, MPI_TYPE=mpi_type(), OMPI_MCA_btl="self,sm,tcp",
             OMPI_MCA_pml="ob1",
