@@ -218,7 +218,7 @@ def _shards(path: Path, pattern: str) -> dict[str, Any]:
     steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
     written = ["_".join(map(str, step)) for step in steps]
     paths = {rank: (file,) for rank, file in shards.paths.items()}
-    step = "_".join(map(str, shards.step)) if shards.step else None
+    step = shards.step_name
     warning = {"warning": shards.newer} if shards.newer else {}
     return {"step": step, "steps": written, **warning, "paths": paths}
 

@@ -50,6 +50,11 @@ class Shards:
     incomplete: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
 
     @property
+    def step_name(self) -> str | None:
+        """The step as `--step` takes it, such as 10_73; None if the files' names state none."""
+        return "_".join(map(str, self.step)) if self.step else None
+
+    @property
     def newer(self) -> str | None:
         """Which step, this or a newer one, some rank lacks, in words; None if there is none."""
         if not self.incomplete:

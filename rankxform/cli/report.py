@@ -165,6 +165,7 @@ def verdict_facts(found: Verdict) -> dict[str, Any]:
     return {
         "same": found.same,
         "checked": found.checked,
+        "step": found.step,
         "files": found.files,
         "bytes_compared": found.compared,
         "command": found.command,

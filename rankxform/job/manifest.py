@@ -86,8 +86,8 @@ def verify_options(request: Request, shards: Shards) -> list[str]:
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):
                 words += [_flag(one.name)] if text is True else _words(one.name, text)
-    if shards.step:  # a newer one may be there by then
-        words += _words("step", "_".join(map(str, shards.step)))
+    if shards.step_name:  # a newer one may be there by then
+        words += _words("step", shards.step_name)
     return words
 
 

@@ -77,14 +77,14 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         for one in slice_ranges:
             writers.setdefault(one.rank, []).append(process)
     from_rank = read_by_rank(t for some in assignment for t in planner.transfers(some))
-    step, latency = conversion.files.shards.step, getattr(policy.method, "latency", None)
+    latency = getattr(policy.method, "latency", None)
     everything = [planner.whole_file(rank) for rank in conversion.ranks]
     return Plan(
         src=request.src,
         src_ranks=planner.catalog.strategy.ranks,
         dst_ranks=planner.dst.ranks,
         processes=processes,
-        step="_".join(map(str, step)) if step else None,
+        step=conversion.files.shards.step_name,
         parameters=len(selection.parameters),
         bytes_needed=needed_bytes(planner.transfers(everything)),
         bytes_read=sum(one.read for one in found.workloads),

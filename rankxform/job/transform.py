@@ -55,6 +55,7 @@ from .request import Request
 class Report:
     """What a transform did, over all processes. Sizes are bytes, times seconds.
 
+    src, dst: the folders, with the step that was taken and the ranks that their strategies have.
     files: all destination files; linked: how many of them share another's bytes; kept: how many
     were complete before; continued: how many an earlier run had begun.
 
@@ -67,6 +68,11 @@ class Report:
     what may not be what was meant; notices: what to know.
     """
 
+    src: str
+    dst: str
+    step: str | None
+    src_ranks: int
+    dst_ranks: int
     files: tuple[str, ...]
     linked: int
     kept: int
@@ -147,7 +153,12 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
     every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
     catalog, selection = planner.catalog, planner.selection
     return Report(
-        tuple(map(str, work.conversion.finals.values())),
+        src=work.request.src,
+        dst=str(work.request.dst),
+        step=work.conversion.files.shards.step_name,
+        src_ranks=catalog.strategy.ranks,
+        dst_ranks=planner.dst.ranks,
+        files=tuple(map(str, work.conversion.finals.values())),
         linked=work.linked,
         kept=len(state.kept),
         continued=len(state.completed.done),

@@ -43,7 +43,8 @@ class Verdict:
 
     differences: by parameter and rank. files, compared: how many destination files, and how many
     bytes of them, were compared. by_manifest: differences are of files, not of parameters; with
-    `sizes_only` no byte but the headers was compared, and `command` is what would. warnings: what
+    `sizes_only` no byte but the headers was compared, and `command` is what would. step: of the
+    source, if its files' names state one. warnings: what
     may not be what was meant; notices: what to know.
     """
 
@@ -57,6 +58,7 @@ class Verdict:
     sizes_only: bool = False
     warnings: tuple[str, ...] = ()
     command: str | None = None
+    step: str | None = None
 
     @property
     def checked(self) -> str:
@@ -124,6 +126,7 @@ def verify(
         team.size,
         (*conversion.notices, *notices),
         warnings=(*conversion.warnings, *strangers(target.form, paths.values(), team)),
+        step=files.shards.step_name,
     )
 
 

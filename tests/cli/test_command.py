@@ -50,6 +50,20 @@ def error_lines(output):
     return [line for line in output.splitlines() if line.startswith("rankxform: error:")]
 
 
+@pytest.mark.parametrize("processes", [None, 3])
+def test_results_as_json(processes, place):
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json", "--progress", "none"]
+    code, output = command("transform", place.src, place.dst, *flags, processes=processes)
+    found = json.loads(output)
+    assert code == 0 and right(place)
+    assert (found["src"], found["dst"]) == (str(place.src), str(place.dst))
+    assert (found["step"], found["src_ranks"], found["dst_ranks"]) == ("3_70", 4, 3)
+    assert len(found["files"]) == 3 and found["left_out"][0]["names"] == ["adam_m.w"]
+    code, output = command("verify", place.src, place.dst, *flags, processes=processes)
+    found = json.loads(output)
+    assert code == 0 and (found["same"], found["step"], found["differences"]) == (True, "3_70", [])
+
+
 @pytest.mark.parametrize("processes", [None, 1, 2, 5])
 def test_transform(processes, place):
     code, output = command(
