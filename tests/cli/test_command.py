@@ -50,6 +50,50 @@ def error_lines(output):
     return [line for line in output.splitlines() if line.startswith("rankxform: error:")]
 
 
+def test_options_that_are_not_meant_are_refused(place):
+    code, output = command("verify", place.src, "--rename", "a=b")
+    assert code == 2 and "one folder and --rename: its manifest has all options" in output
+    code, output = command("verify", place.src)
+    assert code == 2 and "there is no manifest" in output and "verify SRC DST" in output
+    code, output = command("plan", place.src, "--shapes", place.a, "--src-strategy", place.a)
+    assert code == 2 and "SRC and --shapes" in output
+
+
+def test_a_source_of_more_ranks_than_its_strategy(place):
+    half = reference.write_strategy(
+        place.tmp / "half.ckpt", [dict.fromkeys(PARAMS, ([2], [0, -1], 0, 0))]
+    )
+    odd = reference.write_strategy(place.tmp / "odd.ckpt", [{"w": ([5], [-1, 0], 0, 0)}])
+    code, output = command(
+        "transform", place.src, place.dst, "--src-strategy", half, "--dst-strategy", odd
+    )
+    assert code == 3 and "files of more ranks than the 2 of" in output
+    assert not place.dst.exists()
+
+
+def test_a_difference_comes_with_the_command_that_compares(place):
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    command("transform", place.src, place.dst, *flags, "--prefix", "net_")
+    (place.dst / "rank_1" / "net_1.ckpt").write_bytes(b"")
+    code, output = command("verify", place.src, place.dst, *flags)
+    assert (
+        code == 6 and "by its manifest, the command that compares it is: rankxform verify" in output
+    )
+    assert "--prefix net_" in output
+
+
+def test_shapes_of_parameters_in_no_strategy_are_planned_too(place):
+    shapes = {"w": {"shape": [8, 6], "dtype": "Float32"}, "step": {"shape": [], "dtype": "Int32"}}
+    path = place.tmp / "shapes.json"
+    path.write_text(json.dumps(shapes))
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json"]
+    code, output = command("plan", "--shapes", path, *flags)
+    assert code == 0 and json.loads(output)["parameters"] == 2
+    path.write_text(json.dumps({"w": {"shape": [9, 6], "dtype": "Float32"}}))
+    code, output = command("plan", "--shapes", path, *flags)
+    assert code == 3 and "'w' in " in output and "axis 0" in output
+
+
 @pytest.mark.parametrize("processes", [None, 3])
 def test_results_as_json(processes, place):
     flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json", "--progress", "none"]
