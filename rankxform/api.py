@@ -258,9 +258,9 @@ def _request(
             given[one.name] = _several(one.name, given[one.name])
     files = given.get("files")
     if files is not None:
-        if not isinstance(files, Mapping) or not all(isinstance(rank, int) for rank in files):
+        if not isinstance(files, Mapping) or not all(hasattr(n, "__index__") for n in files):
             raise UsageError(f"files is {files!r}; expected a mapping of ranks to paths")
-        given["files"] = {rank: _path(f"files[{rank}]", path) for rank, path in files.items()}
+        given["files"] = {index(n): _path(f"files[{n}]", path) for n, path in files.items()}
     return Request(
         _path("src", src),
         None if dst is None else _path("dst", dst),

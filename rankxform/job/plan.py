@@ -8,6 +8,7 @@ from typing import Any
 
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import IoPolicy
+from rankxform.planning.read_method import Cheaper
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, Simulation
 from rankxform.planning.transfers import needed_bytes, read_by_rank
@@ -77,7 +78,9 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         for one in slice_ranges:
             writers.setdefault(one.rank, []).append(process)
     from_rank = read_by_rank(t for some in assignment for t in planner.transfers(some))
-    latency = getattr(policy.method, "latency", None)
+    method, latency = policy.method, None
+    if isinstance(method, Cheaper) and not method.fixed:
+        latency = round(method.latency)
     everything = [planner.whole_file(rank) for rank in conversion.ranks]
     return Plan(
         src=request.src,
@@ -91,7 +94,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         bytes_exchanged=sum(one.sent + one.sent_nearby for one in found.workloads),
         bytes_written=sum(plan.nbytes for plan in plans),
         methods=found.methods,
-        read_latency_bytes=None if latency is None else round(latency),
+        read_latency_bytes=latency,
         buffer_bytes_a_process=request.memory,
         bytes_from_source_rank={str(r): from_rank[r] for r in sorted(from_rank)},
         ranks=tuple(

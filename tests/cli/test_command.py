@@ -50,6 +50,17 @@ def error_lines(output):
     return [line for line in output.splitlines() if line.startswith("rankxform: error:")]
 
 
+@pytest.mark.parametrize(
+    ("method", "latency"), [("auto", 60000), ("ranges", None), ("sieving", None)]
+)
+def test_a_plan_by_each_read_method(method, latency, place):
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--read-method", method]
+    code, output = command("plan", place.src, *flags, "--json")
+    assert code == 0 and json.loads(output)["read_latency_bytes"] == latency
+    code, output = command("plan", place.src, *flags)
+    assert code == 0 and "how files are read" in output
+
+
 def test_options_that_are_not_meant_are_refused(place):
     code, output = command("verify", place.src, "--rename", "a=b")
     assert code == 2 and "one folder and --rename: its manifest has all options" in output
