@@ -103,15 +103,10 @@ def load(
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
-    if isinstance(rank, bool):
-        raise UsageError(f"rank is {rank!r}; expected a number")
     if rank is None:
         whole = strategies.is_none(request.dst_strategy)
         return 0 if whole else loading.own_rank(processes, os.environ)
-    try:
-        return index(rank)
-    except TypeError:
-        raise UsageError(f"rank is {rank!r}; expected a number") from None
+    return _number("rank", rank)
 
 
 def verify(
@@ -134,7 +129,7 @@ def verify(
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            return verifying.verify_alone(os.fspath(src), processes)
+            return verifying.verify_alone(processes.agree(lambda: _path("src", src)), processes)
         request = processes.agree(
             lambda: _request(src, dst, src_strategy, dst_strategy, options, _ALL)
         )
@@ -161,8 +156,8 @@ def plan(
     def run(members: Team) -> Plan:
         def ask() -> tuple[Request, int]:
             request = _request(src, None, src_strategy, dst_strategy, options, _ALL)
-            count = members.size if processes is None else processes
-            if type(count) is not int or count < 1:
+            count = members.size if processes is None else _number("processes", processes)
+            if count < 1:
                 raise UsageError(f"processes is {count!r}; expected a number from 1 on")
             return request, count
 
@@ -183,7 +178,8 @@ def ranks(
             strategies.load(_strategy("src_strategy", src_strategy)),
             strategies.load(_strategy("dst_strategy", dst_strategy)),
         )
-    return inspection.needed_ranks(src, dst, _several("wanted", wanted))
+    numbers = [_number("wanted", rank) for rank in _several("wanted", wanted)]
+    return inspection.needed_ranks(src, dst, numbers)
 
 
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
@@ -256,6 +252,8 @@ def _request(
     for one in OPTIONS:
         if one.metadata["kind"] in ("repeated", "ranks") and one.name in given:
             given[one.name] = _several(one.name, given[one.name])
+        if one.name == "ranks" and one.name in given:
+            given["ranks"] = tuple(_number("ranks", rank) for rank in given["ranks"])
     files = given.get("files")
     if files is not None:
         if not isinstance(files, Mapping) or not all(hasattr(n, "__index__") for n in files):
@@ -268,6 +266,15 @@ def _request(
         dst_strategy=_strategy("dst_strategy", dst_strategy),
         **given,
     )
+
+
+def _number(name: str, value: Any) -> int:
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    raise UsageError(f"{name} is {value!r}; expected a number")
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...]:

@@ -77,8 +77,8 @@ def means_manifest(options: argparse.Namespace) -> bool:
         if value not in (option(name).default, ()):
             flag = name.replace("_", "-")
             raise UsageError(
-                f"one folder and --{flag}: its manifest has all options; leave --{flag} out, or "
-                "give the source too: verify SRC DST"
+                f"one folder and --{flag}: it is compared with its own manifest; leave --{flag} "
+                "out, or give the source too: verify SRC DST"
             )
     return True
 

@@ -179,6 +179,7 @@ def _inspect(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("path", metavar="PATH", help="a checkpoint file or folder, or a strategy")
     verb.add_argument(
         "--replicas",
+        dest="compare_replicas",
         action="store_true",
         help="compare all bytes that several ranks should hold alike; needs --src-strategy",
     )

@@ -105,8 +105,8 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
     options = manifest.get("verify")
     if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
         options = ["--src-strategy", "A", "--dst-strategy", "B"]
-    made = sorted(facts["rank"] for facts in manifest["files"].values())
-    if made != list(range(manifest.get("ranks", len(made)))):
+    made, total = sorted({one["rank"] for one in manifest["files"].values()}), manifest.get("ranks")
+    if isinstance(total, int) and total != len(made):
         options = [*options, "--ranks", ranges(made).replace(" ", "")]
     source = manifest["identity"].get("source")
     return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])

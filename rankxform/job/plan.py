@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from rankxform.planning.assign import assign
@@ -79,7 +80,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
             writers.setdefault(one.rank, []).append(process)
     from_rank = read_by_rank(t for some in assignment for t in planner.transfers(some))
     method, latency = policy.method, None
-    if isinstance(method, Cheaper) and not method.fixed:
+    if isinstance(method, Cheaper) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
     everything = [planner.whole_file(rank) for rank in conversion.ranks]
     return Plan(

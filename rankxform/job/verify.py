@@ -117,7 +117,7 @@ def verify(
     for one in _extra_ranks(planner, there):
         differences[one.name, one.rank] = one
     if differences:
-        notices += team.bcast(lambda: _made_with(target.folder))
+        notices += _made_with(target.folder, team)
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(indexes),
@@ -130,12 +130,21 @@ def verify(
     )
 
 
-def _made_with(folder: Path) -> list[str]:
-    """Return, as a notice, the command with the options that a folder was made with, if known."""
-    with suppress(StorageError):
-        command = verify_command(manifest(folder), str(folder))
+def _made_with(folder: Path, team: Team) -> list[str]:
+    """Return, as a notice, the command with the options that a folder was made with, if known.
+
+    Collective; what it does not find or cannot read, no process does.
+    """
+    with suppress(StorageError, UsageError):
+        command = verify_command(_merged(_manifests(folder, team)[0]), str(folder))
         return [f"{folder}: by its manifest, the command that compares it is: {command}"]
     return []
+
+
+def _merged(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the first of the manifests that nodes have, with the files of all."""
+    files = {name: facts for record in manifests for name, facts in record["files"].items()}
+    return {**manifests[0], "files": files}
 
 
 def _extra_ranks(planner: Planner, there: Listing) -> list[Difference]:
@@ -260,7 +269,7 @@ def verify_alone(
         (),
         by_manifest=True,
         sizes_only=not with_digests,
-        command=verify_command(manifests[0], folder),
+        command=verify_command(_merged(manifests), folder),
     )
 
 

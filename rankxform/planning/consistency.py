@@ -7,6 +7,7 @@ shards must not be the same everywhere, or the folder holds complete parameters.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -82,7 +83,8 @@ def check_unlisted(
             f"list {'it' if len(large) == 1 else 'these'}, and {shown!r} differs between "
             f"{catalog.paths[first[name]]} and {catalog.paths[differing[name]]}. A frozen "
             "parameter is sharded without being listed, and how is not known; leave it out "
-            "(--exclude), or take one rank's bytes as they are (--unlisted take-one)"
+            f"(--exclude '^{re.escape(name)}$'), or take one rank's bytes as they are "
+            "(--unlisted take-one)"
         )
     return [
         f"{catalog.src_name(name)!r} is in no strategy and differs between rank {first[name]} and "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 from rankxform.errors import UsageError
 from rankxform.formats.dtype import item_size
@@ -48,10 +49,14 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            least = -1.0 if name == "overlap" else 0.0
-            if not number or not (value > 0 or (name not in _BANDWIDTHS and value >= least)):
-                raise UsageError(f"costs: {name} is {value!r}; expected a number above zero")
+            what = "a number above zero" if name in _BANDWIDTHS else "a number from zero on"
+            good = isinstance(value, Real) and not isinstance(value, bool)
+            if name == "overlap":
+                what, good = "a number from -1 to 1", good and -1 <= value <= 1
+            elif good:
+                good = value > 0 if name in _BANDWIDTHS else value >= 0
+            if not good:
+                raise UsageError(f"costs: {name} is {value!r}; expected {what}")
 
     @property
     def latency_bytes(self) -> float:

@@ -63,9 +63,16 @@ def test_a_plan_by_each_read_method(method, latency, place):
 
 def test_options_that_are_not_meant_are_refused(place):
     code, output = command("verify", place.src, "--rename", "a=b")
-    assert code == 2 and "one folder and --rename: its manifest has all options" in output
+    assert code == 2 and "one folder and --rename: it is compared with its own manifest" in output
     code, output = command("verify", place.src)
     assert code == 2 and "there is no manifest" in output and "verify SRC DST" in output
+    code, output = command("inspect", place.src, "--step", "1_1")
+    assert code == 2 and "--step is for --replicas" in output
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    code, output = command("ranks", *flags, "--include", "w")
+    assert code == 2 and "--include needs SRC" in output
+    code, output = command("ranks", place.src, *flags, "--include", "w")
+    assert code == 0 and "needs source ranks" in output
     code, output = command("plan", place.src, "--shapes", place.a, "--src-strategy", place.a)
     assert code == 2 and "SRC and --shapes" in output
 

@@ -112,7 +112,7 @@ def test_without_fingerprints_only_sizes_are_compared(tmp_path):
     place.transform()
     verdict = rankxform.verify(place.dst)
     assert verdict.sizes_only and verdict.differences == () and verdict.compared == 0
-    with pytest.raises(rankxform.StorageError, match="rankxform.json: cannot read"):
+    with pytest.raises(rankxform.UsageError, match="rankxform.json: there is no manifest"):
         rankxform.verify(tmp_path / "src")
 
 

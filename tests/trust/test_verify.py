@@ -311,6 +311,9 @@ def test_what_was_not_compared_does_not_count(place):
     assert found.same is False and whole.compared == found.compared + size
     os.rename(place.tmp / "away", place.final(1))
     manifest = place.manifest
+    for damaged in ("x", None, [1], 10**30):
+        (place.dst / "rankxform.json").write_text(json.dumps({**manifest, "ranks": damaged}))
+        assert rankxform.verify(place.dst).same
     del next(iter(manifest["files"].values()))["digest"]
     (place.dst / "rankxform.json").write_text(json.dumps(manifest))
     assert rankxform.verify(place.dst).same is None
