@@ -250,10 +250,11 @@ def _request(
         )
     given = dict(options)
     for one in OPTIONS:
-        if one.metadata["kind"] in ("repeated", "ranks") and one.name in given:
-            given[one.name] = _several(one.name, given[one.name])
-        if one.name == "ranks" and one.name in given:
-            given["ranks"] = tuple(_number("ranks", rank) for rank in given["ranks"])
+        kind = one.metadata["kind"]
+        if kind in ("repeated", "ranks") and one.name in given:
+            values = _several(one.name, given[one.name])
+            numbers = kind == "ranks"
+            given[one.name] = tuple(_number(one.name, v) if numbers else v for v in values)
     files = given.get("files")
     if files is not None:
         if not isinstance(files, Mapping) or not all(hasattr(n, "__index__") for n in files):

@@ -9,7 +9,7 @@ from typing import Any
 from rankxform.errors import UsageError
 from rankxform.job.request import Request
 
-from .options import given, option
+from .options import given, refuse
 from .parser import parser
 
 
@@ -73,13 +73,11 @@ def means_manifest(options: argparse.Namespace) -> bool:
         return False
     if options.src_strategy or options.dst_strategy:
         raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")
-    for name, value in given(options).items():
-        if value not in (option(name).default, ()):
-            flag = name.replace("_", "-")
-            raise UsageError(
-                f"one folder and --{flag}: it is compared with its own manifest; leave --{flag} "
-                "out, or give the source too: verify SRC DST"
-            )
+    refuse(
+        options,
+        "and one folder: it is compared with its own manifest; leave the option out, or give the "
+        "source too: verify SRC DST",
+    )
     return True
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from typing import Any
 
+from rankxform.errors import UsageError
 from rankxform.job.request import OPTIONS
 from rankxform.planning.cost_model import Costs
 from rankxform.transport import Team
@@ -67,7 +68,7 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
 def add_option(group: argparse._ActionsContainer, one: Field[Any]) -> None:
     """Add one option of the table."""
     facts = one.metadata
-    flag = facts["flag"] or "--" + one.name.replace("_", "-")
+    flag = _flag(one)
     known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts["help"]}
     if facts["kind"] == "flag":
         group.add_argument(flag, action="store_true", **known)
@@ -80,6 +81,17 @@ def add_option(group: argparse._ActionsContainer, one: Field[Any]) -> None:
             known["choices"] = tuple(facts["choices"])
         parse = KINDS.get(facts["kind"], str)
         group.add_argument(flag, type=parse, metavar=facts["metavar"], **known)
+
+
+def _flag(one: Field[Any]) -> str:
+    return one.metadata["flag"] or "--" + one.name.replace("_", "-")
+
+
+def refuse(options: argparse.Namespace, why: str, known: Sequence[str] = ()) -> None:
+    """Raise UsageError for an option of the table that was given and is not among `known`."""
+    for name, value in given(options).items():
+        if name not in known and value not in (option(name).default, ()):
+            raise UsageError(f"{_flag(option(name))} {why}")
 
 
 def option(name: str) -> Field[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from rankxform.transport import Team
 
 from . import arguments, report
 from .launch import Program
-from .options import given, option
+from .options import given, refuse
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _ranks(options: argparse.Namespace, processes: Team) -> None:
         if processes.rank == 0:
             os.write(2, "".join(f"{w}\n" for w in report.warnings(conversion.warnings)).encode())
     else:
-        processes.bcast(lambda: _refuse(options, ("ranks", "rename"), "needs SRC"))
+        processes.bcast(lambda: refuse(options, "needs SRC", ("ranks", "rename")))
         derivation = processes.agree(lambda: Derivation.of({"rename": options.rename}))
         found = processes.bcast(
             lambda: needed_ranks(
@@ -141,13 +141,6 @@ def _ranks(options: argparse.Namespace, processes: Team) -> None:
         )
     if processes.rank == 0:
         _print(report.as_json(found) if options.json else report.ranks_table(found))
-
-
-def _refuse(options: argparse.Namespace, known: Sequence[str], why: str) -> None:
-    """Raise UsageError for an option of the table that was given and is not `known`."""
-    for name, value in given(options).items():
-        if name not in known and value not in (option(name).default, ()):
-            raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def _merge(options: argparse.Namespace, processes: Team) -> None:
@@ -176,7 +169,7 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
             facts = report.replica_facts(found) if options.json else None
             _print(report.as_json(facts) if facts else report.replicas(found))
         return DifferenceError.exit_code if found.unequal else 0
-    processes.bcast(lambda: _refuse(options, ("src_pattern",), "is for --replicas"))
+    processes.bcast(lambda: refuse(options, "is for --replicas", ("src_pattern",)))
     from rankxform.inspection import inspect
 
     def show() -> None:

@@ -212,7 +212,7 @@ class Request:
             for text in given if isinstance(given, tuple) else (given,):
                 if isinstance(text, str) and "\0" in text:
                     raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
-                if isinstance(given, tuple) and isinstance(text, str) and not text.isprintable():
+                if isinstance(given, tuple) and isinstance(text, str):
                     _check_text(name, text)
         if "/" in self.prefix or self.prefix.startswith("."):
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")

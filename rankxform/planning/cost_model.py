@@ -26,9 +26,6 @@ _LEAST_LATENCY = 4 << 10
 """Bytes below which nothing is read faster."""
 
 
-_BANDWIDTHS = ("read", "write", "network", "copy")
-
-
 @dataclass(frozen=True)
 class Costs:
     """Bandwidths in bytes a second, and latencies in seconds.
@@ -49,14 +46,15 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            what = "a number above zero" if name in _BANDWIDTHS else "a number from zero on"
-            good = isinstance(value, Real) and not isinstance(value, bool)
+            number = isinstance(value, Real) and not isinstance(value, bool)
             if name == "overlap":
-                what, good = "a number from -1 to 1", good and -1 <= value <= 1
-            elif good:
-                good = value > 0 if name in _BANDWIDTHS else value >= 0
+                what, good = "from -1 to 1", number and -1 <= value <= 1
+            elif name in ("read_latency", "latency"):
+                what, good = "from zero on", number and value >= 0
+            else:
+                what, good = "above zero", number and value > 0
             if not good:
-                raise UsageError(f"costs: {name} is {value!r}; expected {what}")
+                raise UsageError(f"costs: {name} is {value!r}; expected a number {what}")
 
     @property
     def latency_bytes(self) -> float:

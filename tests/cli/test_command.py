@@ -63,7 +63,7 @@ def test_a_plan_by_each_read_method(method, latency, place):
 
 def test_options_that_are_not_meant_are_refused(place):
     code, output = command("verify", place.src, "--rename", "a=b")
-    assert code == 2 and "one folder and --rename: it is compared with its own manifest" in output
+    assert code == 2 and "--rename and one folder: it is compared with its own manifest" in output
     code, output = command("verify", place.src)
     assert code == 2 and "there is no manifest" in output and "verify SRC DST" in output
     code, output = command("inspect", place.src, "--step", "1_1")
