@@ -8,6 +8,7 @@
     ├── CheckpointError          3  a source file, or a folder that does not fit its strategy
     ├── RequestError             3  strategies and checkpoint are sound, the wish is not: shapes
     │                               that do not divide, names that only one side knows
+    ├── DerivationError          3  a strategy that cannot be derived from what is given
     ├── StorageError             4  reading or writing failed: space, permission, device
     ├── DifferenceError          6  a verification found that two sides are not the same
     ├── StoppedError            75  stopped by a signal or a stall; run the command again
@@ -21,7 +22,7 @@ A message says what was found where, what was wanted, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -62,6 +63,25 @@ class RequestError(RankxformError, ValueError):
     """The inputs are sound, but the conversion that is asked for has no right answer."""
 
     exit_code = 3
+
+
+class DerivationError(RankxformError, ValueError):
+    """A strategy cannot be derived: what is given leaves something open, or contradicts itself.
+
+    reasons: each with the option that answers it.
+    """
+
+    exit_code = 3
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, reasons: Sequence[str]) -> DerivationError:
+        """Build the message for `reasons`."""
+        what = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
+        listed = "".join(f"\n  {number}. {text}" for number, text in enumerate(reasons, 1))
+        error = cls(f"the strategy cannot be derived, for {what}:{listed}")
+        error.reasons = tuple(reasons)
+        return error
 
 
 class StorageError(RankxformError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, StrategyError
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import StrategyRecord
+from rankxform.layout.strategy import DERIVED, StrategyRecord
 
 
 def parse(data: bytes, label: str) -> StrategyRecord:
@@ -33,7 +33,14 @@ def parse(data: bytes, label: str) -> StrategyRecord:
         except (FormatError, StrategyError) as error:
             raise type(error)(f"{name!r}: {error}") from error
     stages = tuple(_number(item, "stage") for item in operators.values())
-    return StrategyRecord(label, _number(document, "current_stage"), stages, layouts, json=True)
+    return StrategyRecord(
+        label,
+        _number(document, "current_stage"),
+        stages,
+        layouts,
+        json=True,
+        derived=DERIVED in operators,
+    )
 
 
 def is_strategy(data: bytes) -> bool:
@@ -96,6 +103,38 @@ def _numbers(item: Mapping[str, Any], field: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(map(_is_int, value)):
         raise FormatError(f"{field} is {value!r}; expected a list of integers")
     return tuple(value)
+
+
+def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> bytes:
+    """Return the file of one pipeline stage, with `operator` as its only operator.
+
+    Shapes are left out; no reader needs them where no map is nested. Raises StrategyError for a
+    nested map, which this form writes expanded.
+    """
+    items = {}
+    for name, layout in layouts.items():
+        if any(len(axes) > 1 for axes in layout.tensor_map):
+            raise StrategyError(
+                f"{name!r}: JSON has no nested tensor map such as {layout.printable_map}; write "
+                "protobuf (.ckpt)"
+            )
+        items[name] = {
+            "dev_matrix": list(layout.device_matrix),
+            "tensor_map": layout.printable_map,
+            "tensor_shape": [],
+            "field": layout.field,
+            "opt_weight_shard_step": layout.opt_step,
+            "opt_weight_shard_size": layout.opt_size,
+        }
+        if layout.split_rows:
+            items[name]["param_split_shape"] = list(layout.split_rows)
+            items[name]["indices_offset"] = list(layout.split_offsets)
+    document = {
+        "current_stage": 2,
+        "parallel_strategy_item": {operator: {"stage": stage, "parallel_strategy": []}},
+        "parallel_layout_item": items,
+    }
+    return json.dumps(document).encode()
 
 
 def merge(files: list[tuple[int, bytes]]) -> bytes:

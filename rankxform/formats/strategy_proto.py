@@ -16,11 +16,11 @@ them are ignored, so that a nested 1-D map can be written as its TensorMap and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rankxform.errors import FormatError, StrategyError
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import StrategyRecord
+from rankxform.layout.strategy import DERIVED, StrategyRecord
 
 from .wire import (
     VARINT,
@@ -34,17 +34,22 @@ from .wire import (
     varint,
 )
 
+_UNMERGED = 2
+"""The current_stage that the compiler writes; 1 is a merged file's."""
+
 
 def parse(data: bytes, label: str) -> StrategyRecord:
     """Read a strategy file. Raises FormatError, or StrategyError for an impossible layout."""
     current_stage = 0
     operator_stages: list[int] = []
+    derived = False
     layouts: dict[str, Layout] = {}
     alike: dict[bytes, Layout] = {}  # many parameters have few layouts
     for number, value in fields(memoryview(data)):
         if number == 1:
             current_stage = integer(value)
         elif number == 2:
+            derived = derived or (not operator_stages and _is_derived(message(value)))
             operator_stages.append(_operator_stage(message(value)))
         elif number == 3:
             name, content = _layout_item(message(value))
@@ -55,7 +60,11 @@ def parse(data: bytes, label: str) -> StrategyRecord:
                 layouts[name] = alike[written]
             except (FormatError, StrategyError) as error:
                 raise type(error)(f"{name!r}: {error}") from error
-    return StrategyRecord(label, current_stage, tuple(operator_stages), layouts)
+    return StrategyRecord(label, current_stage, tuple(operator_stages), layouts, derived=derived)
+
+
+def _is_derived(item: memoryview) -> bool:
+    return any(n == 1 and bytes(message(v)) == DERIVED.encode() for n, v in fields(item))
 
 
 def _operator_stage(item: memoryview) -> int:
@@ -131,6 +140,21 @@ def _tensor_map(messages: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     if len(messages) == 1:
         return tuple(() if axis == -1 else (axis,) for axis in messages[0])
     return tuple(tuple(a for a in axes if a != -1) for axes in messages if axes)
+
+
+def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> bytes:
+    """Return the file of one pipeline stage, with `operator` as its only operator.
+
+    MindSpore takes the stage from the operators; it refuses to merge a file without one.
+    """
+    item = delimited(1, operator.encode()) + delimited(2, key(1, VARINT) + varint(stage))
+    alike: dict[Layout, bytes] = {}
+    parts = [key(1, VARINT) + varint(_UNMERGED), delimited(2, item)]
+    for name, one in layouts.items():
+        if one not in alike:
+            alike[one] = delimited(2, written(one))
+        parts.append(delimited(3, delimited(1, name.encode()) + alike[one]))
+    return b"".join(parts)
 
 
 def merge(files: list[tuple[int, bytes]]) -> bytes:

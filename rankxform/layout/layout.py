@@ -216,6 +216,15 @@ class Layout:
             return (sum(self.split_rows), *slice_shape[1:])
         return tuple(n * count for n, count in zip(slice_shape, self.counts))
 
+    @property
+    def may_be_nested(self) -> bool:
+        """Whether the axes of a JSON strategy may be those of a nested map, expanded."""
+        if self.expanded_shape is None:
+            return False
+        steps = zip(self.expanded_shape, self.tensor_map, self.tensor_map[1:])
+        return any(axes and after and size == prod(map(self._axis_size, axes))
+                   for size, axes, after in steps)  # fmt: skip
+
     def fold(self, shape: Shape, *, slices: bool) -> Layout:
         """Return the layout with a JSON strategy's expanded axes folded back into `shape`'s.
 

@@ -37,6 +37,15 @@ def parameter_of(name: str) -> str:
     return name if state_of(name) is None else name.partition(".")[2]
 
 
+def pattern_of(name: str) -> str:
+    """Return a name with its numbers between dots as ``*``.
+
+    >>> pattern_of("blocks.0.fc1.weight")
+    'blocks.*.fc1.weight'
+    """
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
 def patterns(names: Iterable[str]) -> list[str]:
     """Summarize names by pattern, numbers between dots replaced by ``*``, commonest first.
 
@@ -45,7 +54,7 @@ def patterns(names: Iterable[str]) -> list[str]:
     """
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
+        alike.setdefault(pattern_of(name), []).append(name)
     ordered = sorted(alike.items(), key=lambda item: (-len(item[1]), item[0]))
     return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
 

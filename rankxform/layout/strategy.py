@@ -18,6 +18,9 @@ from .layout import MOST_RANKS, Layout, whole
 from .names import parameter_of
 
 SHARD_PREFIX = "shard:"
+DERIVED = "rankxform-derived"
+"""The operator in a strategy file that no compiler wrote, which has no other."""
+
 _PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
 
 
@@ -30,6 +33,7 @@ class StrategyRecord:
     operator_stages: stage of each operator strategy, in file order.
     layouts: by name as written, in file order.
     json: whether the file is JSON, which lists nested maps in their expanded form.
+    derived: whether rankxform derived it, and no compiler wrote it.
     """
 
     label: str
@@ -37,6 +41,7 @@ class StrategyRecord:
     operator_stages: tuple[int, ...]
     layouts: Mapping[str, Layout]
     json: bool = False
+    derived: bool = False
 
     @property
     def merged(self) -> bool:
@@ -71,11 +76,13 @@ class Strategy:
     stages: for each stage its layouts by parameter name.
     stage_size: ranks of a stage; global rank = stage * stage_size + stage-local rank.
     label: where it came from, for messages.
+    derived: whether rankxform derived it, and no compiler wrote it.
     """
 
     stages: tuple[Mapping[str, Layout], ...]
     stage_size: int
     label: str
+    derived: bool = False
 
     @property
     def ranks(self) -> int:
@@ -124,6 +131,7 @@ class WholeStrategy(Strategy):
     stages: tuple[Mapping[str, Layout], ...] = field(default=({},))
     stage_size: int = 1
     label: str = "none"
+    derived: bool = False
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -165,7 +173,7 @@ class PatternStrategy(Strategy):
                 found.append((re.compile(name), int(axis)))
             except (re.error, ValueError, OverflowError, RecursionError) as error:
                 raise StrategyError(f"{text!r}: {rule!r}: {error}") from error
-        return cls(({},), int(ranks), text, tuple(found))
+        return cls(({},), int(ranks), text, patterns=tuple(found))
 
     def over(
         self,
@@ -228,7 +236,8 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
             "put the file of every stage into one folder and name the folder"
         )
     stages = tuple(chosen[s][0] for s in range(len(chosen)))
-    return Strategy(stages, _stage_size(stages, label), label)
+    derived = any(record.derived for record in records)
+    return Strategy(stages, _stage_size(stages, label), label, derived)
 
 
 def _must_agree(

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from rankxform.errors import FormatError, RankxformError, StrategyError, UsageError
+from rankxform.errors import (
+    FormatError,
+    RankxformError,
+    RequestError,
+    StorageError,
+    StrategyError,
+    UsageError,
+)
 from rankxform.formats import strategy_json, strategy_proto
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import Layout
+from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import (
+    DERIVED,
     SHARD_PREFIX,
     PatternStrategy,
     Strategy,
@@ -138,6 +151,13 @@ def merge(folder: Path, target: Path) -> Strategy:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a folder of strategy files")
+    strategy, data = merged(folder, target)
+    write_small(target, data, shared=True)
+    return strategy
+
+
+def merged(folder: Path, target: Path) -> tuple[Strategy, bytes]:
+    """Return the merged strategy of the stage files in `folder`, and the content of `target`."""
     paths = [path for path in files(folder) if not is_same(path, target)]
     records = {path: read(path) for path in paths}
     strategy = combine(list(records.values()), str(folder))
@@ -156,6 +176,88 @@ def merge(folder: Path, target: Path) -> Strategy:
             "protobuf"
         )
     join = strategy_json.merge if as_json else strategy_proto.merge
-    data = join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
-    write_small(target, data, shared=True)
-    return strategy
+    return strategy, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
+
+
+_CONVERTED = "rankxform-converted"
+"""The operator in a file that was written anew: a layout tells nothing of a network's operators."""
+
+
+def encoded(strategy: Strategy, target: Path) -> dict[Path, bytes]:
+    """Return the files that hold a strategy: one file, JSON if it ends in ``.json``, or a folder.
+
+    A target without a suffix, or with a slash at its end as text, is a folder with one protobuf
+    file for each stage, as a training leaves them. Several stages in one file are merged, as
+    MindSpore merges them. Raises StrategyError for what the form cannot hold.
+    """
+    operator = DERIVED if strategy.derived else _CONVERTED
+    for name in (name for layouts in strategy.stages for name, one in layouts.items()
+                 if one.expanded_shape is not None):  # fmt: skip
+        raise StrategyError(
+            f"{strategy.label}: {name!r} may have a nested tensor map, which JSON lists expanded; "
+            "give its shapes, or the protobuf file"
+        )
+    form = strategy_json if target.suffix == ".json" else strategy_proto
+    parts = [
+        (stage, form.stage_file(stage, layouts, operator))
+        for stage, layouts in enumerate(strategy.stages)
+    ]
+    if target.suffix not in SUFFIXES:
+        size = strategy.stage_size
+        return {target / f"ckpt_strategy_rank_{n * size}.ckpt": data for n, data in parts}
+    return {target: parts[0][1] if len(parts) == 1 else form.merge(parts)}
+
+
+def save(strategy: Strategy, target: Path) -> list[Path]:
+    """Write a strategy to a file or folder that does not exist yet; return the files.
+
+    Raises StorageError where something is there.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise StorageError(f"{target}: is already there; remove it, or choose another name")
+    if target.is_dir() and target.suffix in SUFFIXES:
+        raise StorageError(f"{target}: is a folder; name a file in it, or a folder without suffix")
+    files = encoded(strategy, target)
+    for path, data in files.items():
+        write_small(path, data, shared=True)
+    return list(files)
+
+
+def folded(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
+    """Return a strategy whose nested tensor maps are as protobuf has them, not as JSON does.
+
+    `shapes` are full shapes. A layout stays as it is where it may be nested and no shape is known.
+    """
+
+    def fold(name: str, layout: Layout) -> Layout:
+        if layout.expanded_shape is None or not layout.may_be_nested:
+            return replace(layout, expanded_shape=None)
+        shape = shapes.get(name, shapes.get(parameter_of(name)))
+        if shape is None:
+            return layout
+        try:
+            return replace(layout.fold(shape, slices=False), expanded_shape=None)
+        except RequestError as error:
+            raise StrategyError(f"{strategy.label}: {name!r}: {error}") from error
+
+    stages = tuple({n: fold(n, one) for n, one in layouts.items()} for layouts in strategy.stages)
+    return replace(strategy, stages=stages)
+
+
+def convert(source: str, target: Path, shapes: Mapping[str, Shape]) -> list[Path]:
+    """Write the strategy at `source` in another form; return the files.
+
+    Stage files of one kind are merged as MindSpore merges them, operators included.
+    """
+    strategy = load(source)
+    if is_none(source) or path_of(source) is None:
+        raise UsageError(f"{source!r}: expected a strategy file or folder")
+    if target.exists():
+        return save(strategy, target)  # refuses, or fills an empty folder
+    where = Path(source)
+    kinds = {read(path).json for path in files(where)}
+    as_json = target.suffix == ".json"
+    if where.is_dir() and len(strategy.stages) > 1 and kinds == {as_json} and target.suffix:
+        merge(where, target)
+        return [target]
+    return save(folded(strategy, shapes), target)

@@ -1,0 +1,182 @@
+"""The part of a MindFormers configuration that says how a job is sharded, and what it loads.
+
+Only keys that can change a layout are read: ``use_parallel``, ``run_mode``, ``parallel_config``,
+``parallel``, some of ``model.model_config``, and where checkpoints are. Values that would mean a
+strategy of another kind are refused. PyYAML is imported here alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankxform.errors import UsageError
+from rankxform.layout.mesh import Parallel
+
+_SIZES = {
+    "data_parallel": "dp", "model_parallel": "mp", "pipeline_stage": "pp",
+    "context_parallel": "cp", "expert_parallel": "ep",
+}  # fmt: skip
+_SYNONYMS = {
+    "tensor_model_parallel_size": "model_parallel",
+    "pipeline_model_parallel_size": "pipeline_stage",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+    "data_parallel_size": "data_parallel",
+}  # fmt: skip
+_SEMI_AUTO = (1, "1", "semi", "semi_auto", "semi_auto_parallel")
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What a configuration says of a job.
+
+    predict: it trains nothing. offset, interleave: of its layers over pipeline stages.
+    load_checkpoint, src_strategy: what it loads, and that checkpoint's strategy. auto_trans:
+    whether MindFormers is to convert it. output_dir: where MindFormers puts what it writes.
+    """
+
+    parallel: Parallel
+    predict: bool
+    offset: tuple[int, ...] = ()
+    interleave: int = 1
+    load_checkpoint: str | None = None
+    src_strategy: str | None = None
+    auto_trans: bool = False
+    output_dir: str = "./output"
+
+
+def parse(data: bytes, label: str) -> JobConfig:
+    """Read a configuration; `label` is its name in messages. Raises UsageError."""
+    document = _document(data, label)
+    sizes, config = _table(document, "parallel_config", label), _table(document, "parallel", label)
+    model = _table(_table(document, "model", label), "model_config", label)
+    _refuse_other_modes(document, sizes, config, label)
+    for key, usual in _SYNONYMS.items():
+        for table in (sizes, model):
+            value = table.get(key)
+            if value is not None and sizes.setdefault(usual, value) != value:
+                raise UsageError(f"{label}: {key} is {value!r}, {usual} is {sizes[usual]!r}")
+    given = {field: sizes[key] for key, field in _SIZES.items() if sizes.get(key) is not None}
+    for key, value in given.items():
+        if type(value) is not int:
+            raise UsageError(f"{label}: {key} is {value!r}; expected a number")
+    if document.get("use_parallel") is False:
+        given = {}
+    optimizer = _table(config, "parallel_optimizer_config", label)
+    return JobConfig(
+        Parallel(
+            **given,
+            vocab_emb_dp=_flag(sizes, "vocab_emb_dp", True, label),
+            use_seq_parallel=_flag(sizes, "use_seq_parallel", False, label),
+            optimizer_shard=_optimizer_shard(config, optimizer, label),
+            threshold=_number(optimizer, "parallel_optimizer_threshold", 64, label),
+        ),
+        predict=str(document.get("run_mode", "")).startswith("predict"),
+        offset=_offset(model, label),
+        interleave=_number(model, "pp_interleave_num", 1, label),
+        load_checkpoint=_text(document, "load_checkpoint", label),
+        src_strategy=_text(document, "src_strategy_path_or_dir", label),
+        auto_trans=_flag(document, "auto_trans_ckpt", False, label),
+        output_dir=_text(document, "output_dir", label) or "./output",
+    )
+
+
+def _document(data: bytes, label: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{label}: install PyYAML to read it (pip install 'rankxform[yaml]'), or give "
+            "--src-parallel and --dst-parallel, such as dp=2,mp=4,pp=2"
+        ) from None
+    try:
+        document = yaml.safe_load(data)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError(f"{label}: not YAML: {error}") from None
+    if not isinstance(document, dict) or "parallel_config" not in document:
+        raise UsageError(f"{label}: has no parallel_config; expected a MindFormers configuration")
+    return document
+
+
+def _refuse_other_modes(
+    document: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    config: Mapping[str, Any],
+    label: str,
+) -> None:
+    """Refuse what makes a strategy that is not derived from sizes."""
+    mode = config.get("parallel_mode", 1)
+    if document.get("use_parallel") is not False and mode not in _SEMI_AUTO:
+        raise UsageError(
+            f"{label}: parallel_mode is {mode!r}; a strategy can be derived for 1 "
+            "(semi_auto_parallel) only. Compile the network, and give its strategy"
+        )
+    if sizes.get("expert_model_parallel", 1) not in (1, None):
+        raise UsageError(
+            f"{label}: expert_model_parallel is {sizes['expert_model_parallel']!r}; experts that "
+            "are sharded over two axes are not derived. Compile the network, and give its strategy"
+        )
+    if sizes.get("optimizer_shard") is True and config.get("enable_parallel_optimizer") is not True:
+        raise UsageError(
+            f"{label}: parallel_config.optimizer_shard is true, parallel.enable_parallel_optimizer "
+            "is not; make them agree"
+        )
+
+
+def _optimizer_shard(
+    config: Mapping[str, Any], optimizer: Mapping[str, Any], label: str
+) -> bool | int:
+    if not _flag(config, "enable_parallel_optimizer", False, label):
+        return False
+    size = _number(optimizer, "optimizer_weight_shard_size", -1, label)
+    return size if size > 0 else True
+
+
+def _offset(model: Mapping[str, Any], label: str) -> tuple[int, ...]:
+    """Return the layers that stages have beyond an even share, round after round."""
+    given = model.get("offset")
+    if given in (None, 0):
+        return ()
+    rows = given if isinstance(given, list) else [given]
+    flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
+    if not isinstance(given, list) or not all(type(n) is int for n in flat):
+        raise UsageError(f"{label}: offset is {given!r}; expected a list of numbers")
+    return tuple(flat) if any(flat) else ()
+
+
+def _table(document: Mapping[str, Any], key: str, label: str) -> dict[str, Any]:
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{label}: {key} is {value!r}; expected a table")
+    return dict(value)
+
+
+def _flag(table: Mapping[str, Any], key: str, default: bool, label: str) -> bool:
+    value = table.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise UsageError(f"{label}: {key} is {value!r}; expected True or False")
+    return value
+
+
+def _number(table: Mapping[str, Any], key: str, default: int, label: str) -> int:
+    value = table.get(key)
+    if value is None:
+        return default
+    if type(value) is not int:
+        raise UsageError(f"{label}: {key} is {value!r}; expected a number")
+    return value
+
+
+def _text(table: Mapping[str, Any], key: str, label: str) -> str | None:
+    value = table.get(key)
+    if value in (None, ""):
+        return None
+    if not isinstance(value, str):
+        raise UsageError(f"{label}: {key} is {value!r}; expected a path")
+    return value

@@ -1,0 +1,310 @@
+"""The strategy of a job that was never compiled, from another strategy and both jobs' sizes.
+
+The source's layouts are explained (`rankxform.layout.explain`), or a preset's rules say what they
+mean; the same meanings are then written for the destination's sizes as MindSpore's compiler writes
+them. What follows holds if the network's ``shard()`` calls do not change. Whatever is not known is
+refused, all at once, each reason with the option that answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rankxform.errors import DerivationError, RequestError
+
+from .explain import (
+    Parameter,
+    Refusals,
+    check_hidden,
+    check_sizes,
+    explain,
+    parameters_in,
+    parameters_of,
+    rule_for,
+    same_boxes,
+    without_optimizer,
+)
+from .given import Derived, Extent, Given, Role
+from .layout import Layout
+from .mesh import FLAT, Meaning, layout_of, print_spec
+from .names import NEVER_SAVED, pattern_of, state_of
+from .participation import taking_part, with_optimizer
+from .pipeline import place_in_list
+from .place import place
+from .rules import Rule, mismatched_shapes
+from .strategy import Strategy
+
+
+def derive(given: Given, label: str = "derived") -> Derived:
+    """Derive the destination's strategy. Raises DerivationError with all that stands against it."""
+    refusals = Refusals()
+    source, rules = given.source, given.all_rules
+    if source is None:
+        parameters = parameters_in(given.shapes, rules, refusals)
+    else:
+        parameters = parameters_of(source, refusals)
+    _check_preset(given, parameters, refusals)
+    found = _meanings(given, parameters, refusals)
+    takes_part = taking_part(given, parameters, refusals)
+    stages = place(given.places, parameters, rules, given.preset, given.dst.pp, refusals)
+    layouts: dict[str, Layout] = {}
+    for name, one in parameters.items():
+        plain = _plain(given, name, one, found.get(name), refusals)
+        if plain is None:
+            continue
+        shared = len(stages.get(name, ())) > 1
+        layout = with_optimizer(given, name, one, plain, takes_part[name], shared, refusals)
+        if layout is not None:
+            layouts[name] = layout
+    if refusals:
+        raise DerivationError.of(refusals.texts())
+    strategy = _strategy(given, parameters, layouts, stages, label)
+    roles = _roles(given, parameters, found, takes_part, layouts)
+    return Derived(strategy, roles, _assumptions(given))
+
+
+def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: Refusals) -> None:
+    """Refuse a preset that does not know every name, or whose shapes are others."""
+    preset = given.preset
+    if preset is None:
+        return
+    unknown = [n for n in parameters if rule_for(given.all_rules, n, "spec") is None]
+    if unknown and preset.complete:
+        refusals.add(
+            f"{preset.label} does not know it",
+            "Add --rule 'REGEX=(tp, None)', or choose the network's own preset",
+            *unknown,
+        )
+    shapes = {name: extent for name, extent in given.shapes.items() if name in parameters}
+    for name, wanted in mismatched_shapes(preset.rules, shapes).items():
+        refusals.add(
+            f"has shape {list(shapes[name])}, which {preset.label} expects as {wanted}",
+            "Choose the preset of this network and version",
+            name,
+        )
+    for name, value, why in preset.requires:
+        if getattr(given.dst, name) is not value and given.dst.mp > 1 and not given.keep_mesh:
+            refusals.add(
+                f"{preset.label} is proven for {name}={str(value).lower()} only, because {why}",
+                f"Say {name}={str(value).lower()} in --dst-parallel, if that is so; else compile "
+                "the destination's strategy",
+            )
+
+
+def _meanings(
+    given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
+) -> Mapping[str, tuple[Meaning, ...]]:
+    """Return by which meshes and specs each parameter may be sharded, as far as that is needed."""
+    source, src, dst, rules = given.source, given.src, given.dst, given.all_rules
+    if given.keep_mesh:
+        return {}
+    if source is None:
+        return _meanings_by_rule(parameters, rules, refusals)
+    assert src is not None
+    check_sizes(source, src, "--src-parallel", refusals)
+    found = explain(parameters, src, rules, given.shapes, refusals)
+    check_hidden(found, rules, src, dst, given.unsharded, refusals)
+    for flag in ("vocab_emb_dp", "use_seq_parallel"):
+        before, after = getattr(src, flag), getattr(dst, flag)
+        if before != after and given.preset is None and max(src.mp, dst.mp) > 1:
+            refusals.add(
+                f"{flag} is {_flag(before)} in the source and {_flag(after)} in the destination; "
+                "which parameters depend on it, only a preset knows",
+                f"Give --preset; or state {flag} for both, if it is the same",
+            )
+    _check_vocabulary(given, found, refusals)
+    return found
+
+
+def _check_vocabulary(
+    given: Given, found: Mapping[str, tuple[Meaning, ...]], refusals: Refusals
+) -> None:
+    """Refuse to guess vocab_emb_dp where the source replicates what looks like a vocabulary.
+
+    That is a matrix outside the layers which is not sharded although the job has tensor parallel.
+    """
+    src, dst = given.src, given.dst
+    if src is None or dst.vocab_emb_dp is not None or min(src.mp, dst.mp) == 1:
+        return
+    for name, several in found.items():
+        plain = several and len(several[0].spec) > 1 and not any(one.axes for one in several)
+        if plain and place_in_list(name) is None and not rule_for(given.all_rules, name, "spec"):
+            refusals.add(
+                f"is replicated although mp={src.mp}, as with vocab_emb_dp; whether the "
+                "destination's job replicates it too is not stated",
+                "State vocab_emb_dp=true or vocab_emb_dp=false in --src-parallel and "
+                "--dst-parallel, or give --preset",
+                name,
+            )
+
+
+def _flag(value: bool | None) -> str:
+    return "not stated" if value is None else str(value).lower()
+
+
+def _meanings_by_rule(
+    parameters: Mapping[str, Parameter], rules: Sequence[Rule], refusals: Refusals
+) -> dict[str, tuple[Meaning, ...]]:
+    found: dict[str, tuple[Meaning, ...]] = {}
+    for name in parameters:
+        rule = rule_for(rules, name, "spec")
+        if rule is None:
+            refusals.add(
+                "no rule says how it is sharded, and there is no source strategy",
+                "Give --preset, or --rule 'REGEX=(tp, None)'",
+                name,
+            )
+            continue
+        assert rule.spec is not None
+        found[name] = (Meaning(rule.meshes()[0], rule.spec),)
+    return found
+
+
+def _plain(
+    given: Given,
+    name: str,
+    one: Parameter,
+    found: tuple[Meaning, ...] | None,
+    refusals: Refusals,
+) -> Layout | None:
+    """Return a parameter's layout at the destination, without the optimizer's shard."""
+    if given.keep_mesh:
+        assert one.layout is not None
+        return without_optimizer(one.layout)
+    if not found:
+        return None  # refused already
+    dst, extent = given.dst, given.extents.get(name)
+    rule = rule_for(given.all_rules, name, "spec")
+    layouts = []
+    for mesh, spec in found:
+        try:
+            meant = rule.meaning(mesh, dst, extent.shape if extent else None).spec if rule else spec
+            layouts.append(layout_of(mesh, meant, dst))
+        except RequestError as error:
+            refusals.add(f"{rule.label + ' ' if rule else ''}{error}", _answer(str(error)), name)
+            return None
+    if not all(same_boxes(layouts[0], other) for other in layouts[1:]):
+        refusals.add(
+            f"is sharded over {' or '.join(map(str, found))}, which have the same sizes in the "
+            "source",
+            "Give --preset, or --rule 'REGEX=expert' for what belongs to experts",
+            name,
+        )
+        return None
+    return layouts[0] if _divides(layouts[0], name, extent, refusals) else None
+
+
+def _answer(reason: str) -> str:
+    if "vocab_emb_dp, which" in reason:
+        return "Say vocab_emb_dp=true or vocab_emb_dp=false in --dst-parallel"
+    if "shape" in reason:
+        return "Give --shapes, a JSON file of full shapes or the checkpoint"
+    return "Change --dst-parallel, or compile the destination's strategy"
+
+
+def _divides(layout: Layout, name: str, extent: Extent | None, refusals: Refusals) -> bool:
+    if extent is None:
+        return True
+    if len(extent.shape) != len(layout.tensor_map):
+        refusals.add(
+            f"has {len(extent.shape)} axes, its spec {len(layout.tensor_map)}",
+            "Change the rule, or bring the checkpoint of this strategy",
+            name,
+        )
+        return False
+    for axis, (length, count) in enumerate(zip(extent.shape, layout.map_counts)):
+        if length % count:
+            refusals.add(
+                f"axis {axis} of shape {list(extent.shape)} does not divide by {count}",
+                "Change --dst-parallel; MindSpore's compiler refuses this too",
+                name,
+            )
+            return False
+    return True
+
+
+# -- what comes of it -----------------------------------------------------------------------------
+
+
+def _strategy(
+    given: Given,
+    parameters: Mapping[str, Parameter],
+    layouts: Mapping[str, Layout],
+    stages: Mapping[str, tuple[int, ...]],
+    label: str,
+) -> Strategy:
+    """Put the layouts together by stage, states beside their parameters."""
+    pp = given.dst.pp
+    found: list[dict[str, Layout]] = [{} for _ in range(pp)]
+    before = len(given.source.stages) if given.source else 1
+    for name, one in parameters.items():
+        states: list[str] = []
+        if not given.predict:
+            states = [state for state in one.states if state_of(state) != NEVER_SAVED]
+            gradients = f"{NEVER_SAVED}.{name}"
+            if (pp > 1 and one.trained) or (pp == before == 1 and gradients in one.states):
+                states.append(gradients)
+        for stage in stages[name]:
+            found[stage].update((every, layouts[name]) for every in (name, *states))
+    size = max(layout.ranks for layout in layouts.values()) if layouts else given.dst.stage_size
+    return Strategy(tuple(found), size, label, derived=True)
+
+
+def _roles(
+    given: Given,
+    parameters: Mapping[str, Parameter],
+    found: Mapping[str, tuple[Meaning, ...]],
+    takes_part: Mapping[str, bool | None],
+    layouts: Mapping[str, Layout],
+) -> tuple[Role, ...]:
+    rows: dict[tuple[str, str, str, str, str], int] = {}
+    words = {True: "yes", False: "no", None: "-"}
+    for name, one in parameters.items():
+        rule = None if given.keep_mesh else rule_for(given.all_rules, name, "spec")
+        spec = "as it is" if given.keep_mesh else _spec_in_words(found[name], rule)
+        row = (
+            pattern_of(name),
+            spec,
+            words[takes_part[name]],
+            entry(one.layout) if one.layout else "whole",
+            entry(layouts[name]),
+        )
+        rows[row] = rows.get(row, 0) + 1
+    return tuple(
+        Role(pattern, count, spec, optimizer, src, dst)
+        for (pattern, spec, optimizer, src, dst), count in rows.items()
+    )
+
+
+def _spec_in_words(found: tuple[Meaning, ...], rule: Rule | None) -> str:
+    mesh, spec = found[0]
+    conditions = rule.replicated_if if rule else ()
+    unless = f", replicated if {' or '.join(conditions)}" if conditions else ""
+    return (mesh if mesh in ("expert", FLAT) else "") + print_spec(spec) + unless
+
+
+def entry(layout: Layout) -> str:
+    """Write a layout as a strategy file has it, in one line.
+
+    >>> entry(Layout((2, 4), ((0,), ()), 4, -1))
+    '[2, 4] [0, -1] 4 -1'
+    """
+    shards = f" {layout.opt_step} {layout.opt_size}" if layout.opt_size else ""
+    return f"{list(layout.device_matrix)} {layout.printable_map}{shards}"
+
+
+def _assumptions(given: Given) -> tuple[str, ...]:
+    texts = ["This holds if the network's shard() calls do not change."]
+    if given.preset is None and given.dst.vocab_emb_dp is None and not given.keep_mesh:
+        texts[0] += (
+            " They may depend on vocab_emb_dp and use_seq_parallel: these are taken as equal."
+        )
+    if given.preset:
+        texts.append(f"{given.preset.label} was proven on {given.preset.networks}.")
+        if not given.preset.proven:
+            texts[-1] = f"{given.preset.label} is NOT proven: {given.preset.evidence}."
+    if given.dst.shards and not given.predict:
+        texts.append(
+            f"The optimizer shards parameters of {given.dst.threshold_bytes // 1024} KiB or more."
+        )
+    return tuple(texts)

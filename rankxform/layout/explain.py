@@ -1,0 +1,279 @@
+"""Which mesh axes shard each parameter of a strategy, given the sizes of its job.
+
+A strategy is explained as a whole or not at all: where one layout is of a mesh that the sizes do
+not have, the network has rules of its own, and those that look plain may be meant otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from rankxform.errors import RequestError
+from rankxform.geometry.box import Shape
+
+from .layout import Layout
+from .mesh import EXPERT, LAYOUT, Meaning, Parallel, layout_of, meanings
+from .names import NEVER_SAVED, parameter_of, state_of, summarize_names
+from .rules import Rule
+from .strategy import Strategy
+
+
+class Refusals:
+    """Why something cannot be derived: reasons, what would answer each, and the names concerned."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str], dict[str, None]] = {}
+
+    def add(self, reason: str, answer: str, *names: str) -> None:
+        """Note a reason; names of one reason are collected."""
+        self._names.setdefault((reason, answer), {}).update(dict.fromkeys(names))
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def texts(self) -> list[str]:
+        """Return one text for each reason: the answer, the reason, and whom it concerns."""
+        found = []
+        for (reason, answer), names in self._names.items():
+            of = f":\n     {summarize_names(names, 4)}" if names else ""
+            found.append(f"{answer}:\n     {reason}{of}")
+        return found
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a network, as a strategy or a checkpoint lists it.
+
+    layout: None where no strategy says. stages: that list it. states: the names of the optimizer
+    states that follow it, gradients that are never saved included.
+    """
+
+    layout: Layout | None
+    stages: tuple[int, ...]
+    states: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer keeps states of it."""
+        return bool(self.states)
+
+
+def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, Parameter]:
+    """Return the parameters that a strategy lists, in its order; states belong to theirs."""
+    found: dict[str, Parameter] = {}
+    states: dict[str, dict[str, None]] = {}
+    for stage, layouts in enumerate(source.stages):
+        for name, layout in layouts.items():
+            base = parameter_of(name)
+            if base != name and base in layouts:
+                states.setdefault(base, {})[name] = None
+                if layout != layouts[base]:
+                    refusals.add(
+                        "an optimizer state has another layout than its parameter",
+                        "This is not derived: compile the destination's strategy",
+                        name,
+                    )
+                continue
+            known = found.get(name)
+            if known and known.layout != layout:
+                refusals.add(
+                    "pipeline stages list it with different layouts",
+                    "This is not derived: compile the destination's strategy",
+                    name,
+                )
+            found[name] = Parameter(layout, (*(known.stages if known else ()), stage))
+    return {name: replace(one, states=tuple(states.get(name, ()))) for name, one in found.items()}
+
+
+def parameters_in(
+    shapes: Mapping[str, Shape], listed: Sequence[Rule], refusals: Refusals
+) -> dict[str, Parameter]:
+    """Return the parameters of a checkpoint of whole tensors, whose full shapes are given.
+
+    Tensors of one element that no rule names, such as a step, are left to "in no strategy".
+    """
+    found: dict[str, Parameter] = {}
+    states: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        base = parameter_of(name)
+        if base != name and base in shapes:
+            if shapes[base] == shape:
+                states.setdefault(base, []).append(name)
+            else:
+                refusals.add(
+                    "an optimizer state has another shape than its parameter",
+                    "This is not derived: compile the destination's strategy",
+                    name,
+                )
+        elif state_of(name) != NEVER_SAVED and (
+            any(one != 1 for one in shape) or any(rule.names.search(name) for rule in listed)
+        ):
+            found[name] = Parameter(None, (0,))
+    return {name: replace(one, states=tuple(states.get(name, ()))) for name, one in found.items()}
+
+
+def check_sizes(source: Strategy, sizes: Parallel, option: str, refusals: Refusals) -> None:
+    """Refuse sizes that are not a strategy's."""
+    stages, ranks = len(source.stages), source.stage_size
+    if stages != sizes.pp or ranks != sizes.stage_size:
+        refusals.add(
+            f"{source.label} is of {source.extent}, but {sizes} would be "
+            f"{Strategy(({},) * sizes.pp, sizes.stage_size, '').extent}",
+            f"Correct {option}",
+        )
+    for layouts in source.stages:
+        for name, layout in layouts.items():
+            if layout.ranks != source.stage_size:
+                refusals.add(
+                    f"its device matrix is of {layout.ranks} ranks, others are of {ranks}",
+                    "This is not derived: compile the destination's strategy",
+                    name,
+                )
+
+
+def explain(
+    parameters: Mapping[str, Parameter],
+    sizes: Parallel,
+    rules: Sequence[Rule],
+    shapes: Mapping[str, Shape],
+    refusals: Refusals,
+    option: str = "--src-parallel",
+) -> dict[str, tuple[Meaning, ...]]:
+    """Return what the layout of each parameter may mean; rules are compared with it.
+
+    Several meanings are of different meshes that have equal sizes.
+    """
+    known = cache(lambda layout: tuple(meanings(layout, sizes)))
+    found: dict[str, tuple[Meaning, ...]] = {}
+    for name, one in parameters.items():
+        assert one.layout is not None
+        plain = without_optimizer(one.layout)
+        if one.layout.field or one.layout.split_rows:
+            refusals.add(
+                "an embedding in fields or uneven rows is the network's own",
+                "This is not derived: compile the destination's strategy",
+                name,
+            )
+            continue
+        rule = rule_for(rules, name, "mesh", "spec")
+        if rule is None:
+            found[name] = known(plain)
+            if not found[name]:
+                refusals.add(
+                    f"device matrix {list(plain.device_matrix)} with tensor map "
+                    f"{plain.printable_map} is of no mesh of {sizes}",
+                    "Give --rule 'REGEX=(tp, None)' for what the network shards in its own way; or "
+                    "--dst-parallel same, if the ranks of a stage stay as they are; or correct "
+                    f"{option}",
+                    name,
+                )
+            continue
+        found[name] = _by_rule(rule, plain, known(plain), sizes, shapes.get(name))
+        if not found[name]:
+            refusals.add(
+                f"{rule.label} contradicts the source, where device matrix "
+                f"{list(plain.device_matrix)} with tensor map {plain.printable_map} was used with "
+                f"{sizes}",
+                "Change the rule, use another version of the preset, or correct " + option,
+                name,
+            )
+    _check_use([some for some in found.values() if some], sizes, option, refusals)
+    return found
+
+
+def _check_use(
+    found: Sequence[tuple[Meaning, ...]], sizes: Parallel, option: str, refusals: Refusals
+) -> None:
+    """Refuse stated axes that shard nothing, and sizes by which all parameters are experts'."""
+    used = {axis for several in found for one in several for axis in one.axes}
+    if found and all(one.mesh == EXPERT for several in found for one in several):
+        refusals.add(f"with {sizes} every parameter would be an expert's", f"Correct {option}")
+    for axis, name, size in (("tp", "mp", sizes.mp), ("ep", "ep", sizes.ep)):
+        if size > 1 and axis not in used:
+            refusals.add(f"no parameter is sharded over {name}={size}", f"Correct {option}")
+
+
+def _by_rule(
+    rule: Rule, plain: Layout, known: Sequence[Meaning], sizes: Parallel, shape: Shape | None
+) -> tuple[Meaning, ...]:
+    """Return what a rule says, if the source's layout agrees with it on every axis longer than 1.
+
+    What of the source's job is not known may be either way.
+    """
+    if rule.spec is None:
+        return tuple(one for one in known if one.mesh == rule.mesh)
+    likely = [one.mesh for one in known]
+    ways = [sizes]
+    if rule.replicated_if and sizes.vocab_emb_dp is None:
+        ways = [replace(sizes, vocab_emb_dp=way) for way in (True, False)]
+    for way in ways:
+        for mesh in rule.meshes(likely):
+            try:
+                meant = layout_of(mesh, rule.meaning(mesh, way, shape).spec, way)
+            except RequestError:
+                continue
+            if same_boxes(meant, plain):
+                return (Meaning(mesh, rule.spec),)
+    return ()
+
+
+def rule_for(rules: Iterable[Rule], name: str, *said: str) -> Rule | None:
+    """Return the first rule that matches a name and says one of these things."""
+    return next(
+        (
+            rule
+            for rule in rules
+            if any(getattr(rule, what) is not None for what in said) and rule.names.search(name)
+        ),
+        None,
+    )
+
+
+def without_optimizer(layout: Layout) -> Layout:
+    """Return a layout without its optimizer shard."""
+    return replace(layout, opt_step=0, opt_size=0) if layout.opt_step or layout.opt_size else layout
+
+
+def same_boxes(a: Layout, b: Layout) -> bool:
+    """Tell whether two layouts give every rank of a stage the same box, whatever the shape."""
+    if a is b or a == b:
+        return True
+    if a.ranks != b.ranks or a.counts != b.counts:
+        return False
+    return all(a.cell(rank) == b.cell(rank) for rank in range(a.ranks))
+
+
+def check_hidden(
+    found: Mapping[str, tuple[Meaning, ...]],
+    rules: Sequence[Rule],
+    src: Parallel,
+    dst: Parallel,
+    unsharded: frozenset[str],
+    refusals: Refusals,
+) -> None:
+    """Refuse axes that have size 1 in the source, where they cannot be seen, and more in `dst`."""
+    experts = any(one.mesh == EXPERT for several in found.values() for one in several)
+    for name, several in found.items():
+        if rule_for(rules, name, "spec") or not several:
+            continue
+        seen = all(one.mesh in (LAYOUT, EXPERT) for one in several)
+        grown = [("mp", src.mp, dst.mp)] if not seen else []
+        grown += [("ep", src.ep, dst.ep)] if not experts else []
+        for axis, before, after in grown:
+            if before == 1 and after > 1:
+                refusals.add(
+                    f"{axis} is 1 in the source, which so does not show what {axis}={after} would "
+                    "shard",
+                    f"Give --preset, --rule 'REGEX=(tp, None)', or a source strategy with {axis} "
+                    "above 1",
+                    name,
+                )
+        if dst.cp > 1 and not seen and "cp" not in unsharded:
+            refusals.add(
+                f"the source does not show whether cp={dst.cp} shards it",
+                "Give --preset, --rule, or --unsharded cp if cp shards no parameter (Llama's "
+                "embedding only with vocab_emb_dp)",
+                name,
+            )

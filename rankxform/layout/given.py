@@ -1,0 +1,97 @@
+"""What a strategy is derived from, and what comes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rankxform.geometry.box import Shape
+
+from .mesh import Parallel
+from .place import Places
+from .rules import Preset, Rule
+from .strategy import Strategy
+
+
+class Extent(NamedTuple):
+    """A parameter's full shape, in elements, and its full size in bytes."""
+
+    shape: Shape
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """All that a strategy is derived from.
+
+    source: None where every parameter is whole. src: the source's sizes; with `keep_mesh` only its
+    threshold counts. keep_mesh: the ranks of a stage stay arranged as they are; only the
+    optimizer's shard and the pipeline change, and with `keep_stages` not even the latter. extents:
+    of the parameters, as far as they are known. rules: the user's, before the preset's. opt_on,
+    opt_off: which parameters take part in the optimizer's shard, or do not. unsharded: axes that
+    shard no parameter. predict: the job trains nothing. places: what is said of the pipeline.
+    """
+
+    source: Strategy | None
+    dst: Parallel
+    src: Parallel | None = None
+    keep_mesh: bool = False
+    keep_stages: bool = False
+    extents: Mapping[str, Extent] = field(default_factory=dict)
+    preset: Preset | None = None
+    rules: tuple[Rule, ...] = ()
+    opt_on: tuple[re.Pattern[str], ...] = ()
+    opt_off: tuple[re.Pattern[str], ...] = ()
+    unsharded: frozenset[str] = frozenset()
+    predict: bool = False
+    places: Places = field(default_factory=Places)
+
+    @property
+    def all_rules(self) -> tuple[Rule, ...]:
+        """The rules, in the order in which they are tried."""
+        return (*self.rules, *(self.preset.rules if self.preset else ()))
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The full shapes that are known."""
+        return {name: extent.shape for name, extent in self.extents.items()}
+
+
+@dataclass(frozen=True)
+class Role:
+    """Parameters that are sharded alike: a row of the table that is printed.
+
+    pattern: their names, numbers as ``*``; count: how many. spec: which mesh axes shard them.
+    optimizer: "yes", "no", or "-" where the optimizer shards nothing. src, dst: their layouts, as
+    device matrix, tensor map, step and size of the optimizer's shard.
+    """
+
+    pattern: str
+    count: int
+    spec: str
+    optimizer: str
+    src: str
+    dst: str
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A derived strategy, and what shows how it came about.
+
+    roles: how the parameters are sharded. assumptions: what it depends on, in sentences.
+    """
+
+    strategy: Strategy
+    roles: tuple[Role, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What shows how the strategy came about, for JSON."""
+        return {
+            "roles": [vars(role) for role in self.roles],
+            "assumptions": list(self.assumptions),
+            "stages": [len(layouts) for layouts in self.strategy.stages],
+        }

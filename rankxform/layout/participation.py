@@ -1,0 +1,158 @@
+"""Which parameters the optimizer shards at the destination, and so how they are sharded there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .explain import Parameter, Refusals, rule_for, without_optimizer
+from .given import Given
+from .layout import Layout
+from .mesh import Parallel
+from .names import pattern_of
+from .optimizer import divide, shard
+
+
+def taking_part(
+    given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
+) -> dict[str, bool | None]:
+    """Tell which parameters take part in the optimizer's shard; None where that is not known."""
+    seen = _seen_taking_part(given, parameters, refusals)
+    found: dict[str, bool | None] = {}
+    by_pattern: dict[str, set[bool]] = {}
+    for name, value in seen.items():
+        if value is not None:
+            by_pattern.setdefault(pattern_of(name), set()).add(value)
+    for name in parameters:
+        alike = by_pattern.get(pattern_of(name), set())
+        value = seen.get(name)
+        if value is None and len(alike) == 1:
+            value = next(iter(alike))
+        found[name] = _stated(given, name, value, refusals)
+    return found
+
+
+def _stated(given: Given, name: str, seen: bool | None, refusals: Refusals) -> bool | None:
+    """Return what the user or a rule says of a parameter, or else what was seen."""
+    on, off = (any(one.search(name) for one in some) for some in (given.opt_on, given.opt_off))
+    if on and off:
+        refusals.add("--opt-on and --opt-off both match it", "Change one of them", name)
+    rule = rule_for(given.all_rules, name, "optimizer")
+    said, who = (on, f"--opt-{'on' if on else 'off'}") if on or off else (None, "")
+    if said is None and rule is not None:
+        said, who = rule.optimizer, rule.label
+    if said is None:
+        return seen
+    if seen is not None and seen is not said:
+        refusals.add(
+            f"{who} contradicts the source, where it "
+            + ("takes part" if seen else "does not take part")
+            + " in the optimizer's shard",
+            "Change the rule, or use another version of the preset",
+            name,
+        )
+    return said
+
+
+def _seen_taking_part(
+    given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
+) -> dict[str, bool | None]:
+    """Tell what the source's layouts show: a shard, or none although one was possible."""
+    source = given.source
+    layouts = {name: one.layout for name, one in parameters.items() if one.layout}
+    sizes = [one.opt_size for one in layouts.values() if one.opt_shards > 1]
+    if source is None or not sizes:
+        return {}
+    limit = None if -1 in sizes else max(sizes)
+    threshold = (given.src or Parallel()).threshold_bytes
+    found: dict[str, bool | None] = {}
+    for name, layout in layouts.items():
+        extent = given.extents.get(name)
+        if layout.opt_shards > 1:
+            found[name] = True
+            if extent and extent.nbytes < threshold and _may_shard(given):
+                refusals.add(
+                    f"is sharded by the optimizer, although it is smaller than "
+                    f"{threshold // 1024} KiB",
+                    "Give --src-threshold, the source's parallel_optimizer_threshold in KiB",
+                    name,
+                )
+            continue
+        possible = extent is not None and extent.nbytes >= threshold and len(extent.shape) > 0
+        if not possible or _may_be_tied(given, name, parameters[name]):
+            found[name] = None
+            continue
+        assert extent is not None
+        would_be = divide(without_optimizer(layout), extent.shape[0], limit)
+        found[name] = False if would_be.opt_shards > 1 else None
+    return found
+
+
+def _may_shard(given: Given) -> bool:
+    """Tell whether the destination's optimizer may shard anything anew."""
+    if given.predict or given.dst.optimizer_shard is False:
+        return False
+    return given.dst.optimizer_shard is not None or not given.keep_mesh
+
+
+def _may_be_tied(given: Given, name: str, one: Parameter) -> bool:
+    """Tell whether stages may share a parameter, which then has no shard in spite of its flag."""
+    assert given.source is not None
+    if len(given.source.stages) == 1:
+        return False
+    outside = one.stages == (0,) and not given.places.is_layer(name)
+    return len(one.stages) > 1 or (outside and given.dst.pp == 1)
+
+
+def with_optimizer(
+    given: Given,
+    name: str,
+    one: Parameter,
+    plain: Layout,
+    takes_part: bool | None,
+    shared: bool,
+    refusals: Refusals,
+) -> Layout | None:
+    """Return a parameter's layout with the optimizer's shard; None if it is refused."""
+    dst = replace(given.dst, optimizer_shard=False) if given.predict else given.dst
+    if dst.optimizer_shard is None and given.keep_mesh:
+        return one.layout
+    if dst.optimizer_shard is False or takes_part is False or plain.free_ranks == 1:
+        return plain
+    extent = given.extents.get(name)
+    if extent is None:
+        refusals.add(
+            "its shape decides whether the optimizer shards it, and is not known",
+            "Give --shapes, a JSON file of full shapes or the checkpoint",
+            name,
+        )
+        return None
+    if not extent.shape:
+        return plain
+    on = dst if dst.shards else replace(dst, optimizer_shard=True)
+    layout = shard(plain, extent.shape[0], extent.nbytes, on)
+    if layout is plain:
+        return plain
+    if dst.optimizer_shard is None:
+        refusals.add(
+            "whether the destination's optimizer shards parameters is not stated",
+            "Give --optimizer-shard on, off, or the size (optimizer_weight_shard_size); or "
+            "--predict",
+        )
+        return None
+    if takes_part is None:
+        refusals.add(
+            "the source does not show whether it takes part in the optimizer's shard",
+            "Give --opt-on REGEX or --opt-off REGEX (Parameter(parallel_optimizer=False)), "
+            "or --preset",
+            name,
+        )
+        return None
+    if shared and not any(one.search(name) for one in (*given.opt_on, *given.opt_off)):
+        refusals.add(
+            "is shared by two pipeline stages, and whether MindSpore then shards it differs",
+            "Give --opt-on REGEX or --opt-off REGEX",
+            name,
+        )
+        return None
+    return layout

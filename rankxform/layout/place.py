@@ -1,0 +1,150 @@
+"""On which pipeline stages of the destination each parameter is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankxform.errors import RequestError
+
+from .explain import Parameter, Refusals, rule_for
+from .pipeline import lists_of, place_in_list, spread
+from .rules import FIRST, LAST, SHARED, Preset, Rule
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the user says of the pipeline.
+
+    layers: the numbered list that the stages divide, such as ``model.layers``. counts: layers of
+    each stage; or offset and interleave, as MindFormers has them. first, last, shared: parameters
+    outside the list that are on the first stage, the last, or both.
+    """
+
+    layers: str | None = None
+    counts: tuple[int, ...] = ()
+    offset: tuple[int, ...] = ()
+    interleave: int = 1
+    first: tuple[re.Pattern[str], ...] = ()
+    last: tuple[re.Pattern[str], ...] = ()
+    shared: tuple[re.Pattern[str], ...] = ()
+
+    def is_layer(self, name: str) -> bool:
+        """Tell whether a name is of a numbered list."""
+        return place_in_list(name) is not None
+
+    def of(self, name: str) -> str | None:
+        """Return where the user puts a parameter, or None."""
+        for where, some in ((FIRST, self.first), (LAST, self.last), (SHARED, self.shared)):
+            if any(one.search(name) for one in some):
+                return where
+        return None
+
+    @property
+    def says_counts(self) -> bool:
+        """Whether the user says how many layers a stage has."""
+        return bool(self.counts or self.offset or self.interleave > 1)
+
+
+def place(
+    places: Places,
+    parameters: Mapping[str, Parameter],
+    rules: Sequence[Rule],
+    preset: Preset | None,
+    stages: int,
+    refusals: Refusals,
+) -> dict[str, tuple[int, ...]]:
+    """Return the stages of each parameter; what is not known is refused."""
+    before = max((stage for one in parameters.values() for stage in one.stages), default=0) + 1
+    first: tuple[int, ...] = (0,)
+    nowhere = dict.fromkeys(parameters, first)
+    if stages == 1:
+        return nowhere
+    if stages == before and not places.says_counts:
+        return {name: one.stages for name, one in parameters.items()}
+    divided = _list(places, parameters, preset, before, refusals)
+    if divided is None:
+        return nowhere
+    numbers = sorted(lists_of(parameters)[divided])
+    if numbers != list(range(len(numbers))):
+        refusals.add(
+            f"{divided} has layers {numbers[0]} to {numbers[-1]}, and not all between 0 and that",
+            "Bring the whole checkpoint or strategy, or choose another list by --layers",
+        )
+        return nowhere
+    try:
+        stage_of = spread(
+            len(numbers), stages, counts=places.counts, offset=places.offset,
+            interleave=places.interleave,
+        )  # fmt: skip
+    except RequestError as error:
+        refusals.add(str(error), "Give --layers-per-stage, or --offset as the job has it")
+        return nowhere
+    found: dict[str, tuple[int, ...]] = {}
+    for name, one in parameters.items():
+        where = place_in_list(name)
+        if where and where[0] == divided:
+            found[name] = (stage_of[where[1]],)
+        else:
+            found[name] = _outside(places, rules, name, one, before, stages, refusals)
+    return found
+
+
+def _list(
+    places: Places,
+    parameters: Mapping[str, Parameter],
+    preset: Preset | None,
+    before: int,
+    refusals: Refusals,
+) -> str | None:
+    """Return the numbered list that the pipeline divides; None if it is refused."""
+    lists = lists_of(parameters)
+    if places.layers is not None or (preset and preset.layers):
+        named = places.layers or (preset.layers if preset else None) or ""
+        if named in lists:
+            return named
+        candidates = []
+    elif before > 1:
+        over = {name: set[int]() for name in lists}
+        for name, one in parameters.items():
+            where = place_in_list(name)
+            if where:
+                over[where[0]].update(one.stages)
+        candidates = [name for name, some in over.items() if len(some) > 1]
+    else:
+        candidates = list(lists)
+    if len(candidates) == 1:
+        return candidates[0]
+    known = " or ".join(sorted(lists)) or "none"
+    refusals.add(
+        f"which numbered list of layers the pipeline stages divide is not known (there is {known})",
+        "Give --layers, such as --layers model.layers",
+    )
+    return None
+
+
+def _outside(
+    places: Places,
+    rules: Sequence[Rule],
+    name: str,
+    one: Parameter,
+    before: int,
+    stages: int,
+    refusals: Refusals,
+) -> tuple[int, ...]:
+    """Return the stages of a parameter that is not in the list."""
+    rule = rule_for(rules, name, "stage")
+    where = places.of(name) or (rule.stage if rule else None)
+    if where is None and before > 1:
+        known = {(0,): FIRST, (before - 1,): LAST, (0, before - 1): SHARED}
+        where = known.get(one.stages)
+    places_of = {FIRST: (0,), LAST: (stages - 1,), SHARED: (0, stages - 1)}
+    if where in places_of:
+        return places_of[where]
+    refusals.add(
+        "on which pipeline stage it is, is not known",
+        "Give --first REGEX, --last REGEX, or --shared REGEX if both have it",
+        name,
+    )
+    return (0,)

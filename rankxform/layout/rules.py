@@ -1,0 +1,210 @@
+"""Rules: what shards the parameters whose names match; presets are rules of known networks.
+
+A rule may say four things of a parameter: the mesh and spec by which it is sharded
+(`rankxform.layout.mesh`), whether it takes part in the optimizer's shard, on which pipeline stage
+it is, and how its shape goes with the others'. The first matching rule that says a thing is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rankxform.errors import RequestError, UsageError
+from rankxform.geometry.box import Shape
+
+from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, parse_spec
+from .names import expression
+
+FIRST, LAST, LAYER, SHARED = "first", "last", "layer", "shared"
+STAGES = (FIRST, LAST, LAYER, SHARED)
+"""On the first stage, the last, its layer's, or both the first and the last (tied)."""
+
+VOCABULARY, INDIVISIBLE = "vocab_emb_dp", "indivisible"
+CONDITIONS = (VOCABULARY, INDIVISIBLE)
+"""Where a parameter is replicated in spite of its spec: the job says vocab_emb_dp; axis 0 does not
+divide by mp * cp."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of the parameters whose name matches.
+
+    names: searched for in the parameter's name. label: the rule as it was written. mesh, spec: None
+    if the rule does not say. optimizer: whether the parameter takes part in the optimizer's shard.
+    stage: one of `STAGES`. shape: for each axis a product of sizes, such as ``2 * ffn``.
+    replicated_if: of `CONDITIONS`.
+    """
+
+    names: re.Pattern[str]
+    label: str
+    mesh: str | None = None
+    spec: Spec | None = None
+    optimizer: bool | None = None
+    stage: str | None = None
+    shape: tuple[str, ...] = ()
+    replicated_if: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mesh is not None and self.mesh not in MESHES:
+            raise UsageError(f"{self.label!r}: mesh {self.mesh!r} is none of {', '.join(MESHES)}")
+        if self.stage is not None and self.stage not in STAGES:
+            raise UsageError(
+                f"{self.label!r}: stage {self.stage!r}: expected {' or '.join(STAGES)}"
+            )
+        unknown = set(self.replicated_if).difference(CONDITIONS)
+        if unknown:
+            raise UsageError(
+                f"{self.label!r}: replicated_if {sorted(unknown)[0]!r}: expected "
+                f"{' or '.join(CONDITIONS)}"
+            )
+
+    def meshes(self, likely: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the meshes that the spec may be of; `likely` are those that a source shows."""
+        if self.mesh is not None:
+            return (self.mesh,)
+        if any(axis in ("ep", "edp") for axes in self.spec or () for axis in axes):
+            return (EXPERT,)
+        return (*dict.fromkeys((*likely, TUPLE)),)
+
+    def meaning(self, mesh: str, parallel: Parallel, shape: Shape | None) -> Meaning:
+        """Return what the rule means for a job of these sizes.
+
+        Raises RequestError where it depends on what is not known of the job.
+        """
+        assert self.spec is not None
+        if self.replicated_if and self._is_replicated(parallel, shape):
+            return Meaning(mesh, ((),) * len(self.spec))
+        return Meaning(mesh, self.spec)
+
+    def _is_replicated(self, parallel: Parallel, shape: Shape | None) -> bool:
+        parts = parallel.mp * parallel.cp
+        if parts == 1:
+            return False
+        if VOCABULARY in self.replicated_if:
+            if parallel.vocab_emb_dp is None:
+                raise RequestError("depends on vocab_emb_dp, which is not stated")
+            if parallel.vocab_emb_dp:
+                return True
+            if parallel.cp > 1:
+                raise RequestError("with cp and without vocab_emb_dp is not proven")
+        if INDIVISIBLE in self.replicated_if:
+            if shape is None:
+                raise RequestError("depends on its shape, which is not known")
+            return bool(shape[0] % parts)
+        return False
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The rules of a network, with what they were proven on.
+
+    requires: values that fields of `Parallel` must have if the network is sharded over mp, with the
+    reason. layers: the numbered list that the pipeline divides. complete: whether every parameter
+    of the network matches a rule. label: where it came from.
+    """
+
+    label: str
+    version: int
+    proven: bool
+    networks: str
+    evidence: str
+    rules: tuple[Rule, ...]
+    requires: tuple[tuple[str, bool, str], ...] = ()
+    layers: str | None = None
+    complete: bool = True
+
+
+def parse_rule(text: str, option: str = "--rule") -> Rule:
+    """Read ``REGEX=(tp, None)``, ``REGEX=MESH(ep, None)`` or ``REGEX=MESH``. Raises UsageError.
+
+    >>> parse_rule("experts=expert(ep, None)").mesh
+    'expert'
+    """
+    names, equals, rest = text.rpartition("=")
+    mesh, bracket, spec = rest.partition("(")
+    if not equals or not names or not rest.strip():
+        raise UsageError(f"{option} {text!r}: expected REGEX=(tp, None) or REGEX=MESH")
+    return Rule(
+        expression(names, option),
+        f"{option} {text!r}",
+        mesh=mesh.strip() or None,
+        spec=parse_spec(bracket + spec) if bracket else None,
+    )
+
+
+def rule_of(facts: Mapping[str, object], where: str) -> Rule:
+    """Make a rule of a table of a rules file. Raises UsageError, which names `where`."""
+    known = {"names", "mesh", "spec", "optimizer", "stage", "shape", "replicated_if"}
+    for key in facts:
+        if key not in known:
+            raise UsageError(f"{where}: {key!r} is none of {', '.join(sorted(known))}")
+    names, spec, shape = facts.get("names"), facts.get("spec"), facts.get("shape", [])
+    replicated_if, optimizer = facts.get("replicated_if", []), facts.get("optimizer")
+    if not isinstance(names, str) or not names:
+        raise UsageError(f"{where}: names is {names!r}; expected a regular expression")
+    for key, value in (("shape", shape), ("replicated_if", replicated_if)):
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"{where}: {key} is {value!r}; expected a list of texts")
+    if not isinstance(optimizer, (bool, type(None))):
+        raise UsageError(f"{where}: optimizer is {optimizer!r}; expected true or false")
+    assert isinstance(shape, list)
+    assert isinstance(replicated_if, list)
+    return Rule(
+        expression(names, where),
+        where,
+        mesh=_text(facts, "mesh", where),
+        spec=parse_spec(spec) if isinstance(spec, str) else None,
+        optimizer=optimizer,
+        stage=_text(facts, "stage", where),
+        shape=tuple(shape),
+        replicated_if=tuple(replicated_if),
+    )
+
+
+def _text(facts: Mapping[str, object], key: str, where: str) -> str | None:
+    value = facts.get(key)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{where}: {key} is {value!r}; expected a text")
+    return value
+
+
+def mismatched_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """Return the parameters whose shape contradicts the rules', each with what was expected.
+
+    A name such as ``hidden`` has one value in the whole network: that of the axis where it stands
+    alone, or alone with a number.
+    """
+    values: dict[str, tuple[int, str]] = {}
+    found: dict[str, str] = {}
+    checked = []
+    for name, shape in shapes.items():
+        rule = next((one for one in rules if one.shape and one.names.search(name)), None)
+        if rule is None:
+            continue
+        if len(shape) != len(rule.shape):
+            found[name] = f"({', '.join(rule.shape)})"
+            continue
+        for extent, text in zip(shape, rule.shape):
+            checked.append((name, extent, text))
+            number, words = _product(text)
+            if len(words) == 1 and number and extent % number == 0:
+                values.setdefault(words[0], (extent // number, name))
+    for name, extent, text in checked:
+        number, words = _product(text)
+        if all(word in values for word in words):
+            wanted = number * prod(values[word][0] for word in words)
+            if wanted != extent and name not in found:
+                seen = "; ".join(f"{word} is {values[word][0]} in {values[word][1]!r}"
+                                 for word in words)  # fmt: skip
+                found[name] = f"{text} = {wanted} ({seen})"
+    return found
+
+
+def _product(text: str) -> tuple[int, list[str]]:
+    """Split ``2 * ffn`` into its number and its names."""
+    parts = [part.strip() for part in text.split("*")]
+    number = prod(int(part) for part in parts if part.isdecimal())
+    return number, [part for part in parts if not part.isdecimal()]

@@ -1,0 +1,32 @@
+"""The rules of known networks, which come with rankxform, and users' own rules files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankxform.errors import UsageError
+from rankxform.formats import rules_toml
+from rankxform.layout.rules import Preset
+
+from .posix import read_bytes
+
+FOLDER = Path(__file__).resolve().parent.parent / "presets"
+
+
+def names() -> list[str]:
+    """Return the names of the presets that come with rankxform."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str) -> Preset:
+    """Return the preset of that name, or of a file whose name ends in ``.toml``."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UsageError(f"{path}: no such rules file")
+        return rules_toml.parse(read_bytes(path), str(path))
+    if name not in names():
+        raise UsageError(
+            f"preset {name!r} is none of {', '.join(names())}; give one, or a rules file (*.toml)"
+        )
+    return rules_toml.parse(read_bytes(FOLDER / f"{name}.toml"), f"preset {name}")

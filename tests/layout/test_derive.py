@@ -1,0 +1,398 @@
+"""Derived strategies against the compiler's own files; tests/data/derive/verdicts.txt says which
+pairs are derivable, and from what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from rankxform.errors import DerivationError, UsageError
+from rankxform.layout.derive import derive
+from rankxform.layout.given import Extent, Given
+from rankxform.layout.layout import Layout
+from rankxform.layout.mesh import Parallel, checked_spec, parse_parallel, parse_spec, print_spec
+from rankxform.layout.names import parameter_of
+from rankxform.layout.pipeline import spread
+from rankxform.layout.place import Places
+from rankxform.layout.rules import parse_rule
+from rankxform.layout.strategy import Strategy
+from rankxform.storage import presets
+from tests.compiled import (
+    COMPILED,
+    DERIVE,
+    compare,
+    from_preset,
+    on_same_mesh,
+    pairs,
+    same_mesh,
+    strictly,
+    with_facts,
+)
+
+BY_NAME = {str(one): one for one in COMPILED}
+WAYS = {"strict": strictly, "facts": with_facts, "same": on_same_mesh}
+
+
+def expected():
+    found = {}
+    for line in (DERIVE / "verdicts.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            src, dst, *verdicts = line.split()
+            found[src, dst] = dict(zip(WAYS, verdicts))
+    return found
+
+
+EXPECTED = expected()
+
+
+def verdict(given, wanted):
+    try:
+        return compare(derive(given).strategy, wanted)
+    except DerivationError:
+        return "refused"
+
+
+def test_the_table_of_verdicts_is_of_all_pairs():
+    assert set(EXPECTED) == {(str(src), str(dst)) for src, dst in pairs()}
+
+
+@pytest.mark.parametrize(("src", "dst"), EXPECTED, ids=[f"{a}->{b}" for a, b in EXPECTED])
+def test_a_derived_strategy_is_the_compilers(src, dst):
+    a, b = BY_NAME[src], BY_NAME[dst]
+    for way, wanted in EXPECTED[src, dst].items():
+        if wanted == "-":
+            assert not same_mesh(a, b)
+            continue
+        found = verdict(WAYS[way](a, b), b.strategy)
+        assert found.split(":")[0] == wanted, f"{way}: {found}"
+
+
+def test_no_derivation_is_wrong_where_the_program_is_the_same():
+    """Of other programs nothing in the source tells; they are in the table to be seen."""
+    wrong = [
+        pair
+        for pair, found in EXPECTED.items()
+        if BY_NAME[pair[0]].program == BY_NAME[pair[1]].program and "differs" in found.values()
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", [str(one) for one in COMPILED if "preset" in one.facts])
+def test_a_preset_alone_gives_every_entry(name):
+    one = BY_NAME[name]
+    found = derive(from_preset(one)).strategy
+    assert compare(found, one.strategy) == "exact"
+    assert [set(layouts) for layouts in found.stages] == [set(s) for s in one.strategy.stages]
+
+
+def other_sizes(sizes):
+    """Yield every other way to state as many ranks, with and without experts."""
+    ranks = sizes.ranks
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    for dp in divisors:
+        for mp in divisors:
+            for cp in divisors:
+                if ranks % (dp * mp * cp) == 0:
+                    for ep in {1, 2, sizes.ep}:
+                        one = replace(sizes, dp=dp, mp=mp, cp=cp, ep=ep, pp=ranks // (dp * mp * cp))
+                        if one != sizes:
+                            yield one
+
+
+MISSTATED = ("transformer", "resilience", "llama2_7b", "deepseek_tiny", "small", "tied", "wide")
+
+
+@pytest.mark.parametrize("family", MISSTATED)
+def test_misstated_sizes_are_refused_or_change_nothing(family):
+    """Every other product of dp, mp and pp is refused, even with all that a user can say.
+
+    A product of dp and cp gives the boxes of any other, and experts may be stated of a network
+    without them; these are refused, or what is derived is right.
+    """
+    asked = 0
+    for src in (one for one in COMPILED if one.family == family):
+        same = [one for one in COMPILED if one.family == family and one.program == src.program]
+        small = len(src.strategy.stages_of) < 500
+        for sizes in other_sizes(src.sizes):
+            plain = (sizes.cp, sizes.ep) == (src.sizes.cp, src.sizes.ep)
+            for dst in same if plain and small else same[:2]:
+                found = verdict(replace(with_facts(src, dst), src=sizes), dst.strategy)
+                assert found == "refused" or (not plain and found in ("exact", "boxes")), sizes
+                asked += plain
+    assert asked
+
+
+def mutated(strategy, name, layout):
+    """Return a strategy with another layout of a parameter and its states."""
+    stages = tuple(
+        {n: layout if parameter_of(n) == name else one for n, one in layouts.items()}
+        for layouts in strategy.stages
+    )
+    return replace(strategy, stages=stages)
+
+
+class TestMutations:
+    src = BY_NAME["llama2_7b:dp2mp4_opt"]
+    dst = BY_NAME["llama2_7b:mp2pp2"]
+
+    @property
+    def given(self):
+        return with_facts(self.src, self.dst)
+
+    def refused(self, given):
+        with pytest.raises(DerivationError) as caught:
+            derive(given)
+        return str(caught.value)
+
+    def test_nothing_is_refused_as_it_is(self):
+        assert derive(self.given).strategy.derived
+
+    def test_two_rules_with_each_others_specs(self):
+        preset = self.given.preset
+        sharded = [one for one in preset.rules if one.spec in ((("tp",), ()), ((), ("tp",)))]
+        for rule in sharded:
+            if rule.replicated_if:
+                continue
+            swapped = tuple(replace(one, spec=one.spec[::-1]) if one is rule else one
+                            for one in preset.rules)  # fmt: skip
+            text = self.refused(replace(self.given, preset=replace(preset, rules=swapped)))
+            assert "contradicts the source" in text
+
+    def test_a_rule_with_the_other_optimizer_flag(self):
+        preset = self.given.preset
+        for rule in preset.rules:
+            if rule.spec == ((),) or rule.optimizer is None:
+                continue  # norms are below the threshold: either flag gives the same
+            rules = tuple(replace(one, optimizer=not one.optimizer) if one is rule else one
+                          for one in preset.rules)  # fmt: skip
+            text = self.refused(replace(self.given, preset=replace(preset, rules=rules)))
+            assert "contradicts the source" in text
+
+    @pytest.mark.parametrize(
+        ("name", "layout"),
+        [
+            ("model.layers.3.attention.wq.weight", Layout((2, 4), ((), (0,)), 4, -1)),
+            ("model.layers.3.attention.wq.weight", Layout((2, 4), ((1,), ()), 1, -1)),
+            ("model.layers.3.attention.wo.weight", Layout((2, 4), ((), ()), 1, -1)),
+            ("model.layers.3.attention.wo.weight", Layout((2, 2, 2), ((), (0,)), 2, -1)),
+            ("model.layers.0.ffn_norm.weight", Layout((2, 4), ((0,),))),
+        ],
+    )
+    def test_one_entry_of_the_source_changed(self, name, layout):
+        source = mutated(self.src.strategy, name, layout)
+        assert name in self.refused(replace(self.given, source=source))
+
+    def test_a_state_that_is_sharded_unlike_its_parameter(self):
+        stage = {**self.src.strategy.stages[0]}
+        stage["adam_m.lm_head.weight"] = Layout((2, 4), ((0,), ()))
+        text = self.refused(replace(self.given, source=replace(self.src.strategy, stages=(stage,))))
+        assert "adam_m.lm_head.weight" in text
+
+    def test_an_unknown_name(self):
+        stage = {**self.src.strategy.stages[0], "model.adapter.weight": Layout((2, 4), ((0,), ()))}
+        text = self.refused(replace(self.given, source=replace(self.src.strategy, stages=(stage,))))
+        assert "does not know it" in text
+        assert "model.adapter.weight" in text
+
+    def test_a_shape_of_another_network(self):
+        extents = dict(self.src.extents)
+        name = "model.layers.5.feed_forward.w2.weight"
+        extents[name] = Extent(extents[name].shape[::-1], extents[name].nbytes)
+        assert name in self.refused(replace(self.given, extents=extents))
+
+
+def simple(layouts, sizes, dst, extents=None, **more):
+    """Return a question about a strategy of one stage, of parameters of 128 x 128 or 128."""
+    if extents is None:
+        extents = {n: Extent((128,) * len(one.tensor_map), 1 << 20) for n, one in layouts.items()}
+    source = Strategy((layouts,), next(iter(layouts.values())).ranks, "S")
+    return Given(source, parse_parallel(dst, "dst"), parse_parallel(sizes, "src"),
+                 extents=extents, **more)  # fmt: skip
+
+
+ROWS, COLUMNS = ((0,), ()), ((), (0,))
+
+
+class TestRefusals:
+    """Each refusal names its answer, and the answer is taken."""
+
+    def refused(self, given, *texts):
+        with pytest.raises(DerivationError) as caught:
+            derive(given)
+        for text in texts:
+            assert text in str(caught.value)
+        return str(caught.value)
+
+    def test_all_reasons_are_given_at_once(self):
+        layouts = {"a.w": Layout((8,), ((), ()), 1, -1), "b.w": Layout((8,), ((), ()))}
+        text = self.refused(simple(layouts, "dp=8", "dp=2,mp=2,pp=2"), "for 3 reasons")
+        for option in ("--rule", "--layers", "--optimizer-shard"):
+            assert option in text
+
+    def test_sizes_that_are_not_the_strategys(self):
+        layouts = {"w": Layout((2, 4), ROWS)}
+        self.refused(simple(layouts, "dp=4,mp=4", "dp=2"), "8 ranks", "16 ranks", "--src-parallel")
+
+    def test_an_axis_that_cannot_be_seen_is_answered_by_a_rule(self):
+        layouts = {"w": Layout((8,), ((), ()))}
+        given = simple(layouts, "dp=8", "dp=2,mp=4", predict=True)
+        self.refused(given, "mp is 1 in the source", "--rule")
+        for text, tensor_map in (("w=(tp, None)", ROWS), ("w=(None, tp)", COLUMNS)):
+            found = derive(replace(given, rules=(parse_rule(text),))).strategy
+            assert found.stages[0]["w"] == Layout((2, 4), tensor_map)
+
+    def test_a_network_with_rules_of_its_own(self):
+        layouts = {"w": Layout((2, 2, 2), ((), (1,))), "v": Layout((2, 4), ROWS)}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2", predict=True)
+        self.refused(given, "is of no mesh of dp=2,mp=4", "--dst-parallel same")
+        kept = derive(replace(given, keep_mesh=True, src=None)).strategy
+        assert kept.stages[0] == layouts
+
+    def test_experts_that_look_like_tensor_parallel(self):
+        layouts = {"w": Layout((2, 2), ROWS), "experts.w": Layout((2, 2), ROWS),
+                   "x": Layout((2, 1, 2), ROWS)}  # fmt: skip
+        given = simple(layouts, "dp=2,mp=2,ep=2", "dp=1,mp=2,ep=1", predict=True)
+        self.refused(given, "tuple(tp, None) or expert(ep, None)")
+        rules = (parse_rule("experts=expert"), parse_rule("^w=tuple"))
+        found = derive(replace(given, rules=rules)).strategy.stages[0]
+        assert found["experts.w"].counts == (1, 1)
+        assert found["w"].counts == (2, 1)
+
+    def test_an_optimizer_that_is_not_stated(self):
+        layouts = {"w": Layout((2, 4), ROWS, 4, -1)}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2")
+        self.refused(given, "--optimizer-shard on, off")
+        for shard, size in ((False, 0), (True, -1), (2, 2)):
+            dst = replace(given.dst, optimizer_shard=shard)
+            assert derive(replace(given, dst=dst)).strategy.stages[0]["w"].opt_size == size
+
+    def test_a_parameter_whose_part_in_the_optimizer_is_not_visible(self):
+        layouts = {"w": Layout((2, 4), ROWS), "v": Layout((2, 4), ROWS)}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2")
+        given = replace(given, dst=replace(given.dst, optimizer_shard=True))
+        self.refused(given, "--opt-on REGEX or --opt-off REGEX")
+        said = replace(given, opt_on=(re.compile("w"),), opt_off=(re.compile("v"),))
+        found = derive(said).strategy.stages[0]
+        assert (found["w"].opt_shards, found["v"].opt_shards) == (4, 1)
+
+    def test_the_users_word_against_what_the_source_shows(self):
+        layouts = {"w": Layout((2, 4), ROWS, 4, -1)}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2", opt_off=(re.compile("w"),))
+        given = replace(given, dst=replace(given.dst, optimizer_shard=True))
+        self.refused(given, "contradicts the source")
+
+    def test_shapes_that_decide_and_are_not_known(self):
+        layouts = {"w": Layout((2, 4), ROWS, 4, -1)}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2", extents={})
+        given = replace(given, dst=replace(given.dst, optimizer_shard=True))
+        self.refused(given, "--shapes")
+
+    def test_a_source_threshold_that_cannot_be(self):
+        layouts = {"w": Layout((2, 4), ROWS, 4, -1)}
+        small = {"w": Extent((128, 128), 1 << 15)}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2", extents=small)
+        given = replace(given, dst=replace(given.dst, optimizer_shard=True))
+        self.refused(given, "--src-threshold")
+        src = replace(given.src, threshold=32)
+        assert derive(replace(given, src=src)).strategy.stages[0]["w"] == Layout((4, 2), ROWS)
+
+    def test_a_dimension_that_does_not_divide(self):
+        layouts = {"w": Layout((2, 4), ROWS)}
+        extents = {"w": Extent((12, 8), 1 << 20)}
+        given = simple(layouts, "dp=2,mp=4", "dp=1,mp=8", extents=extents, predict=True)
+        self.refused(given, "axis 0 of shape [12, 8] does not divide by 8")
+
+    def test_context_parallel_that_grows(self):
+        layouts = {"w": Layout((2, 4), ROWS)}
+        given = simple(layouts, "dp=2,mp=4", "dp=1,mp=4,cp=2", predict=True)
+        self.refused(given, "--unsharded cp")
+        found = derive(replace(given, unsharded=frozenset({"cp"}))).strategy
+        assert found.stages[0]["w"] == layouts["w"]
+
+    def test_what_may_be_a_vocabulary(self):
+        layouts = {"w": Layout((2, 4), ROWS), "embed": Layout((2, 4), ((), ()))}
+        given = simple(layouts, "dp=2,mp=4", "dp=4,mp=2", predict=True)
+        self.refused(given, "embed", "vocab_emb_dp=true or vocab_emb_dp=false")
+        dst = replace(given.dst, vocab_emb_dp=True)
+        self.refused(replace(given, dst=dst), "not stated in the source and true")
+        both = replace(given, dst=dst, src=replace(given.src, vocab_emb_dp=True))
+        assert derive(both).strategy.stages[0]["embed"] == Layout((4, 2), ((), ()))
+
+    def test_a_table_that_two_stages_share(self):
+        stages = (
+            {"embed": Layout((2,), ((), ()), 1, -1), "h.0.w": Layout((2,), ((), ()), 1, -1)},
+            {"embed": Layout((2,), ((), ()), 1, -1), "h.1.w": Layout((2,), ((), ()), 1, -1)},
+        )
+        extents = {n: Extent((128, 128), 1 << 20) for some in stages for n in some}
+        given = Given(Strategy(stages, 2, "S"), Parallel(dp=4, pp=2, optimizer_shard=True),
+                      Parallel(dp=2, pp=2), extents=extents)  # fmt: skip
+        self.refused(given, "shared by two pipeline stages", "--opt-on")
+        found = derive(replace(given, opt_on=(re.compile("embed"),))).strategy
+        assert [some["embed"].opt_shards for some in found.stages] == [4, 4]
+
+    def test_what_pipeline_stage_is_not_known(self):
+        layouts = {name: Layout((2,), ((), ())) for name in ("e", "h.0.w", "h.1.w", "f")}
+        given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
+        self.refused(given, "--first REGEX")
+        places = Places(first=(re.compile("e"),), last=(re.compile("f"),))
+        found = derive(replace(given, places=places)).strategy
+        assert [list(some) for some in found.stages] == [["e", "h.0.w"], ["h.1.w", "f"]]
+
+    def test_layers_that_do_not_spread(self):
+        layouts = {f"h.{n}.w": Layout((2,), ((), ())) for n in range(5)}
+        given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
+        self.refused(given, "5 layers do not spread over 2 stages", "--layers-per-stage")
+        found = derive(replace(given, places=Places(counts=(1, 4)))).strategy
+        assert [len(some) for some in found.stages] == [1, 4]
+
+    def test_an_embedding_in_uneven_rows(self):
+        layouts = {"w": Layout((2,), ROWS, split_rows=(3, 5), split_offsets=(0, 3))}
+        self.refused(simple(layouts, "dp=1,mp=2", "dp=1"), "uneven rows")
+
+
+def test_layers_are_spread_as_mindformers_does():
+    assert spread(4, 2) == [0, 0, 1, 1]
+    assert spread(8, 2, interleave=2) == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert spread(9, 2, interleave=2, offset=(0, 0, 1, 0)) == [0, 0, 1, 1, 0, 0, 0, 1, 1]
+    assert spread(61, 16, offset=(1,) * 13 + (0,) * 3).count(0) == 4
+
+
+@pytest.mark.parametrize("text", ["(tp, None)", "(None,)", "((cp, tp), None)", "()", "(ep, None)"])
+def test_a_spec_is_printed_as_it_is_read(text):
+    spec = parse_spec(text)
+    assert parse_spec(print_spec(spec)) == spec
+    assert checked_spec([list(axes) or None for axes in spec], "it") == spec
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: parse_spec("tp, None"),
+        lambda: parse_spec("(tp, tp)"),
+        lambda: parse_spec("(xp,)"),
+        lambda: parse_rule("wq"),
+        lambda: parse_rule("w(=(tp,)"),
+        lambda: parse_rule("w=square(tp,)"),
+        lambda: parse_parallel("dp=0", "--dst-parallel"),
+        lambda: parse_parallel("dp=2,dp=4", "--dst-parallel"),
+        lambda: parse_parallel("dp=2,xp=4", "--dst-parallel"),
+        lambda: parse_parallel("dp", "--dst-parallel"),
+        lambda: parse_parallel("dp=99999,mp=99999", "--dst-parallel"),
+        lambda: presets.load("unknown"),
+        lambda: presets.load("/no/such/file.toml"),
+    ],
+)
+def test_what_cannot_be_read_is_a_usage_error(call):
+    with pytest.raises(UsageError):
+        call()
+
+
+def test_every_preset_says_what_it_was_proven_on():
+    for name in presets.names():
+        preset = presets.load(name)
+        assert preset.evidence
+        assert preset.networks
+        assert all(rule.stage for rule in preset.rules)
+        assert preset.proven == (name in {one.facts.get("preset") for one in COMPILED})
