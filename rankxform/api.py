@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
@@ -30,7 +31,7 @@ from rankxform.job.load import Parameters
 from rankxform.job.plan import Plan
 from rankxform.job.predict import predict_loads
 from rankxform.job.prepare import prepare
-from rankxform.job.request import LOAD, OPTIONS, Request, affecting
+from rankxform.job.request import LOAD, OPTIONS, SEVERAL, Request, affecting
 from rankxform.job.transform import Report
 from rankxform.job.verify import Verdict
 from rankxform.layout.strategy import Strategy
@@ -40,7 +41,9 @@ from rankxform.transport import Team, team
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from rankxform.job.request import LoadOptions, Options
+    from rankxform.job.keywords import DeriveOptions, LoadOptions, Options
+    from rankxform.layout.given import Derived
+    from rankxform.layout.mesh import Parallel
 
 T = TypeVar("T")
 PathLike = Union[str, "os.PathLike[str]"]
@@ -104,7 +107,7 @@ def load(
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
     if rank is None:
-        whole = strategies.is_none(request.dst_strategy)
+        whole = strategies.is_none(request.dst_strategy) and not request.derives
         return 0 if whole else loading.own_rank(processes, os.environ)
     return _number("rank", rank)
 
@@ -182,6 +185,56 @@ def ranks(
     return inspection.needed_ranks(src, dst, numbers)
 
 
+def derive(
+    source: PathLike | Strategy | None = None,
+    *,
+    dst: Parallel | str,
+    src: Parallel | str | None = None,
+    shapes: PathLike | None = None,
+    preset: PathLike | None = None,
+    rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+    output: PathLike | None = None,
+    **options: Unpack[DeriveOptions],
+) -> Derived:
+    """Derive the strategy of a job that was never compiled.
+
+    `source` is the strategy of a job of the same network with the sizes `src`; or None for whole
+    parameters, whose names `shapes` tells. `dst` are the sizes of the wanted job, or "same".
+    `shapes` is a JSON file of full shapes, or the source's checkpoint. `rules` are pairs of a
+    regular expression and a spec: names by tensor axis, such as ("tp", None), a JAX PartitionSpec,
+    a `mindspore.parallel.Layout` called with its axes, or a text. `output` is a file or folder to
+    write, which must not exist. The options are those of `strategy derive` (docs/cli.md).
+
+    Raises DerivationError with all that is not known, and what would answer it.
+    """
+    from rankxform.job.derived import question
+    from rankxform.job.keywords import DeriveOptions
+    from rankxform.job.strategies import derive_strategy, stated
+    from rankxform.layout.mesh import Parallel
+
+    unknown = sorted(set(options).difference(DeriveOptions.__annotations__))
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}")
+    texts = {
+        "dst_parallel": dst if isinstance(dst, str) else str(dst),
+        "src_parallel": src if isinstance(src, str) else None,
+        "preset": None if preset is None else _path("preset", preset),
+    }
+    pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
+    with storage_errors():
+        given = question(_request("", None, None, None, {**options, **texts}, _ALL))
+        assert given is not None
+        sizes = (one if isinstance(one, Parallel) else None for one in (src, dst))
+        strategy = strategies.load(_strategy("source", source))
+        where = None if shapes is None else _path("shapes", shapes)
+        derived = derive_strategy(stated(given, tuple(sizes), pairs), strategy, where)
+        if output is not None:
+            target = Path(output).absolute()
+            derived = replace(derived, strategy=replace(derived.strategy, label=str(target)))
+            strategies.save(derived.strategy, target)
+    return derived
+
+
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
     path = Path(target)
@@ -251,9 +304,9 @@ def _request(
     given = dict(options)
     for one in OPTIONS:
         kind = one.metadata["kind"]
-        if kind in ("repeated", "ranks") and one.name in given:
+        if kind in SEVERAL and one.name in given:
             values = _several(one.name, given[one.name])
-            numbers = kind == "ranks"
+            numbers = kind != "repeated"
             given[one.name] = tuple(_number(one.name, v) if numbers else v for v in values)
     files = given.get("files")
     if files is not None:

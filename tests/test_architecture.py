@@ -136,9 +136,10 @@ def test_start_up_imports_little():
 
 def test_the_public_names():
     assert set(rankxform.__all__) == {
-        "inspect", "load", "merge", "plan", "ranks", "transform", "verify",
-        "Costs", "Difference", "Parameters", "Plan", "Report", "Strategy", "Verdict",
-        "CheckpointError", "DifferenceError", "PeerError", "RankxformError", "RankxformWarning",
+        "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify",
+        "Costs", "Derived", "Difference", "Parallel", "Parameters", "Plan", "Report", "Role",
+        "Strategy", "Verdict",
+        "CheckpointError", "DerivationError", "DifferenceError", "PeerError", "RankxformError", "RankxformWarning",
         "RequestError", "StoppedError", "StorageError", "StrategyError", "UsageError",
     }  # fmt: skip
     assert all(getattr(rankxform, name).__doc__ for name in rankxform.__all__)

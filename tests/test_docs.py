@@ -13,7 +13,8 @@ import pytest
 
 from rankxform.cli import arguments
 from rankxform.cli.main import main
-from rankxform.job.request import LOAD, OPTIONS, LoadOptions, Options, affecting
+from rankxform.job.keywords import LoadOptions, Options
+from rankxform.job.request import LOAD, OPTIONS, affecting
 from tests import reference
 
 ROOT = Path(__file__).parent.parent

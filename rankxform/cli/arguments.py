@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -48,23 +49,50 @@ def _plain(word: str) -> str:
 
 def request(options: argparse.Namespace) -> Request:
     """Turn the options of a conversion into a request. Raises UsageError."""
-    facts: dict[str, Any] = vars(options)
+    facts: dict[str, Any] = _with_config(options)
     if facts.get("shapes"):
         if options.src or facts.get("src_option"):
             raise UsageError("SRC and --shapes: a plan is of a checkpoint, or of shapes alone")
         src = ""
     else:
-        src = _one("SRC", options.src, facts.get("src_option"))
+        src = _one("SRC", facts["src"], facts.get("src_option"))
     dst = facts.get("dst") or facts.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
-        dst = _one("DST", options.dst, options.dst_option)
+        dst = _one("DST", facts["dst"], facts["dst_option"])
     return Request(
         src=src,
         dst=dst,
-        src_strategy=options.src_strategy,
+        src_strategy=facts["src_strategy"],
         dst_strategy=options.dst_strategy,
         **given(options),
     )
+
+
+def _with_config(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options, with what --dst-config says of SRC, its strategy and DST.
+
+    The configuration is the destination job's: it names the checkpoint that this job loads, and
+    has it converted into its output folder. What the command line says goes before.
+    """
+    facts = dict(vars(options))
+    path = facts.get("dst_config")
+    if path is None or facts.get("src") or facts.get("src_option") or facts.get("shapes"):
+        return facts
+    from rankxform.job.derived import read_config
+
+    config = read_config(path)
+    if config.load_checkpoint is None:
+        raise UsageError(f"no SRC, and {path} has no load_checkpoint: which checkpoint?")
+    facts["src"] = config.load_checkpoint
+    if facts["src_strategy"] is None:
+        facts["src_strategy"] = config.src_strategy
+    if "dst_option" in facts and not (facts.get("dst") or facts["dst_option"]):
+        if not config.auto_trans:
+            raise UsageError(
+                f"no DST, and {path} does not say auto_trans_ckpt: True: which folder?"
+            )
+        facts["dst"] = str(Path(config.output_dir) / "transformed_checkpoint")
+    return facts
 
 
 def means_manifest(options: argparse.Namespace) -> bool:

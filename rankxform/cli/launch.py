@@ -14,20 +14,25 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import StorageError, UsageError
-from rankxform.job.request import Request
+from rankxform.job.request import DERIVED, Request, in_group
+from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
 from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
 
+from .options import option
+
 if TYPE_CHECKING:
     from rankxform.job.transform import Begin, Report
+    from rankxform.layout.given import Derived
 
 CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"
+MERGED = "merged_ckpt_strategy"
 
 
 @dataclass(frozen=True)
@@ -59,22 +64,31 @@ def launch(
     from rankxform.job.fit import already_fits
     from rankxform.job.transform import transform
 
+    from .strategy_report import derived_table
+
     team.bcast(lambda: _check(options, team))
     request = replace(request, step=request.step or LATEST)
     output = Path(options.output).absolute()
-    if already_fits(replace(request, dst=None), team):
+    folder = output / STRATEGY
+    fits, conversion = already_fits(replace(request, dst=None), team)
+    if conversion.derived is not None:
+        request = _with_derived(request, conversion.derived, folder)
+        if team.rank == 0:
+            tell(derived_table(conversion.derived))
+    if fits:
         where = str(Path(request.src).absolute())
         if team.rank == 0:
-            name = request.dst_strategy or "none"
+            given = request.dst_strategy
+            name = given.label if isinstance(given, Strategy) else given or "none"
             tell(f"{where}: is sharded as {name} wants it; nothing is converted")
         return None, program(options, where, team)
     where = str(output / CHECKPOINT)
-    folder = output / STRATEGY
     wanted = team.bcast(lambda: _strategies(request, folder))
     team.bcast(lambda: _check_source(request, folder, wanted))
     leader = team.nodes.is_leader(team.rank)
     if_other = leader and wanted and not request.overwrite
-    name = str(request.dst_strategy)
+    given = request.dst_strategy
+    name = given.label if isinstance(given, Strategy) else str(given)
     team.agree(lambda: _check_strategies(folder, wanted, name) if if_other else None)
     report = transform(replace(request, dst=where), team, begin)
     team.bcast(lambda: _keep(folder, wanted))
@@ -117,15 +131,34 @@ def _check(options: argparse.Namespace, team: Team) -> None:
 def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:
     """Return what belongs in the folder of strategies, if it is not there already.
 
-    That is the strategy that the result is sharded by: the next job's source strategy.
+    That is the strategy that the result is sharded by: the next job's source strategy. Stage files
+    are merged too, as MindFormers does.
     """
-    given = strategies.path_of(request.dst_strategy)
+    strategy = request.dst_strategy
+    if isinstance(strategy, Strategy) and strategy.derived:
+        return strategies.encoded(strategy, Path(strategy.label))
+    given = strategies.path_of(strategy)
     if given is None:
         return {}
     paths = strategies.files(given)
     if is_same(paths[0].parent, folder):
         return {}
-    return {folder / path.name: read_bytes(path) for path in paths}
+    found = {folder / path.name: read_bytes(path) for path in paths}
+    stages = [strategies.read(path) for path in paths]
+    several = len({one.stage for one in stages}) > 1 and not any(one.merged for one in stages)
+    kinds = {one.json for one in stages}
+    if several and len(kinds) == 1:
+        merged = folder / (MERGED + (".json" if kinds.pop() else ".ckpt"))
+        found[merged] = strategies.merged(given, merged)[1]
+    return found
+
+
+def _with_derived(request: Request, derived: Derived, folder: Path) -> Request:
+    """Return a request with a derived strategy, which is to be kept in the folder of strategies."""
+    plain: dict[str, Any] = {name: option(name).default for name in in_group(DERIVED)}
+    name = MERGED if len(derived.strategy.stages) > 1 else "ckpt_strategy_rank_0"
+    strategy = replace(derived.strategy, label=str(folder / f"{name}.ckpt"))
+    return replace(request, **plain, dst_strategy=strategy)
 
 
 def _check_source(request: Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:

@@ -194,5 +194,20 @@ def count(text: str) -> int:
     return int(text)
 
 
-KINDS: dict[str, Callable[[str], Any]] = {"ranks": _ranks, "size": _size, "costs": _costs}
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 on")
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 1,0,0") from None
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "ranks": _ranks, "size": _size, "costs": _costs, "number": _number, "numbers": _numbers,
+}  # fmt: skip
 """How the values of options are read, by the kinds of the table."""

@@ -21,6 +21,7 @@ from .options import (
     count,
     option,
 )
+from .strategy import add_actions
 
 DESCRIPTION = """\
 Move a distributed MindSpore checkpoint between parallel strategies.
@@ -213,6 +214,7 @@ _VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan": ("Print what would be read, written and held in memory; touch no tensor.", _plan),
     "ranks": ("Print the source ranks whose bytes each destination rank needs.", _ranks_options),
     "merge": ("Write the strategy files of all stages as one that MindSpore reads.", _merge),
+    "strategy": ("Derive, explain, show, convert or compare strategies.", add_actions),
     "inspect": ("Print what a checkpoint file or folder, or a strategy, holds.", _inspect),
     "hostfile": ("Print a hostfile made from an HCCL rank table.", _hostfile),
 }

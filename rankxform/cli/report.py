@@ -31,8 +31,14 @@ def header(conversion: Conversion, processes: int) -> str:
     where = f"{request.dst}: " if request.dst else ""
     some, every = len(conversion.ranks), dst.ranks
     ranks = _count(every, "rank") if some == every else f"{some} of {_count(every, 'rank')}"
+    derived = []
+    if conversion.derived is not None:
+        from .strategy_report import derived_table
+
+        derived = [derived_table(conversion.derived), ""]
     return "\n".join(
         (
+            *derived,
             *warnings(conversion.warnings),
             f"source       {request.src or 'imagined from shapes'}: {found}{step}",
             f"             sharded by {_strategy(source.strategy)}",
@@ -83,6 +89,8 @@ def summary(done: Report) -> str:
         f"{seconds(done.seconds)}, {size(done.written / max(done.seconds, 1e-9))}/s, "
         f"peak memory {size(done.peak_memory)} a process",
     ]
+    if done.strategy:
+        lines.append(f"strategy of the destination: {done.strategy}")
     if done.compared:
         names = done.compared_names
         some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -156,6 +156,17 @@ def _merge(options: argparse.Namespace, processes: Team) -> None:
     processes.bcast(merge)
 
 
+def _strategy(options: argparse.Namespace, processes: Team) -> int:
+    from .strategy import ACTIONS
+
+    def act() -> int:
+        text, code = ACTIONS[options.action][2](options)
+        _print(text)
+        return code
+
+    return processes.bcast(act)
+
+
 def _inspect(options: argparse.Namespace, processes: Team) -> int:
     if options.compare_replicas:
         from rankxform.job.replicas import compare_replicas
@@ -217,6 +228,7 @@ VERBS: dict[str, Callable[[argparse.Namespace, Team], int | Program | None]] = {
     "plan": _plan,
     "ranks": _ranks,
     "merge": _merge,
+    "strategy": _strategy,
     "inspect": _inspect,
     "hostfile": _hostfile,
 }

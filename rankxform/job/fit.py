@@ -21,11 +21,12 @@ from .prepare import Conversion, prepare
 from .request import FIT, Request, affecting, is_default
 
 
-def already_fits(request: Request, team: Team) -> bool:
+def already_fits(request: Request, team: Team) -> tuple[bool, Conversion]:
     """Tell whether no conversion is needed; checks the source as a conversion would.
 
-    A folder with other files beside the rank's does not fit, because a file had to be chosen.
-    Nor does a file that is on another node than the processes of its rank.
+    The prepared conversion is returned too. A folder with other files beside the rank's does not
+    fit, because a file had to be chosen. Nor does a file that is on another node than the
+    processes of its rank.
     """
     conversion = prepare(request, team)
     files, planner = conversion.files, conversion.planner
@@ -34,7 +35,7 @@ def already_fits(request: Request, team: Team) -> bool:
     alone = team.allgather(lambda: not files.form.strangers(mine))
     nodes = team.nodes
     at_home = _at_home(planner.dst.ranks, files.visibility, nodes)
-    return all(alone) and team.bcast(lambda: fits(conversion) and at_home)
+    return all(alone) and team.bcast(lambda: fits(conversion) and at_home), conversion
 
 
 def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:

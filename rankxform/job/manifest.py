@@ -78,7 +78,9 @@ def verify_options(request: Request, shards: Shards) -> list[str]:
     for side, placeholder in (("src_strategy", "A"), ("dst_strategy", "B")):
         given, path = getattr(request, side), strategies.path_of(getattr(request, side))
         if isinstance(given, Strategy):
-            words += _words(side, placeholder)  # one that no file has
+            # one from a network is in no file; a derived one is called by the path where it is kept
+            kept = given.derived and Path(given.label).is_absolute()
+            words += _words(side, given.label if kept else placeholder)
         elif given is not None:
             words += _words(side, str(path.absolute()) if path else given)
     for one in OPTIONS:

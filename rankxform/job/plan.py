@@ -37,7 +37,8 @@ class Plan:
     bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_exchanged: sent from
     one process to another. read_latency_bytes: bytes that could be read in the latency of one read,
     by which ranges or whole rows were chosen. buffer_bytes_a_process: the memory of each.
-    left_out: what is not written, and why; absent: names that the strategies list and no file
+    derived: how the destination's strategy was derived, if it was. left_out: what is not written,
+    and why; absent: names that the strategies list and no file
     holds.
     """
 
@@ -60,6 +61,7 @@ class Plan:
     absent: tuple[str, ...]
     notices: tuple[str, ...]
     warnings: tuple[str, ...]
+    derived: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as ``plan --json`` prints it."""
@@ -114,4 +116,5 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         absent=selection.absent,
         notices=tuple(conversion.notices),
         warnings=tuple(conversion.warnings),
+        derived=conversion.derived.facts if conversion.derived else None,
     )

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankxform.checkpoints.base import FORMS, Form, Listing, Shards, Target, Wish, form_of
 from rankxform.errors import CheckpointError, FormatError, RequestError, UsageError
@@ -31,6 +32,9 @@ from .metrics import Phases
 from .request import Request
 from .unsharded import check_stated, unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
+
+if TYPE_CHECKING:
+    from rankxform.layout.given import Derived, Given
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Conversion:
     planner: the plan, with the catalog, the destination's strategy and the selection. ranks: the
     destination ranks to make. target: where their files belong, if the request names a folder.
     warnings: what may not be what was meant, to be said first and last; notices: what to know.
+    derived: how the destination's strategy came about, if it was derived.
     """
 
     request: Request
@@ -69,6 +74,7 @@ class Conversion:
     target: Target
     notices: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    derived: Derived | None = None
 
     @property
     def finals(self) -> dict[int, Path]:
@@ -99,11 +105,14 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What process 0 finds before headers are read; `wanted` are the source ranks to look at."""
+    """What process 0 finds before headers are read; `wanted` are the source ranks to look at.
+
+    dst: the destination's strategy, or what it is to be derived from.
+    """
 
     request: Request
     src: Strategy
-    dst: Strategy
+    dst: Strategy | Given
     form: str
     shards: Shards
     wanted: tuple[int, ...]
@@ -117,7 +126,7 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> _Inputs:
     `there` is what all nodes have; `searched` says which they are, if there are several.
     """
     src = strategies.load(request.src_strategy)
-    dst = strategies.load(request.dst_strategy)
+    dst = _question(request) or strategies.load(request.dst_strategy)
     if request.shapes is not None:
         return _imagined(request, src, dst, Path(request.shapes))
     where = Path(request.src).absolute()
@@ -146,7 +155,17 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> _Inputs:
     )
 
 
-def _imagined(request: Request, src: Strategy, dst: Strategy, shapes: Path) -> _Inputs:
+def _question(request: Request) -> Given | None:
+    """Return what the destination's strategy is to be derived from, if it is."""
+    if not request.derives:
+        request.check_derives()
+        return None
+    from .derived import question
+
+    return question(request)
+
+
+def _imagined(request: Request, src: Strategy, dst: Strategy | Given, shapes: Path) -> _Inputs:
     """Imagine the checkpoint that `src` makes of parameters with the given full shapes."""
     try:
         known = parse_shapes(read_bytes(shapes))
@@ -197,13 +216,13 @@ def _shards(
     return Shards(paths)
 
 
-def _needed_ranks(src: Strategy, dst: Strategy, request: Request) -> list[int]:
+def _needed_ranks(src: Strategy, dst: Strategy | Given, request: Request) -> list[int]:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
-    stage lists.
+    stage lists. So are they where the destination's strategy has to be derived first.
     """
-    if request.unmatched == REPLICATE:
+    if request.unmatched == REPLICATE or not isinstance(dst, Strategy):
         return list(range(src.ranks))
     src = Derivation.of(vars(request)).strategy(src)
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
@@ -256,7 +275,9 @@ def _planned(
     outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
     files = SourceFiles(request.src, FORMS[found.form], found.shards, inside, outside, visibility)
     derivation = Derivation.of(vars(request))
-    src, dst, catalog = _catalog(found, src, files, derivation, searched)
+    src, dst, catalog, derived = _catalog(found, src, files, derivation, searched)
+    if derived is not None:
+        request = replace(request, dst_strategy=dst.label if request.dst else dst)
     ranks = check_ranks(request.ranks, dst)
     selection = select(catalog, dst, derivation, request.unmatched, ranks)
     planner = Planner(catalog, dst, selection, request.replicas)
@@ -279,26 +300,35 @@ def _planned(
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog):
         (notices if option == "exclude" else warnings).append(text)
-    return Conversion(request, files, planner, ranks, target, notices, warnings)
+    return Conversion(request, files, planner, ranks, target, notices, warnings, derived)
 
 
 def _catalog(
     found: _Inputs, src: Strategy, files: SourceFiles, derivation: Derivation, searched: str
-) -> tuple[Strategy, Strategy, Catalog]:
+) -> tuple[Strategy, Strategy, Catalog, Derived | None]:
     """Return both strategies, completed by what the files hold, and the source's catalog.
 
     All use the names at the destination, but a pattern of the source matches the source's names.
     """
+    derived = None
     read = {rank: one.schema for rank, one in files.indexes.items()}
     src = resolve(src, read)
     listed = list(src.stages_of)
     src = derivation.strategy(src)
     schemas, src_names = derivation.schemas(read, listed)
-    src, dst = complete(src, found.dst, schemas)
+    wanted = found.dst
+    if not isinstance(wanted, Strategy):
+        from .derived import derive_from, path_beside
+
+        derived = derive_from(wanted, src, schemas)
+        wanted = derived.strategy
+        if found.request.dst is not None:
+            wanted = replace(wanted, label=str(path_beside(found.request.dst)))
+    src, dst = complete(src, wanted, schemas)
     _check_extra_names(found, files, src)
     paths = {rank: str(path) for rank, path in files.paths.items()}
     catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names)
-    return src, dst, catalog
+    return src, dst, catalog, derived
 
 
 def _check_extra_names(found: _Inputs, files: SourceFiles, src: Strategy) -> None:

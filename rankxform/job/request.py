@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Any
 
 from rankxform.checkpoints.base import FORMS
 from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
@@ -28,6 +28,7 @@ BYTES, COMPARE, FIT, LOAD = "bytes", "compare", "fit", "load"
 checkpoint fits as it is; and what `load`, which writes no files, takes."""
 
 WHAT = "what is converted"
+DERIVED = "destination strategy, derived instead of given"
 SOURCE = "which source files"
 OUTPUT = "output"
 IO = "reading and memory"
@@ -108,6 +109,89 @@ class Request:
     replicas: str = _option(
         SPREAD, WHAT, "which of equal source copies is read: one for all, or the one that "
         "MindSpore reads (default: spread)", BYTES, COMPARE, LOAD, choices=REPLICAS,
+    )  # fmt: skip
+
+    dst_parallel: str | None = _option(
+        None, DERIVED, "sizes of the destination job (dp, mp, pp, cp, ep); vocab_emb_dp and "
+        "use_seq_parallel are true or false; same: the mesh of a stage stays, as in same,pp=2",
+        LOAD, metavar="dp=2,mp=4,..",
+    )  # fmt: skip
+    dst_config: str | None = _option(
+        None, DERIVED, "the same from a MindFormers configuration (YAML)", LOAD, metavar="FILE",
+    )  # fmt: skip
+    src_parallel: str | None = _option(
+        None, DERIVED, "sizes of the source job, which explain its strategy", LOAD,
+        metavar="dp=8,mp=1,..",
+    )  # fmt: skip
+    src_config: str | None = _option(
+        None, DERIVED, "the same from a MindFormers configuration (YAML)", LOAD, metavar="FILE",
+    )  # fmt: skip
+    preset: str | None = _option(
+        None, DERIVED, "what shards the parameters of a known network (llama, deepseek_v3, ...), "
+        "or a rules file (*.toml)", LOAD, metavar="NAME",
+    )  # fmt: skip
+    unproven: bool = _option(
+        False, DERIVED, "accept a preset that no compiled strategy file has confirmed", LOAD,
+        kind="flag",
+    )  # fmt: skip
+    rule: tuple[str, ...] = _option(
+        (), DERIVED, "what shards the parameters whose name matches, such as 'wq=(tp, None)'; "
+        "repeatable, goes before a preset", LOAD, kind="repeated", metavar="REGEX=(tp, None)",
+    )  # fmt: skip
+    predict: bool = _option(
+        False, DERIVED, "the destination job trains nothing: no optimizer states", LOAD,
+        kind="flag",
+    )  # fmt: skip
+    optimizer_shard: str | None = _option(
+        None, DERIVED, "whether the destination's optimizer shards parameters: on, off, or into "
+        "how many shards (optimizer_weight_shard_size)", LOAD, metavar="on|off|N",
+    )  # fmt: skip
+    opt_on: tuple[str, ...] = _option(
+        (), DERIVED, "parameters that take part in it; repeatable", LOAD, kind="repeated",
+        metavar="REGEX",
+    )  # fmt: skip
+    opt_off: tuple[str, ...] = _option(
+        (), DERIVED, "parameters that do not (parallel_optimizer=False); repeatable", LOAD,
+        kind="repeated", metavar="REGEX",
+    )  # fmt: skip
+    threshold: int | None = _option(
+        None, DERIVED, "parameters of fewer KiB are not sharded by it (default: 64)", LOAD,
+        kind="number", metavar="KIB",
+    )  # fmt: skip
+    src_threshold: int | None = _option(
+        None, DERIVED, "the same of the source job (default: 64)", LOAD, kind="number",
+        metavar="KIB",
+    )  # fmt: skip
+    layers: str | None = _option(
+        None, DERIVED, "the numbered list that pipeline stages divide, such as model.layers", LOAD,
+        metavar="PREFIX",
+    )  # fmt: skip
+    layers_per_stage: tuple[int, ...] = _option(
+        (), DERIVED, "layers of each pipeline stage", LOAD, kind="numbers", metavar="N,N,..",
+    )  # fmt: skip
+    offset: tuple[int, ...] = _option(
+        (), DERIVED, "or what stages have beyond an even share, as in MindFormers", LOAD,
+        kind="numbers", metavar="N,N,..",
+    )  # fmt: skip
+    interleave: int | None = _option(
+        None, DERIVED, "rounds in which stages get layers (pp_interleave_num; default: 1)", LOAD,
+        kind="number", metavar="N",
+    )  # fmt: skip
+    first: tuple[str, ...] = _option(
+        (), DERIVED, "parameters outside the list on the first stage; repeatable", LOAD,
+        kind="repeated", metavar="REGEX",
+    )  # fmt: skip
+    last: tuple[str, ...] = _option(
+        (), DERIVED, "parameters outside the list on the last stage; repeatable", LOAD,
+        kind="repeated", metavar="REGEX",
+    )  # fmt: skip
+    shared: tuple[str, ...] = _option(
+        (), DERIVED, "parameters on both (tied); repeatable", LOAD, kind="repeated",
+        metavar="REGEX",
+    )  # fmt: skip
+    unsharded: str | None = _option(
+        None, DERIVED, "cp: context parallel shards no parameter of the network", LOAD,
+        choices=("cp",),
     )  # fmt: skip
 
     src_form: str | None = _option(
@@ -219,6 +303,18 @@ class Request:
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
 
+    @property
+    def derives(self) -> bool:
+        """Whether the destination's strategy is to be derived."""
+        return self.dst_parallel is not None or self.dst_config is not None
+
+    def check_derives(self) -> None:
+        """Raise UsageError for options of a derivation where none is asked for."""
+        for name in in_group(DERIVED):
+            if not is_default(self, name):
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is for --dst-parallel or --dst-config; give one of them")
+
 
 def _check_text(name: str, text: str) -> None:
     try:
@@ -229,19 +325,23 @@ def _check_text(name: str, text: str) -> None:
 
 OPTIONS: tuple[Field[Any], ...] = tuple(one for one in fields(Request) if one.metadata)
 
+SEVERAL = ("ranks", "numbers", "repeated")
+"""The kinds of options that have several values: numbers, and texts."""
+
 _TYPES: dict[str, tuple[type, str]] = {
     "text": (str, "a text"),
     "flag": (bool, "true or false"),
     "off": (bool, "true or false"),
     "size": (int, "a number of bytes"),
     "costs": (Costs, "rankxform.Costs"),
+    "number": (int, "a number"),
 }
 
 
 def _check_kind(one: Field[Any], value: Any) -> None:
     kind = one.metadata["kind"]
-    if kind in ("ranks", "repeated"):
-        item, what = (int, "numbers") if kind == "ranks" else (str, "texts")
+    if kind in SEVERAL:
+        item, what = (str, "texts") if kind == "repeated" else (int, "numbers")
         good = isinstance(value, tuple) and all(type(v) is item for v in value)
     else:
         expected, what = _TYPES[kind]
@@ -249,6 +349,11 @@ def _check_kind(one: Field[Any], value: Any) -> None:
         good = good and (expected is not int or not isinstance(value, bool))
     if not good:
         raise UsageError(f"{one.name} is {value!r}; expected {what}")
+
+
+def in_group(title: str) -> list[str]:
+    """Return the names of the options of a group."""
+    return [one.name for one in OPTIONS if one.metadata["group"] == title]
 
 
 def affecting(what: str) -> list[str]:
@@ -260,42 +365,3 @@ def is_default(request: Request, name: str) -> bool:
     """Tell whether an option was left as it is."""
     known = next(one for one in OPTIONS if one.name == name)
     return bool(getattr(request, name) == known.default)
-
-
-class LoadOptions(TypedDict, total=False):
-    """Keywords of `rankxform.load`: the options that concern no files of a destination."""
-
-    include: str | Sequence[str]
-    exclude: str | Sequence[str]
-    rename: str | Sequence[str]
-    unmatched: str
-    unlisted: str
-    replicas: str
-    src_form: str | None
-    src_pattern: str
-    step: str | None
-    suffix: str | None
-    check_crc: bool
-    allow_extra_ranks: bool
-    allow_equal_slices: bool
-    read_method: str
-    costs: Costs | None
-    memory: int
-    files: Mapping[int, str] | None
-
-
-class Options(LoadOptions, total=False):
-    """Keywords of `rankxform.transform`, `verify` and `plan`: all options."""
-
-    ranks: Sequence[int]
-    dst_form: str
-    prefix: str
-    format: str | None
-    link: str
-    dst_placement: str
-    shapes: str | None
-    overwrite: bool
-    fsync: bool
-    crc: bool
-    verify: bool
-    check_replicas: str

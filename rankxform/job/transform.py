@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rankxform.engine.checksum import IntegrityChecker
 from rankxform.engine.file_sink import Output, add_checksum, part_descriptors
@@ -63,9 +64,10 @@ class Report:
     source bytes. compared: unlisted parameters that were read to compare ranks, and
     compared_names, their patterns. seconds: of the whole call; move_seconds: from the finished plan
     to the last file's name. peak_memory: of the largest process. phases: of each process, by name.
-    placement: which ranks are on which nodes, if these have folders of their own. left_out: what
-    was not written, and why; absent: names that the strategies list and no file holds. warnings:
-    what may not be what was meant; notices: what to know.
+    placement: which ranks are on which nodes, if these have folders of their own. strategy: the
+    file of the destination's strategy, if it was derived; derived: how. left_out: what was
+    not written, and why; absent: names that the strategies list and no file holds. warnings: what
+    may not be what was meant; notices: what to know.
     """
 
     src: str
@@ -91,6 +93,8 @@ class Report:
     compared: int = 0
     move_seconds: float = 0.0
     placement: str | None = None
+    strategy: str | None = None
+    derived: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -118,6 +122,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
     with _target_folder(conversion, team, placement) as (folder, state):
         with phases.phase("plan"):
             work = _work(conversion, team, state, placement, agreed=not notices)
+        _keep_strategy(conversion, team, placement)
         total = sum(team.allgather(lambda: bytes_to_write(work.plan.transfers)))
         show = begin(conversion, total) if team.rank == 0 else quiet
         moving = time.monotonic()
@@ -144,6 +149,21 @@ def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     return compared, notices
 
 
+def _keep_strategy(conversion: Conversion, team: Team, placement: Placement) -> None:
+    """Write a derived strategy beside the destination, on each node that has its own."""
+    derived, request = conversion.derived, conversion.request
+    if derived is None or request.dst is None:
+        return
+    from .derived import check_free, keep
+
+    strategy = derived.strategy
+    path = Path(str(request.dst_strategy))
+    first = team.rank == placement.of(team.rank).processes[0]
+    overwrite = request.overwrite
+    team.agree(lambda: check_free(path, strategy, overwrite=overwrite) if first else None)
+    team.agree(lambda: keep(path, strategy) if first else None)
+
+
 def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: float) -> Report:
     """Sum what all processes did. Collective."""
     planner, state = work.conversion.planner, work.state
@@ -152,6 +172,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
     phases.seconds["wait"] = phases.seconds["start"] + seconds - phases.total
     every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
     catalog, selection = planner.catalog, planner.selection
+    derived = work.conversion.derived
     return Report(
         src=work.request.src,
         dst=str(work.request.dst),
@@ -173,6 +194,8 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
         phases=tuple(passed for _, _, passed in every),
         left_out=selection.left_out,
         absent=selection.absent,
+        strategy=str(work.request.dst_strategy) if derived else None,
+        derived=derived.facts if derived else None,
     )
 
 

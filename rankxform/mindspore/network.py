@@ -48,14 +48,16 @@ def load_into(
     """Fill the parameters of `net` (a Cell) from the checkpoint in `src`, without a file.
 
     Only what the network has is read, sharded as `dst_strategy` says: by default as the network was
-    compiled, whole if it was not. The other arguments are those of `rankxform.load`; processes
-    may have networks of different parameters. With `strict`, RequestError is raised, and nothing
-    changed, where the network has a name that is not in the checkpoint, or the other way round.
+    compiled, whole if it was not; or with `dst_parallel` or `dst_config` as is derived. The other
+    arguments are those of `rankxform.load`; processes may have networks of different parameters.
+    With `strict`, RequestError is raised, and nothing changed, where the network has a name that is
+    not in the checkpoint, or the other way round.
     """
     import mindspore
 
     if isinstance(dst_strategy, str) and dst_strategy == NETWORK:
-        dst_strategy = strategy_of(net, comm=comm)
+        derived = "dst_parallel" in options or "dst_config" in options
+        dst_strategy = None if derived else strategy_of(net, comm=comm)
     found = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
     missing = tuple(p.name for p in net.get_parameters() if p.name not in found)
     loaded, read, left_over = tuple(found), found.read, found.left_over
@@ -72,7 +74,8 @@ def load_into(
 def load_for(net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **more: Any) -> Parameters:
     """Load the parameters that a network has; the arguments are those of `rankxform.load`."""
     names = (re.escape(parameter.name) for parameter in net.get_parameters())
-    if more.get("rank") is None and not is_none(dst_strategy):
+    derived = "dst_parallel" in more or "dst_config" in more
+    if more.get("rank") is None and (derived or not is_none(dst_strategy)):
         more["rank"] = _rank_without_mpi()
     return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **more)
 

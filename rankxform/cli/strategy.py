@@ -1,0 +1,204 @@
+"""The verb ``strategy``: derive, explain, show, convert and compare strategies."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from rankxform.errors import DifferenceError, UsageError
+from rankxform.job.request import DERIVED, OPTIONS, Request
+
+from .options import add_json, add_option, given, option
+
+_EXPLAINING = ("src_parallel", "src_config", "preset")
+
+
+def _derive_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--from", dest="source", metavar="STRATEGY", default="none",
+        help="the source's strategy (default: none, for whole parameters)",
+    )  # fmt: skip
+    action.add_argument("-o", "--output", required=True, metavar="OUT", help=_OUT)
+    _add_shapes(action)
+    group = action.add_argument_group(DERIVED)
+    for one in OPTIONS:
+        if one.metadata["group"] == DERIVED:
+            add_option(group, one)
+    add_json(action)
+
+
+_OUT = "file to write, .ckpt or .json, or a folder for one file of each stage; must not exist"
+
+
+def _add_shapes(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--shapes", metavar="WHERE",
+        help="full shapes: a JSON file, or the checkpoint, whose headers are read",
+    )  # fmt: skip
+
+
+def _explain_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
+    for name in _EXPLAINING:
+        add_option(action, option(name))
+    _add_shapes(action)
+    add_json(action)
+
+
+def _show_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
+    add_json(action)
+
+
+def _convert_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
+    action.add_argument("output", metavar="OUT", help=_OUT)
+    _add_shapes(action)
+
+
+def _diff_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("source", metavar="A", help="a strategy file or folder")
+    action.add_argument("other", metavar="B", help="another one")
+    add_json(action)
+
+
+def _preset_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("name", nargs="?", metavar="NAME", help="print its rules (default: list)")
+
+
+def _derive(options: argparse.Namespace) -> tuple[str, int]:
+    from rankxform.job.derived import question
+    from rankxform.job.strategies import derive_strategy
+    from rankxform.storage import strategies
+
+    from . import report, strategy_report
+
+    wanted = question(Request("", None, **given(options)))
+    if wanted is None:
+        raise UsageError("give --dst-parallel, such as dp=2,mp=4,pp=2, or --dst-config")
+    target = Path(options.output)
+    source = strategies.load(options.source)
+    derived = derive_strategy(wanted, source, options.shapes)
+    files = list(map(str, strategies.save(derived.strategy, target)))
+    if options.json:
+        return report.as_json({**derived.facts, "files": files}), 0
+    text = f"{target}: {derived.strategy.extent}"
+    return f"{strategy_report.derived_table(derived)}\n{text}", 0
+
+
+def _explain(options: argparse.Namespace) -> tuple[str, int]:
+    from rankxform.job.strategies import explain_strategy, sizes_of
+    from rankxform.storage import strategies
+
+    from . import report, strategy_report
+
+    source = strategies.load(options.source)
+    sizes = sizes_of(Request("", None, **given(options)))
+    roles = explain_strategy(source, sizes, options.preset, options.shapes)
+    if options.json:
+        return report.as_json({"roles": [vars(role) for role in roles]}), 0
+    lines = [
+        f"{options.source}: {source.extent}, as {sizes}",
+        strategy_report.roles_table(roles),
+        *strategy_report.stage_lines(source),
+    ]
+    return "\n".join(lines), 0
+
+
+def _show(options: argparse.Namespace) -> tuple[str, int]:
+    from rankxform.storage import strategies
+
+    from . import report, strategy_report
+
+    strategy = strategies.load(options.source)
+    if not strategy.stages_of:
+        raise UsageError(f"{options.source!r}: lists no parameter; expected a file or folder")
+    if options.json:
+        return report.as_json(strategy_report.facts(options.source, strategy)), 0
+    return strategy_report.shown(options.source, strategy), 0
+
+
+def _convert(options: argparse.Namespace) -> tuple[str, int]:
+    from rankxform.job.strategies import extents_at
+    from rankxform.storage import strategies
+
+    shapes = {}
+    if options.shapes is not None:
+        extents = extents_at(options.shapes, strategies.load(options.source))
+        shapes = {name: one.shape for name, one in extents.items()}
+    files = strategies.convert(options.source, Path(options.output), shapes)
+    return "\n".join(f"{path}: {strategies.load(str(path)).extent}" for path in files[:1]) + (
+        f", and {len(files) - 1} files of other stages" if files[1:] else ""
+    ), 0
+
+
+def _diff(options: argparse.Namespace) -> tuple[str, int]:
+    from rankxform.job.strategies import differences
+    from rankxform.storage import strategies
+
+    from . import report, strategy_report
+
+    found = differences(strategies.load(options.source), strategies.load(options.other))
+    code = DifferenceError.exit_code if found else 0
+    if options.json:
+        return report.as_json({"same": not found, "differences": list(map(vars, found))}), code
+    return strategy_report.compared(found), code
+
+
+def _presets(options: argparse.Namespace) -> tuple[str, int]:
+    from rankxform.layout.mesh import print_spec
+    from rankxform.storage import presets
+
+    from .units import table
+
+    if options.name is None:
+        known = {name: presets.load(name) for name in presets.names()}
+        listed = [
+            (name, one.version, len(one.rules), "yes" if one.proven else "no", one.networks)
+            for name, one in known.items()
+        ]
+        return table(("preset", "version", "rules", "proven", "networks"), listed), 0
+    preset = presets.load(options.name)
+    rows = [
+        (
+            rule.names.pattern,
+            "" if rule.spec is None else (rule.mesh or "") + print_spec(rule.spec),
+            {True: "yes", False: "no", None: ""}[rule.optimizer],
+            rule.stage or "",
+        )
+        for rule in preset.rules
+    ]
+    head = f"{preset.label}, version {preset.version}: {preset.networks}\n{preset.evidence}\n"
+    return f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows), 0
+
+
+ACTIONS: dict[
+    str,
+    tuple[
+        str,
+        Callable[[argparse.ArgumentParser], None],
+        Callable[[argparse.Namespace], tuple[str, int]],
+    ],
+] = {
+    "derive": ("Write the strategy of a job that was never compiled.", _derive_options, _derive),
+    "explain": (
+        "Print which mesh axes shard what, by a strategy and the sizes of its job.",
+        _explain_options, _explain,
+    ),
+    "show": ("Print stages, ranks, and how many parameters are sharded how.", _show_options, _show),
+    "convert": ("Write a strategy as protobuf, stage folder or JSON.", _convert_options, _convert),
+    "diff": ("Print where two strategies give a rank different boxes.", _diff_options, _diff),
+    "presets": ("List the presets of known networks, or print one.", _preset_options, _presets),
+}  # fmt: skip
+"""What ``strategy`` can do: a summary, the options, and the function, which returns the text to
+print and the exit code."""
+
+
+def add_actions(verb: argparse.ArgumentParser) -> None:
+    """Add the actions of the verb, each with its options."""
+    actions = verb.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=type(verb)
+    )
+    for name, (summary, add_options, _) in ACTIONS.items():
+        add_options(actions.add_parser(name, help=summary, description=summary, allow_abbrev=False))

@@ -1,0 +1,117 @@
+"""What the command prints of strategies: derived, explained, shown and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankxform.job.strategies import StrategyDifference, in_words
+from rankxform.layout.derive import entry
+from rankxform.layout.given import Derived, Role
+from rankxform.layout.layout import Layout
+from rankxform.layout.names import NEVER_SAVED, parameter_of, patterns, ranges, state_of
+from rankxform.layout.pipeline import lists_of, place_in_list
+from rankxform.layout.strategy import Strategy
+
+from .units import table
+
+_FEW = 6
+
+
+def derived_table(derived: Derived) -> str:
+    """Write how a derived strategy shards what, by stage, and what it depends on."""
+    return "\n".join(
+        [
+            "derived strategy: which mesh axes shard what",
+            roles_table(derived.roles),
+            *stage_lines(derived.strategy),
+            *derived.assumptions,
+        ]
+    )
+
+
+def roles_table(roles: Sequence[Role]) -> str:
+    """Write the rows of a role table, those that are sharded alike together."""
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for role in roles:
+        key = role.spec, role.optimizer, role.src, role.dst
+        count = f" ({role.count})" if role.count > 1 else ""
+        alike.setdefault(key, []).append(role.pattern + count)
+    lines = []
+    for (spec, optimizer, src, dst), names in alike.items():
+        shown = f"{src} -> {dst}" if dst else src
+        lines.append(f"  {spec}  optimizer shard {optimizer}  {shown}")
+        lines += [f"      {name}" for name in names]
+    return "\n".join(lines)
+
+
+def stage_lines(strategy: Strategy) -> list[str]:
+    """Write what each pipeline stage holds; nothing where there is one stage."""
+    if len(strategy.stages) == 1:
+        return []
+    lines = ["pipeline stages"]
+    for stage, layouts in enumerate(strategy.stages):
+        names = [name for name in layouts if parameter_of(name) == name]
+        parts = [f"{prefix}.{ranges(sorted(n))}" for prefix, n in lists_of(names).items()]
+        parts += [name for name in names if place_in_list(name) is None]
+        more = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
+        lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{more}")
+    return lines
+
+
+def shown(path: str, strategy: Strategy) -> str:
+    """Describe a strategy: stages, ranks, and how many parameters are sharded how."""
+    mark = ", derived by rankxform" if strategy.derived else ""
+    every = [name for layouts in strategy.stages for name in layouts]
+    states = sum(parameter_of(n) != n and state_of(n) != NEVER_SAVED for n in every)
+    gradients = sum(state_of(name) == NEVER_SAVED for name in every)
+    counted = f"{len(every) - states - gradients:,} parameters, {states:,} optimizer states"
+    if gradients:
+        counted += f", {gradients:,} gradients that no checkpoint holds"
+    rows = []
+    for layout, names in _by_layout(strategy).items():
+        rows.append((len(names), in_words(layout), entry(layout), _few(patterns(names))))
+    rows.sort(key=lambda row: -int(row[0]))
+    head = ("parameters", "each rank holds", "layout", "such as")
+    lines = [f"{path}: strategy, {strategy.extent}{mark}", counted, *stage_lines(strategy), ""]
+    return "\n".join([*lines, table(head, rows)])
+
+
+def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
+    found: dict[Layout, list[str]] = {}
+    for layouts in strategy.stages:
+        for name, layout in layouts.items():
+            if parameter_of(name) == name:
+                found.setdefault(layout, []).append(name)
+    return found
+
+
+def _few(some: Sequence[str]) -> str:
+    return some[0] + (f" and {len(some) - 1} patterns more" if len(some) > 1 else "")
+
+
+def facts(path: str, strategy: Strategy) -> dict[str, Any]:
+    """Return what `shown` writes, for JSON."""
+    return {
+        "path": path,
+        "stages": len(strategy.stages),
+        "ranks": strategy.ranks,
+        "derived": strategy.derived,
+        "kinds": [
+            {"layout": entry(layout), "holds": in_words(layout), "names": names}
+            for layout, names in _by_layout(strategy).items()
+        ],
+    }
+
+
+def compared(found: Sequence[StrategyDifference]) -> str:
+    """Write where two strategies differ."""
+    if not found:
+        return "the same: every rank holds the same boxes of the same parameters"
+    lines = []
+    for one in found:
+        some = patterns(one.names)
+        more = [f"      and {len(some) - _FEW} patterns more"] if len(some) > _FEW else []
+        lines += [f"  {one.why}", *(f"      {name}" for name in some[:_FEW]), *more]
+    count = len({name for one in found for name in one.names})
+    return "\n".join([*lines, f"DIFFERENT: {count:,} names"])

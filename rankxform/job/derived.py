@@ -1,0 +1,237 @@
+"""The destination's strategy where none is given: what is asked, and what it is derived from.
+
+Process 0 reads what the options name (`question`); the derivation itself is pure, and the same on
+every process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rankxform.errors import RequestError, StorageError, UsageError
+from rankxform.formats import mindformers_yaml
+from rankxform.formats.base import Schema
+from rankxform.formats.dtype import content_bytes
+from rankxform.formats.mindformers_yaml import JobConfig
+from rankxform.layout.derive import derive
+from rankxform.layout.given import Derived, Extent, Given
+from rankxform.layout.mesh import Parallel, merged, parse_parallel
+from rankxform.layout.names import expression
+from rankxform.layout.place import Places
+from rankxform.layout.rules import Preset, parse_rule
+from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.storage import presets, strategies
+from rankxform.storage.posix import read_bytes, write_small
+
+from .request import Request
+
+SAME = "same"
+
+
+def question(request: Request) -> Given | None:
+    """Read what a derivation needs besides the source; None if none is asked for.
+
+    Raises UsageError.
+    """
+    if not request.derives:
+        return None
+    if request.dst_strategy is not None:
+        which = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
+        raise UsageError(
+            f"--dst-strategy and {which}: the strategy is given, or it is derived; leave one out"
+        )
+    src_config = _config("src", request)
+    dst_config = _config("dst", request)
+    src, dst, keep_mesh = _sizes(request, src_config, dst_config)
+    return Given(
+        source=None,
+        src=src,
+        dst=dst,
+        keep_mesh=keep_mesh,
+        keep_stages=request.dst_parallel == SAME,
+        preset=_preset(request),
+        rules=tuple(parse_rule(text) for text in request.rule),
+        opt_on=_expressions(request, "opt_on"),
+        opt_off=_expressions(request, "opt_off"),
+        unsharded=frozenset([request.unsharded] if request.unsharded else []),
+        predict=request.predict or (dst_config is not None and dst_config.predict),
+        places=_places(request, dst_config),
+    )
+
+
+def _config(side: str, request: Request) -> JobConfig | None:
+    path, sizes = getattr(request, f"{side}_config"), getattr(request, f"{side}_parallel")
+    if path is None:
+        return None
+    if sizes is not None:
+        raise UsageError(f"--{side}-config and --{side}-parallel: give one of them")
+    return read_config(path)
+
+
+def read_config(path: str) -> JobConfig:
+    """Read a MindFormers configuration. Raises UsageError."""
+    if not Path(path).is_file():
+        raise UsageError(f"{path}: no such configuration")
+    return mindformers_yaml.parse(read_bytes(Path(path)), path)
+
+
+def _sizes(
+    request: Request, src_config: JobConfig | None, dst_config: JobConfig | None
+) -> tuple[Parallel | None, Parallel, bool]:
+    """Return the sizes of both jobs, and whether the mesh of a stage stays as it is."""
+    src = src_config.parallel if src_config else None
+    if request.src_parallel is not None:
+        src = parse_parallel(request.src_parallel, "--src-parallel")
+    if request.src_threshold is not None:
+        src = replace(src or Parallel(), threshold=request.src_threshold)
+    text = request.dst_parallel or ""
+    keep_mesh = text == SAME or text.startswith(SAME + ",")
+    if dst_config:
+        dst = dst_config.parallel
+    elif keep_mesh:
+        dst = parse_parallel(text[len(SAME) + 1 :], "--dst-parallel")
+        changed = [n for n in ("dp", "mp", "cp", "ep") if dst[n] != 1]
+        if changed:
+            raise UsageError(f"--dst-parallel {text!r}: with same, only pp may change")
+    else:
+        dst = parse_parallel(text, "--dst-parallel")
+    stated = {"optimizer_shard": _shard(request.optimizer_shard), "threshold": request.threshold}
+    return src, merged(dst, stated), keep_mesh
+
+
+def _shard(text: str | None) -> bool | int | None:
+    known = {None: None, "on": True, "off": False}
+    if text in known:
+        return known[text]
+    if text is None or not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
+        raise UsageError(f"--optimizer-shard {text!r}: expected on, off, or a number from 1 on")
+    return int(text)
+
+
+def _preset(request: Request) -> Preset | None:
+    if request.preset is None:
+        return None
+    preset = presets.load(request.preset)
+    if not preset.proven and not request.unproven:
+        raise UsageError(
+            f"--preset {request.preset}: is not proven: {preset.evidence}. Say --unproven to use "
+            "it all the same, and compare what is derived with a compiled strategy"
+        )
+    return preset
+
+
+def _expressions(request: Request, name: str) -> tuple[re.Pattern[str], ...]:
+    flag = "--" + name.replace("_", "-")
+    return tuple(expression(text, flag) for text in getattr(request, name))
+
+
+def _places(request: Request, config: JobConfig | None) -> Places:
+    if request.layers_per_stage and (request.offset or request.interleave):
+        raise UsageError("--layers-per-stage goes without --offset and --interleave")
+    offset, interleave = request.offset, request.interleave
+    if config and not request.layers_per_stage:
+        offset = offset or config.offset
+        interleave = config.interleave if interleave is None else interleave
+    if interleave == 0:
+        raise UsageError("--interleave 0: expected a number from 1 on")
+    return Places(
+        request.layers,
+        request.layers_per_stage,
+        offset,
+        interleave or 1,
+        *(_expressions(request, name) for name in ("first", "last", "shared")),
+    )
+
+
+def derive_from(given: Given, source: Strategy, schemas: Mapping[int, Schema]) -> Derived:
+    """Derive the destination's strategy; `schemas` are the source files', by global rank.
+
+    Raises DerivationError, UsageError.
+    """
+    label = "derived from "
+    if isinstance(source, WholeStrategy):
+        return derive(replace(given, extents=_whole(schemas.values())), label + "the checkpoint")
+    question = complete_question(given, source, full_extents(source, schemas))
+    return derive(question, label + source.label)
+
+
+def complete_question(given: Given, source: Strategy, extents: Mapping[str, Extent]) -> Given:
+    """Return a question with its source and the full extents that are known.
+
+    Raises UsageError where the sizes of the source's job are missing.
+    """
+    if given.src is None and not given.keep_mesh:
+        raise UsageError(
+            f"give --src-parallel or --src-config, the sizes of the job of {source.label}, which "
+            "explain it; or --dst-parallel same, if the mesh of a stage stays as it is"
+        )
+    source = strategies.folded(source, {name: one.shape for name, one in extents.items()})
+    dst = given.dst
+    if given.keep_mesh:
+        pp = len(source.stages) if given.keep_stages else dst.pp
+        dst = replace(dst, dp=source.stage_size, pp=pp)
+    return replace(given, source=source, extents=extents, dst=dst)
+
+
+def _whole(schemas: Iterable[Schema]) -> dict[str, Extent]:
+    return {
+        name: Extent(shape, content_bytes(dtype, shape))
+        for schema in dict.fromkeys(schemas)
+        for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
+    }
+
+
+def full_extents(source: Strategy, schemas: Mapping[int, Schema]) -> dict[str, Extent]:
+    """Return the full extents of listed parameters, from the slices in the files."""
+    found: dict[str, Extent] = {}
+    alike: set[tuple[int, Schema]] = set()
+    for rank, schema in schemas.items():
+        stage = source.stage_of(rank)
+        if stage >= len(source.stages) or (stage, schema) in alike:
+            continue
+        alike.add((stage, schema))
+        for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes):
+            layout = source.stages[stage].get(name)
+            if layout is None or name in found:
+                continue
+            try:
+                full = layout.fold(shape, slices=True).full_shape(shape)
+            except RequestError as error:
+                raise RequestError(f"{source.label}: {name!r}: {error}") from error
+            found[name] = Extent(full, content_bytes(dtype, full))
+    return found
+
+
+def path_beside(dst: str) -> Path:
+    """Return where a derived strategy is kept: beside the destination folder, under its name."""
+    folder = Path(dst)
+    return folder.with_name(folder.name + "_strategy.ckpt")
+
+
+def check_free(path: Path, strategy: Strategy, *, overwrite: bool) -> None:
+    """Refuse a file that is another strategy than the derived one.
+
+    One that rankxform derived is replaced if the user says so; a compiler's never.
+    """
+    if not path.exists():
+        return
+    if path.is_file() and strategies.encoded(strategy, path)[path] == read_bytes(path):
+        return
+    if overwrite and path.is_file() and strategies.is_strategy(path):
+        if strategies.read(path).derived:
+            return
+        raise StorageError(f"{path}: is not a derived strategy, and is not replaced; move it away")
+    raise StorageError(
+        f"{path}: is another strategy than the derived one, which belongs there; remove it, or say "
+        "--overwrite"
+    )
+
+
+def keep(path: Path, strategy: Strategy) -> None:
+    """Write a derived strategy, unless it is there."""
+    data = strategies.encoded(strategy, path)[path]
+    if not path.is_file() or read_bytes(path) != data:
+        write_small(path, data, shared=True)

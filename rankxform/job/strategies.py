@@ -1,0 +1,255 @@
+"""Strategies for themselves: derived, explained and compared, without a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rankxform.checkpoints.base import Wish, form_of
+from rankxform.errors import (
+    CheckpointError,
+    DerivationError,
+    FormatError,
+    UsageError,
+)
+from rankxform.formats.base import Schema
+from rankxform.formats.dtype import content_bytes
+from rankxform.formats.shapes import parse as parse_shapes
+from rankxform.layout.derive import derive, entry
+from rankxform.layout.explain import (
+    Refusals,
+    check_sizes,
+    explain,
+    parameters_of,
+    same_boxes,
+    without_optimizer,
+)
+from rankxform.layout.given import Derived, Extent, Given, Role
+from rankxform.layout.layout import Layout
+from rankxform.layout.mesh import LAYOUT, Parallel, checked_spec, parse_parallel
+from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
+from rankxform.layout.rules import Rule, parse_rule
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.storage import presets, strategies
+from rankxform.storage.index import Indexer
+from rankxform.storage.posix import read_bytes
+
+from .derived import complete_question, full_extents, read_config
+from .request import Request
+
+
+def derive_strategy(given: Given, source: Strategy, shapes: str | None) -> Derived:
+    """Derive a strategy from another one; `shapes` is what `extents_at` reads.
+
+    Raises DerivationError, UsageError.
+    """
+    if isinstance(source, PatternStrategy):
+        raise UsageError(
+            f"{source.label!r}: which names it means, a checkpoint tells; transform it"
+        )
+    if isinstance(source, WholeStrategy) and shapes is None:
+        raise UsageError(
+            "give --from, the source's strategy; or --shapes, a checkpoint or a JSON file with the "
+            "full shape of every parameter, and --preset or --rule"
+        )
+    extents = extents_at(shapes, source) if shapes is not None else {}
+    if isinstance(source, WholeStrategy):
+        return derive(replace(given, extents=extents), f"derived from {shapes}")
+    return derive(complete_question(given, source, extents), f"derived from {source.label}")
+
+
+def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
+    """Return the full shapes and sizes of parameters.
+
+    `where` is a JSON file of full shapes, a checkpoint file or folder; `source` says how the
+    checkpoint is sharded. Of a folder no more files are opened than needed to see every name.
+    Raises UsageError, CheckpointError.
+    """
+    path = Path(where)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file of shapes")
+        try:
+            known = parse_shapes(read_bytes(path))
+        except FormatError as error:
+            raise UsageError(f"{path}: {error}") from error
+        return {name: Extent(shape, content_bytes(d, shape)) for name, (shape, d) in known.items()}
+    schemas = _schemas(path, source)
+    if isinstance(source, WholeStrategy):
+        return {
+            name: Extent(shape, content_bytes(dtype, shape))
+            for schema in schemas.values()
+            for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
+        }
+    return full_extents(source, schemas)
+
+
+def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
+    """Index files, by rank, until every listed name of each stage was seen in one."""
+    form = form_of(path, None)
+    shards = form.choose(path, form.look(path, Wish()), None, Wish())
+    indexer = Indexer()
+    if isinstance(source, WholeStrategy):
+        if len(shards.paths) > 1:
+            raise UsageError(
+                f"{path}: holds the files of {len(shards.paths)} ranks; give --from, the strategy "
+                "by which they are sharded"
+            )
+        return {rank: indexer.index(file).schema for rank, file in shards.paths.items()}
+    missing = [{n for n in layouts if state_of(n) != NEVER_SAVED} for layouts in source.stages]
+    found = {}
+    for rank, file in sorted(shards.paths.items()):
+        stage = source.stage_of(rank)
+        if stage < len(missing) and missing[stage]:
+            found[rank] = indexer.index(file).schema
+            missing[stage] -= set(found[rank].names)
+    if not found:
+        raise CheckpointError(f"{path}: holds no file of the ranks of {source.label}")
+    return found
+
+
+def stated(
+    given: Given, sizes: Sequence[Parallel | None], rules: Iterable[tuple[str, Any]]
+) -> Given:
+    """Return a question with rules and the sizes of both jobs as a program gives them.
+
+    Raises UsageError.
+    """
+    src, dst = sizes
+    return replace(
+        given,
+        src=given.src if src is None else src,
+        dst=given.dst if dst is None else dst,
+        rules=(*given.rules, *(_rule(names, spec) for names, spec in rules)),
+    )
+
+
+def _rule(names: str, spec: Any) -> Rule:
+    """Make a rule of a pattern and its spec.
+
+    The spec is a text as --rule takes it; names by tensor axis, such as ``("tp", None)`` or a JAX
+    PartitionSpec; or a `mindspore.parallel.Layout` that was called with its axes.
+    """
+    if isinstance(spec, str):
+        return parse_rule(f"{names}={spec}", "rules")
+    where, mesh = f"rules: {names}={spec}", None
+    if hasattr(spec, "to_dict"):
+        facts = spec.to_dict()
+        if facts.get("interleaved_parallel"):
+            raise UsageError(f"{where}: an interleaved layout is not derived")
+        aliases = facts["alias_name"][::-1]
+        axes = [one if isinstance(one, tuple) else (one,) for one in facts["tensor_map"]]
+        spec = [tuple(aliases[axis] for axis in some if axis != -1) for some in axes]
+        mesh = None if any(name in ("ep", "edp") for name in aliases) else LAYOUT
+    elif isinstance(spec, Iterable):
+        spec = list(spec)
+    return Rule(expression(names, "rules"), where, mesh=mesh, spec=checked_spec(spec, where))
+
+
+# -- explained ------------------------------------------------------------------------------------
+
+
+def sizes_of(request: Request) -> Parallel:
+    """Return the source's sizes, from --src-parallel or --src-config. Raises UsageError."""
+    if request.src_config is not None and request.src_parallel is None:
+        return read_config(request.src_config).parallel
+    if request.src_parallel is None or request.src_config is not None:
+        raise UsageError("give --src-parallel, such as dp=8,mp=4,pp=2, or --src-config")
+    return parse_parallel(request.src_parallel, "--src-parallel")
+
+
+def explain_strategy(
+    source: Strategy, sizes: Parallel, preset: str | None, shapes: str | None
+) -> tuple[Role, ...]:
+    """Return which mesh axes shard the parameters of a strategy, as rows of a table.
+
+    Raises DerivationError where the sizes do not explain it.
+    """
+    if isinstance(source, (WholeStrategy, PatternStrategy)):
+        raise UsageError(f"{source.label!r}: expected a strategy file or folder")
+    extents = extents_at(shapes, source) if shapes is not None else {}
+    full = {name: one.shape for name, one in extents.items()}
+    source = strategies.folded(source, full)
+    refusals = Refusals()
+    parameters = parameters_of(source, refusals)
+    check_sizes(source, sizes, "--src-parallel", refusals)
+    rules = presets.load(preset).rules if preset else ()
+    found = explain(parameters, sizes, rules, full, refusals)
+    if refusals:
+        raise DerivationError.of(refusals.texts())
+    rows: dict[tuple[str, str, str, str], int] = {}
+    for name, one in parameters.items():
+        assert one.layout is not None
+        shard = "yes" if one.layout.opt_shards > 1 else "no"
+        row = (pattern_of(name), " or ".join(map(str, found[name])), shard, entry(one.layout))
+        rows[row] = rows.get(row, 0) + 1
+    return tuple(Role(p, n, spec, shard, src, "") for (p, spec, shard, src), n in rows.items())
+
+
+# -- compared -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StrategyDifference:
+    """Parameters of which two strategies differ alike: why, in words, and their names."""
+
+    why: str
+    names: tuple[str, ...]
+
+
+def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
+    """Return where two strategies give a rank different boxes, or list different parameters.
+
+    Layouts that are written otherwise and give every rank the same box are equal. Gradients that
+    are in no checkpoint are left out.
+    """
+    found: dict[str, list[str]] = {}
+    if (a.stage_size, len(a.stages)) != (b.stage_size, len(b.stages)):
+        found[f"the first is of {a.extent}, the second of {b.extent}"] = []
+    for name in sorted({*a.stages_of, *b.stages_of}):
+        if state_of(name) == NEVER_SAVED:
+            continue
+        why = _difference(a, b, name)
+        if why:
+            found.setdefault(why, []).append(name)
+    return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
+
+
+def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
+    if name not in a or name not in b:
+        return f"only the {'first' if name in a else 'second'} lists it"
+    mine, theirs = a.stages_of[name], b.stages_of[name]
+    if len(a.stages) == len(b.stages) and mine != theirs:
+        return f"on {_stages(mine)}, in the second on {_stages(theirs)}"
+    before, after = a.stages[mine[0]][name], b.stages[theirs[0]][name]
+    if same_boxes(before, after):
+        return None
+    if before.ranks == after.ranks and before.counts == after.counts:
+        return f"{in_words(before)}; in the second other ranks hold these slices"
+    return f"{in_words(before)}; in the second {in_words(after)}"
+
+
+def _stages(numbers: tuple[int, ...]) -> str:
+    return ("stage " if len(numbers) == 1 else "stages ") + ", ".join(map(str, numbers))
+
+
+def in_words(layout: Layout) -> str:
+    """Say how a layout shards a parameter.
+
+    >>> in_words(Layout((2, 4), ((0,), ()), 4, -1))
+    'axis 0 into 8 (4 x 2 by the optimizer), 1 copy'
+    >>> in_words(Layout((8,), ((),)))
+    'whole, 8 copies'
+    """
+    parts = []
+    plain = without_optimizer(layout)
+    for axis, (count, own) in enumerate(zip(layout.counts, plain.counts)):
+        if count > 1:
+            more = f" ({own} x {count // own} by the optimizer)" if count != own > 1 else ""
+            more = " by the optimizer" if count != own == 1 else more
+            parts.append(f"axis {axis} into {count}{more}")
+    copies = layout.free_ranks // layout.opt_shards
+    copied = f"{copies} cop" + ("y" if copies == 1 else "ies")
+    return f"{' and '.join(parts) or 'whole'}, {copied}"
