@@ -181,7 +181,7 @@ def _plain(
             meant = rule.meaning(mesh, dst, extent.shape if extent else None).spec if rule else spec
             layouts.append(layout_of(mesh, meant, dst))
         except RequestError as error:
-            refusals.add(f"{rule.label + ' ' if rule else ''}{error}", _answer(str(error)), name)
+            refusals.add(str(error), _answer(str(error)), name)
             return None
     if not all(same_boxes(layouts[0], other) for other in layouts[1:]):
         refusals.add(

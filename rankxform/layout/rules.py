@@ -85,14 +85,14 @@ class Rule:
             return False
         if VOCABULARY in self.replicated_if:
             if parallel.vocab_emb_dp is None:
-                raise RequestError("depends on vocab_emb_dp, which is not stated")
+                raise RequestError("its sharding depends on vocab_emb_dp, which is not stated")
             if parallel.vocab_emb_dp:
                 return True
             if parallel.cp > 1:
-                raise RequestError("with cp and without vocab_emb_dp is not proven")
+                raise RequestError("its sharding with cp and without vocab_emb_dp is not proven")
         if INDIVISIBLE in self.replicated_if:
             if shape is None:
-                raise RequestError("depends on its shape, which is not known")
+                raise RequestError("its sharding depends on its shape, which is not known")
             return bool(shape[0] % parts)
         return False
 

@@ -1,0 +1,415 @@
+"""Conversions with no strategy file for the destination, or for neither side."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform import DerivationError, StorageError, UsageError
+from rankxform.cli.main import main
+from tests import reference
+from tests.compiled import COMPILED, DERIVE, MODELS, REAL, TUTORIALS
+
+LLAMA = MODELS / "llama2_13b" / "tutorial4_16p_dp2mp4pp2"
+COMPILED_FILE = LLAMA / "merged_ckpt_strategy.ckpt"
+SMALL = {32000: 128, 5120: 64, 13824: 96}
+SIZES = "dp=2,mp=4,pp=2,vocab_emb_dp=true"
+DERIVED = {"preset": "llama", "optimizer_shard": "on", "threshold": 0}
+CONFIG = """\
+run_mode: 'finetune'
+load_checkpoint: 'full.ckpt'
+auto_trans_ckpt: True
+use_parallel: True
+parallel:
+  parallel_mode: 1
+  enable_parallel_optimizer: True
+  parallel_optimizer_config:
+    parallel_optimizer_threshold: 0
+dp: &dp 2
+parallel_config:
+  data_parallel: *dp
+  model_parallel: 4
+  pipeline_stage: 2
+  vocab_emb_dp: True
+"""
+
+
+def llama():
+    """Llama-2 13B's parameters and states, every dimension scaled down."""
+    lines = re.findall(r"PARAM (\S+) \(([\d, ]*)\) (\w+)", (LLAMA / "params.txt").read_text())
+    params = {n: (tuple(SMALL[int(d)] for d in re.findall(r"\d+", s)), t) for n, s, t in lines}
+    states = {
+        f"{state}.{name}": (shape, "Float32")
+        for name, (shape, _) in params.items()
+        for state in ("adam_m", "adam_v")
+    }
+    return {**params, **states}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A complete checkpoint, and what the compiler's strategy makes of it."""
+    where = tmp_path_factory.mktemp("llama")
+    extras = {"global_step": ("Int32", np.array([7], "<u4"))}
+    reference.write_checkpoint(where / "full", None, llama(), extras)
+    (where / "full/rank_0/checkpoint_0.ckpt").rename(where / "full.ckpt")
+    rankxform.transform(where / "full.ckpt", where / "compiled", None, COMPILED_FILE, fsync=False)
+    return where
+
+
+def differing(a, b):
+    names = sorted(p.relative_to(a) for p in Path(a).rglob("*.ckpt"))
+    assert names
+    return [str(n) for n in names if not filecmp.cmp(a / n, b / n, shallow=False)]
+
+
+def test_a_complete_checkpoint_needs_no_strategy_file(full, tmp_path):
+    done = rankxform.transform(
+        full / "full.ckpt", tmp_path / "dst", dst_parallel=SIZES, fsync=False, **DERIVED
+    )
+    assert differing(full / "compiled", tmp_path / "dst") == []
+    assert done.strategy == str(tmp_path / "dst_strategy.ckpt")
+    assert {role["optimizer"] for role in done.derived["roles"]} == {"yes", "no"}
+    assert main(["strategy", "diff", done.strategy, str(COMPILED_FILE)]) == 0
+    again = rankxform.transform(
+        full / "full.ckpt", tmp_path / "dst", dst_parallel=SIZES, fsync=False, **DERIVED
+    )
+    assert again.kept == 16
+    manifest = json.loads((tmp_path / "dst" / "rankxform.json").read_text())
+    assert manifest["verify"][:2] == ["--dst-strategy", done.strategy]
+    assert rankxform.verify(full / "full.ckpt", tmp_path / "dst", None, done.strategy).same
+
+
+def test_a_configuration_alone_says_everything(full, tmp_path, monkeypatch, capfd):
+    (tmp_path / "full.ckpt").symlink_to(full / "full.ckpt")
+    (tmp_path / "train.yaml").write_text(CONFIG)
+    predict = CONFIG.replace("finetune", "predict").replace("full.ckpt", "output/made")
+    predict = predict.replace("*dp", "1").replace("pipeline_stage: 2", "pipeline_stage: 1")
+    predict += "src_strategy_path_or_dir: output/made_strategy.ckpt\n"
+    (tmp_path / "predict.yaml").write_text(predict)
+    monkeypatch.chdir(tmp_path)
+    given = ["transform", "--dst-config", "train.yaml", "--preset", "llama", "--no-fsync"]
+    assert main(given) == 0
+    made = Path("output/transformed_checkpoint")
+    assert differing(full / "compiled", made) == []
+    assert "model.layers.*.attention.wq.weight (40)" in capfd.readouterr().out
+    made.rename("output/made")
+    Path("output/transformed_checkpoint_strategy.ckpt").rename("output/made_strategy.ckpt")
+    given += ["--src-config", "train.yaml"]
+    given[given.index("train.yaml")] = "predict.yaml"
+    assert main(given) == 0
+    params = {n: facts for n, facts in llama().items() if not n.startswith("adam")}
+    stages = [
+        {n: (list(one.device_matrix), one.printable_map, 0, 0) for n, one in layouts.items()}
+        for layouts in strategy_of("output/transformed_checkpoint_strategy.ckpt").stages
+    ]
+    assert [len(some) for some in stages] == [len(params)]
+    assert reference.wrong_slices(made, stages, params) == []
+
+
+def strategy_of(path):
+    from rankxform.storage import strategies
+
+    return strategies.load(str(path))
+
+
+def test_load_and_plan_derive_too(full, tmp_path):
+    whole = rankxform.load(
+        full / "full.ckpt", dst_parallel=SIZES, rank=11, include="layers.39", **DERIVED
+    )
+    compiled = rankxform.load(full / "full.ckpt", None, COMPILED_FILE, rank=11, include="layers.39")
+    assert list(whole) == list(compiled)
+    assert all((whole[name] == compiled[name]).all() for name in whole)
+    plan = rankxform.plan(full / "full.ckpt", dst_parallel=SIZES, **DERIVED)
+    assert plan.dst_ranks == 16
+    assert plan.derived["stages"] == [724, 728]
+
+
+def test_a_strategy_beside_the_destination_is_never_lost(full, tmp_path):
+    beside = tmp_path / "dst_strategy.ckpt"
+    beside.write_bytes(COMPILED_FILE.read_bytes())
+    call = lambda **more: rankxform.transform(  # noqa: E731
+        full / "full.ckpt", tmp_path / "dst", dst_parallel=SIZES, fsync=False,
+        include="norm", **DERIVED, **more,
+    )  # fmt: skip
+    for more in ({}, {"overwrite": True}):
+        with pytest.raises(StorageError, match="dst_strategy"):
+            call(**more)
+        assert beside.read_bytes() == COMPILED_FILE.read_bytes()
+        assert not (tmp_path / "dst" / "rank_0").exists()
+    beside.unlink()
+    rankxform.derive(dst=SIZES, shapes=full / "full.ckpt", predict=True, preset="llama",
+                     output=beside)  # fmt: skip
+    with pytest.raises(StorageError, match="--overwrite"):
+        call()
+    call(overwrite=True)
+    assert len(strategy_of(beside).stages[1]) == 728
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"preset": "llama"}, "--preset is for --dst-parallel"),
+        ({"opt_on": "w"}, "--opt-on is for --dst-parallel"),
+        ({"dst_parallel": "dp=2", "dst_strategy": COMPILED_FILE}, "leave one out"),
+        ({"dst_parallel": "dp=2", "dst_config": "x.yaml"}, "give one of them"),
+        ({"dst_config": "/no/such.yaml"}, "no such configuration"),
+        ({"dst_parallel": "dp=2", "preset": "qwen3"}, "--unproven"),
+        ({"dst_parallel": "dp=2", "optimizer_shard": "maybe"}, "on, off, or a number"),
+        ({"dst_parallel": "dp=2", "layers_per_stage": (1,), "offset": (1,)}, "goes without"),
+        ({"dst_parallel": "same,dp=2"}, "only pp may change"),
+        ({"dst_parallel": "dp=2", "threshold": "64"}, "expected a number"),
+        ({"dst_parallel": "dp=2", "unsharded": "dp"}, "expected cp"),
+        ({"dst_parallel": "dp=2", "interleave": 0}, "from 1 on"),
+    ],
+)
+def test_options_that_cannot_be_meant(full, tmp_path, options, text):
+    with pytest.raises(UsageError, match=re.escape(text)):
+        rankxform.transform(full / "full.ckpt", tmp_path / "dst", **options)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_what_is_not_known_is_refused_at_once_and_in_whole(full, tmp_path, capfd):
+    words = ["transform", str(full / "full.ckpt"), str(tmp_path / "dst"), "--dst-parallel"]
+    assert main([*words, "dp=2,mp=4,pp=2", "--preset", "llama"]) == 3
+    error = capfd.readouterr().err
+    assert "for 1 reason:" in error
+    assert "vocab_emb_dp=true" in error
+    assert "lm_head.weight, model.tok_embeddings.embedding_weight" in error
+    assert main([*words, "dp=2,mp=4,pp=3,vocab_emb_dp=true", "--preset", "llama"]) == 3
+    assert "40 layers do not spread over 3 stages" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestConfigurations:
+    def parse(self, text):
+        from rankxform.formats.mindformers_yaml import parse
+
+        return parse(text.encode(), "job.yaml")
+
+    def test_what_is_read(self):
+        found = self.parse(CONFIG)
+        assert str(found.parallel) == "dp=2,mp=4,pp=2"
+        assert (found.parallel.optimizer_shard, found.parallel.threshold) == (True, 0)
+        assert (found.load_checkpoint, found.auto_trans, found.predict) == (
+            "full.ckpt",
+            True,
+            False,
+        )
+        more = CONFIG.replace("threshold: 0", "threshold: 0\n    optimizer_weight_shard_size: 2")
+        more += "model:\n  model_config:\n    offset: [[1, 0], [0, 1]]\n    pp_interleave_num: 2\n"
+        found = self.parse(more.replace("finetune", "predict"))
+        assert found.parallel.optimizer_shard == 2
+        assert (found.offset, found.interleave, found.predict) == ((1, 0, 0, 1), 2, True)
+        alone = self.parse(CONFIG.replace("use_parallel: True", "use_parallel: False"))
+        assert alone.parallel.ranks == 1
+
+    @pytest.mark.parametrize(
+        ("before", "after", "text"),
+        [
+            ("parallel_mode: 1", "parallel_mode: 2", "parallel_mode is 2"),
+            ("vocab_emb_dp: True", "expert_model_parallel: 2", "expert_model_parallel is 2"),
+            ("enable_parallel_optimizer: True", "enable_parallel_optimizer: 3", "True or False"),
+            ("model_parallel: 4", "model_parallel: four", "expected a number"),
+            ("vocab_emb_dp: True", "tensor_model_parallel_size: 2", "model_parallel is 4"),
+            ("parallel_config:", "sizes:", "no parallel_config"),
+            ("run_mode: 'finetune'", "run_mode: [", "not YAML"),
+            ("use_parallel: True", "model: {model_config: {offset: 2}}", "offset is 2"),
+            ("enable_parallel_optimizer: True", "x: 1", "no optimizer"),
+        ],
+    )
+    def test_what_would_be_a_strategy_of_another_kind(self, before, after, text):
+        config = CONFIG.replace(before, after)
+        if text == "no optimizer":
+            config += "  optimizer_shard: True\n"
+            text = "make them agree"
+        with pytest.raises(UsageError, match=re.escape(text)):
+            self.parse(config)
+
+
+class TestVerb:
+    """`strategy` and its actions, as they are typed."""
+
+    llama = next(one for one in COMPILED if str(one) == "llama2_7b:dp2mp4_opt").files[0]
+
+    def run(self, capfd, *words, code=0):
+        assert main(["strategy", *map(str, words)]) == code
+        out, error = capfd.readouterr()
+        return out if code in (0, 6) else error
+
+    def test_show(self, capfd):
+        text = self.run(capfd, "show", self.llama)
+        assert "291 parameters, 582 optimizer states" in text
+        assert "axis 0 into 8 (4 x 2 by the optimizer), 1 copy" in text
+        assert json.loads(self.run(capfd, "show", self.llama, "--json"))["ranks"] == 8
+        assert "no parameter" in self.run(capfd, "show", "none", code=2)
+
+    def test_explain(self, capfd):
+        text = self.run(capfd, "explain", self.llama, "--src-parallel", "dp=2,mp=4")
+        assert "tuple(None, tp)" in text
+        text = self.run(capfd, "explain", self.llama, "--src-parallel", "dp=4,mp=2", code=3)
+        assert "is of no mesh of dp=4,mp=2" in text
+        assert "--src-parallel" in self.run(capfd, "explain", self.llama, code=2)
+
+    @pytest.mark.parametrize("form", ["one.ckpt", "stages", "one.json"])
+    def test_a_strategy_keeps_its_meaning_in_every_form(self, capfd, tmp_path, form):
+        source = (
+            COMPILED_FILE if form != "stages" else REAL / "C_transformer/dp2mp2pp2_opt/strategy"
+        )
+        self.run(capfd, "convert", source, tmp_path / form)
+        self.run(capfd, "convert", tmp_path / form, tmp_path / "back.ckpt")
+        assert "the same" in self.run(capfd, "diff", tmp_path / "back.ckpt", source)
+        assert strategy_of(tmp_path / "back.ckpt").stages == strategy_of(source).stages
+        assert "already there" in self.run(capfd, "convert", source, tmp_path / "back.ckpt", code=4)
+
+    def test_a_nested_map_in_json_needs_shapes(self, capfd, tmp_path):
+        nested = REAL / "D_nested" / "n2"
+        known = json.loads((nested / "shapes.json").read_text())["params"]
+        shapes = {
+            n: {"shape": one["full_shape"], "dtype": one["dtype"]} for n, one in known.items()
+        }
+        (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+        words = ["convert", nested / "strategy/strategy_0.json", tmp_path / "out.ckpt"]
+        assert "nested tensor map" in self.run(capfd, *words, code=3)
+        self.run(capfd, *words, "--shapes", tmp_path / "shapes.json")
+        assert (
+            strategy_of(tmp_path / "out.ckpt").stages
+            == strategy_of(nested / "strategy/strategy_0.ckpt").stages
+        )
+        words = ["convert", nested / "strategy/strategy_0.ckpt", tmp_path / "out.json"]
+        assert "JSON has no nested" in self.run(capfd, *words, code=3)
+        assert not (tmp_path / "out.json").exists()
+
+    def test_diff_in_words(self, capfd):
+        other = MODELS / "llama2_7b" / "src_dp8mp1pp1_opt.ckpt"
+        text = self.run(capfd, "diff", self.llama, other, code=6)
+        assert "axis 0 into 8 (4 x 2 by the optimizer), 1 copy; in the second other ranks" in text
+        assert "axis 0 into 2 by the optimizer and axis 1 into 4, 1 copy" in text
+        found = json.loads(self.run(capfd, "diff", self.llama, other, "--json", code=6))
+        assert not found["same"]
+        text = self.run(capfd, "diff", self.llama, COMPILED_FILE, code=6)
+        assert "the first is of 8 ranks, the second of 2 stages of 8 ranks" in text
+
+    def test_derive(self, capfd, tmp_path):
+        shapes = tmp_path / "shapes.json"
+        shapes.write_text(
+            json.dumps({n: {"shape": s, "dtype": t} for n, (s, t) in llama().items()})
+        )
+        words = ["derive", "--shapes", shapes, "--preset", "llama", "--dst-parallel", SIZES,
+                 "--optimizer-shard", "on", "--threshold", "0"]  # fmt: skip
+        text = self.run(capfd, *words, "-o", tmp_path / "a.ckpt")
+        assert "1: 182 parameters: model.layers.20-39, model.norm_out.weight" in text
+        assert "if the network's shard() calls do not change" in text
+        facts = json.loads(self.run(capfd, *words, "-o", tmp_path / "folder", "--json"))
+        assert [Path(file).name for file in facts["files"]] == [
+            "ckpt_strategy_rank_0.ckpt", "ckpt_strategy_rank_8.ckpt"
+        ]  # fmt: skip
+        for one in ("a.ckpt", "folder"):
+            self.run(capfd, "diff", tmp_path / one, COMPILED_FILE)
+            assert "derived by rankxform" in self.run(capfd, "show", tmp_path / one)
+        assert "already there" in self.run(capfd, *words, "-o", tmp_path / "a.ckpt", code=4)
+        assert "--dst-parallel" in self.run(capfd, *words[:5], "-o", tmp_path / "b", code=2)
+        assert "give --from" in self.run(
+            capfd, "derive", "--dst-parallel", "dp=2", "-o", tmp_path / "b", code=2
+        )
+
+    def test_presets(self, capfd):
+        assert "deepseek_v3" in self.run(capfd, "presets")
+        assert "(None, tp)" in self.run(capfd, "presets", "llama")
+
+
+class TestInterface:
+    source = DERIVE / "dp8mp1.ckpt"
+
+    def derive(self, rules, **more):
+        shapes = json.loads((DERIVE / "dp8mp1.json").read_text())["shapes"]
+        known = {n: {"shape": s} for n, s in shapes.items()}
+        path = more.pop("tmp") / "shapes.json"
+        path.write_text(json.dumps(known))
+        return rankxform.derive(
+            self.source, src=rankxform.Parallel(dp=8), shapes=path, rules=rules, **more
+        )
+
+    RULES = (
+        (r"(q|fc1)\.weight|head|embed", ("tp", None)),
+        (r"(q|fc1)\.bias", ["tp"]),
+        (r"(proj|fc2)\.weight", "(None, tp)"),
+        (r"gamma|bias", (None,)),
+    )
+
+    def test_rules_as_tuples_give_what_the_compiler_writes(self, tmp_path):
+        found = self.derive(self.RULES, dst=rankxform.Parallel(dp=2, mp=4, optimizer_shard=False),
+                            tmp=tmp_path)  # fmt: skip
+        assert found.strategy.stages == strategy_of(DERIVE / "dp2mp4.ckpt").stages
+        roles = {role.pattern: role for role in found.roles}
+        assert roles["blocks.*.q.weight"].dst == "[2, 4] [0, -1]"
+
+    def test_mindspores_layout_is_a_rule(self, tmp_path):
+        parallel = pytest.importorskip("mindspore.parallel")
+        layout = parallel.Layout((2, 1, 4), ("dp", "cp", "tp"))
+        rules = {
+            r"(q|fc1)\.weight|head|embed": layout("tp", "None"),
+            r"(q|fc1)\.bias": layout("tp"),
+            r"(proj|fc2)\.weight": layout("None", "tp"),
+            r"gamma|bias": layout("None"),
+        }
+        found = self.derive(rules, dst=rankxform.Parallel(dp=2, mp=4, optimizer_shard=False),
+                            tmp=tmp_path)  # fmt: skip
+        assert found.strategy.stages[0]["head.weight"].device_matrix == (2, 1, 4)
+        assert found.strategy.stages[0]["head.weight"].printable_map == [0, -1]
+
+    def test_what_a_call_cannot_mean(self, tmp_path):
+        sizes = rankxform.Parallel(dp=2, mp=4)
+        with pytest.raises(DerivationError) as caught:
+            self.derive((), dst=sizes, tmp=tmp_path)
+        assert len(caught.value.reasons) == 2  # what mp shards, and the optimizer
+        with pytest.raises(UsageError, match="none of the axes"):
+            self.derive([("w", ("xp",))], dst=sizes, tmp=tmp_path)
+        with pytest.raises(UsageError, match="unknown option"):
+            self.derive((), dst=sizes, tmp=tmp_path, colour="red")
+        with pytest.raises(UsageError, match="give --src-parallel"):
+            rankxform.derive(self.source, dst=sizes)
+
+    def test_the_mesh_that_stays(self, tmp_path):
+        """A network with rules of its own can still change its optimizer's shard."""
+        where = TUTORIALS / "model_transformation"
+        found = rankxform.derive(
+            where / "dst_strategy.ckpt", dst="same", output=tmp_path / "s.ckpt"
+        )
+        assert found.strategy.stages == strategy_of(where / "dst_strategy.ckpt").stages
+        assert strategy_of(tmp_path / "s.ckpt").derived
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[rules]]\nnames = 'w'\nspec = '(xp,)'", "none of the axes"),
+        ("[[rules]]\nnames = 3", "expected a regular expression"),
+        ("[[rules]]\nnames = 'w'\ncolour = 'red'", "'colour' is none of"),
+        ("[[rules]]\nnames = 'w'\nstage = 'middle'", "expected first or last"),
+        ("[[rules]]\nnames = 'w'\nreplicated_if = ['never']", "expected vocab_emb_dp"),
+        ("[preset]\nversion = '1'\n[[rules]]\nnames = 'w'", "preset.version"),
+        ("[preset]\nversion = 1", "expected [[rules]]"),
+        ("rules = 3", "expected [[rules]]"),
+        ("[other]", "neither preset nor rules"),
+        ("names = ", "not TOML"),
+    ],
+)
+def test_a_rules_file_that_cannot_be_meant(tmp_path, text, message):
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        rankxform.derive(dst="dp=2", shapes=tmp_path, preset=tmp_path / "own.toml")
+
+
+def test_a_rules_file_of_ones_own(tmp_path):
+    (tmp_path / "own.toml").write_text("[[rules]]\nnames = '^w'\nspec = '(tp, None)'\n")
+    (tmp_path / "shapes.json").write_text('{"w0": {"shape": [8, 4]}, "w1": {"shape": [8, 4]}}')
+    found = rankxform.derive(dst="dp=1,mp=4", shapes=tmp_path / "shapes.json", predict=True,
+                             preset=tmp_path / "own.toml")  # fmt: skip
+    assert [one.dst for one in found.roles] == ["[4] [0, -1]", "[4] [0, -1]"]
