@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import rankxform
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 
@@ -287,3 +288,47 @@ def test_a_program_that_cannot_be_started(place):
     code, output = run(line, 60, env=environment(), cwd=place)
     assert code == 2 and "./bad: cannot be started: Exec format error" in output
     assert "Traceback" not in output
+
+
+def test_a_derived_strategy_is_kept_for_the_next_job(place):
+    """The first launch derives, prints and keeps it; the next finds the checkpoint fit by it."""
+    sizes = [
+        "--src-parallel",
+        "dp=1,mp=4",
+        "--dst-parallel",
+        "dp=1,mp=2",
+        "--optimizer-shard",
+        "off",
+    ]
+    start = [sys.executable, "-m", "rankxform", "launch", "--no-fsync", "--load"]
+    program = ["--", sys.executable, "train.py"]
+    more = environment(PYTHONPATH=str(ROOT))
+    line = [*start, "src", "--src-strategy", "a.ckpt", *sizes, *program]
+    code, output = run(line, 60, env=more, cwd=place)
+    assert code == 0, output
+    assert "[4] [0, -1] -> [2] [0, -1]" in output
+    kept = place / "output/strategy/ckpt_strategy_rank_0.ckpt"
+    made = place / "output/transformed_checkpoint"
+    half = [dict.fromkeys(PARAMS, ([2], [0, -1], 0, 0))]
+    assert reference.wrong_slices(made, half, PARAMS) == []
+    assert not list((place / "output").glob("*_strategy.ckpt"))
+    sizes[1] = "dp=1,mp=2"
+    line = [*start, str(made), "--src-strategy", str(kept), *sizes, *program]
+    code, output = run(line, 60, env=more, cwd=place)
+    assert code == 0, output
+    assert "nothing is converted" in output
+
+
+def test_stage_files_are_kept_merged_too(place):
+    """MindFormers promises a merged file in output/strategy."""
+    stages = [{"w": ([2], [0, -1], 0, 0)}, {"adam_m.w": ([2], [0, -1], 0, 0)}]
+    reference.write_stage_files(place / "stages", stages)
+    code, output, told = launch(place, 0, dst="stages")
+    assert code == 0, output
+    assert told
+    kept = place / "output/strategy"
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "ckpt_strategy_rank_0.ckpt", "ckpt_strategy_rank_1.ckpt", "merged_ckpt_strategy.ckpt"
+    ]  # fmt: skip
+    assert rankxform.inspect(kept / "merged_ckpt_strategy.ckpt")["stages"] == 2
+    assert rankxform.inspect(kept)["stages"] == 2

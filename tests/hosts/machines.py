@@ -212,7 +212,7 @@ class Hosts:
         """Remove what is on the hosts' own disks."""
         for name in self.names:
             for entry in self.disk(name).iterdir():
-                shutil.rmtree(entry)
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def on(self, name, *command):
         """Return a command that runs on a host."""

@@ -441,3 +441,16 @@ class Interference:
         self._over.set()
         self._thread.join()
         assert self.idle in (None, True), "processes were left"
+
+
+def test_a_derived_strategy_is_kept_on_every_node(clean):
+    names = {"w": ((12, 6), "Float32"), "v": ((6, 12), "Float32")}
+    src = [{"w": ([6], [0, -1], 0, 0), "v": ([6], [-1, 0], 0, 0)}]
+    dst = [{"w": ([3], [0, -1], 0, 0), "v": ([3], [-1, 0], 0, 0)}]
+    options = spread(clean, Case(names, src, None))
+    sizes = ["--src-parallel", "dp=1,mp=6", "--dst-parallel", "dp=1,mp=3"]
+    code, output = transform(clean, 1, [*options, *sizes])
+    assert code == 0, output
+    assert reference.wrong_slices(gathered(clean), dst, names) == []
+    kept = [(clean.disk(host) / "dst_strategy.ckpt").read_bytes() for host in clean.names]
+    assert kept == kept[:1] * 3

@@ -243,3 +243,24 @@ def test_one_target_of_several_processes_is_never_incomplete(tmp):
         assert target.read_bytes() == expected
     WORLD.Barrier()
     assert not list(tmp.glob("*.part"))
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+def test_a_strategy_is_derived_alike_on_every_process(tmp):
+    params = {"a.w": ((24, 8), "Float32"), "b.w": ((8, 24), "Float32")}
+    src = [{"a.w": ([6], [0, -1], 0, 0), "b.w": ([6], [-1, 0], 0, 0)}]
+    dst = [{"a.w": ([4], [0, -1], 0, 0), "b.w": ([4], [-1, 0], 0, 0)}]
+    if WORLD.rank == 0:
+        reference.write_checkpoint(tmp / "src", src, params)
+        reference.write_strategy(tmp / "a.ckpt", src)
+    WORLD.Barrier()
+    sizes = {"src_parallel": "dp=1,mp=6", "dst_parallel": "dp=1,mp=4", "comm": WORLD}
+    report = rankxform.transform(tmp / "src", tmp / "dst", tmp / "a.ckpt", fsync=False, **sizes)
+    assert reference.wrong_slices(tmp / "dst", dst, params) == []
+    assert report.strategy == str(tmp / "dst_strategy.ckpt")
+    loaded = rankxform.load(tmp / "src", tmp / "a.ckpt", **sizes)
+    assert loaded.rank == WORLD.rank
+    assert loaded["a.w"].shape == (6, 8)
+    sizes["src_parallel"] = "dp=2,mp=3"
+    with pytest.raises(rankxform.DerivationError, match="of no mesh of dp=2,mp=3"):
+        rankxform.transform(tmp / "src", tmp / "other", tmp / "a.ckpt", **sizes)
