@@ -27,8 +27,12 @@ PARAMS = {
 }
 ROWS = [{name: ([4], [0] + [-1] * (len(shape) - 1), 0, 0) for name, (shape, _) in PARAMS.items()}]
 PAIRS = [{name: ([2], layout[1], 0, 0) for name, layout in ROWS[0].items()}]
-# Elsewhere: a training program, another machine's disks, 8,192 ranks, node0 .. node3, the demo.
-ELSEWHERE = ("launch", "/rxlocal", "--simulate", "node{rank}", "demo-data", "ranktable")
+# Elsewhere: a training program, another machine's disks, 8,192 ranks, node0 .. node3, the demo,
+# a large model, MindFormers' configurations.
+ELSEWHERE = (
+    "launch", "/rxlocal", "--simulate", "node{rank}", "demo-data", "ranktable", "llama2_7b.ckpt",
+    "train.yaml",
+)  # fmt: skip
 
 
 def blocks(language):
@@ -59,6 +63,11 @@ def place(tmp_path, monkeypatch):
     whole = reference.write_checkpoint(tmp_path / "whole", None, PARAMS)
     next(Path(whole).rglob("*.ckpt")).rename(tmp_path / "FILE.ckpt")
     (tmp_path / "PATH").symlink_to("SRC")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    parallel = ["--src-parallel", "dp=1,mp=4", "--dst-parallel", "dp=1,mp=2", "--predict"]
+    strategy = ["strategy", "derive", "--from", "A", *parallel, "-o", "predict.ckpt"]
+    assert main(strategy) == 0
+    (tmp_path / "compiled.ckpt").write_bytes((tmp_path / "predict.ckpt").read_bytes())
     return tmp_path
 
 
