@@ -142,6 +142,7 @@ def _places(request: Request, config: JobConfig | None) -> Places:
         request.layers_per_stage,
         offset,
         interleave or 1,
+        config is not None,
         *(_expressions(request, name) for name in ("first", "last", "shared")),
     )
 

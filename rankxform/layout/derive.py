@@ -303,6 +303,9 @@ def _assumptions(given: Given) -> tuple[str, ...]:
         texts.append(f"{given.preset.label} was proven on {given.preset.networks}.")
         if not given.preset.proven:
             texts[-1] = f"{given.preset.label} is NOT proven: {given.preset.evidence}."
+    stages = len(given.source.stages) if given.source else 1
+    if stages == given.dst.pp > 1 and not given.places.says_counts:
+        texts.append("Layers are taken to be on the pipeline stages where the source has them.")
     if given.dst.shards and not given.predict:
         texts.append(
             f"The optimizer shards parameters of {given.dst.threshold_bytes // 1024} KiB or more."

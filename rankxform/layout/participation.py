@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .explain import Parameter, Refusals, rule_for, without_optimizer
@@ -58,13 +58,17 @@ def _seen_taking_part(
     given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
 ) -> dict[str, bool | None]:
     """Tell what the source's layouts show: a shard, or none although one was possible."""
-    source = given.source
+    source, src = given.source, given.src or Parallel()
     layouts = {name: one.layout for name, one in parameters.items() if one.layout}
-    sizes = [one.opt_size for one in layouts.values() if one.opt_shards > 1]
-    if source is None or not sizes:
+    sharded = [one for one in layouts.values() if one.opt_shards > 1]
+    if source is None or not sharded:
         return {}
-    limit = None if -1 in sizes else max(sizes)
-    threshold = (given.src or Parallel()).threshold_bytes
+    if src.optimizer_shard is False:
+        refusals.add(
+            "the source's optimizer shards parameters, which its configuration denies",
+            "Correct --src-config",
+        )
+    threshold = src.threshold_bytes
     found: dict[str, bool | None] = {}
     for name, layout in layouts.items():
         extent = given.extents.get(name)
@@ -83,9 +87,26 @@ def _seen_taking_part(
             found[name] = None
             continue
         assert extent is not None
-        would_be = divide(without_optimizer(layout), extent.shape[0], limit)
-        found[name] = False if would_be.opt_shards > 1 else None
+        limits = _limits(sharded, layout.free_ranks)
+        would_be = [divide(without_optimizer(layout), extent.shape[0], one) for one in limits]
+        certain = bool(would_be) and all(one.opt_shards > 1 for one in would_be)
+        found[name] = False if certain else None
     return found
+
+
+def _limits(sharded: Sequence[Layout], ranks: int) -> list[int | None]:
+    """Return the source's optimizer_weight_shard_size, as the shards of its parameters show it.
+
+    `ranks` hold the same slice of the parameter in question. None stands for no limit. There is no
+    answer where every shard that is seen goes to all ranks, and they are fewer than these.
+    """
+    sizes = [one.opt_size for one in sharded]
+    if -1 in sizes:
+        return [None]
+    exact = [one.opt_size for one in sharded if one.opt_size < one.free_ranks]
+    if exact:
+        return [max(exact)]
+    return [None] if ranks <= max(sizes) else []
 
 
 def _may_shard(given: Given) -> bool:

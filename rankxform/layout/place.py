@@ -18,7 +18,8 @@ class Places:
     """What the user says of the pipeline.
 
     layers: the numbered list that the stages divide, such as ``model.layers``. counts: layers of
-    each stage; or offset and interleave, as MindFormers has them. first, last, shared: parameters
+    each stage; or offset and interleave, as MindFormers has them. stated: whether a configuration
+    says these, so that the source's stages are no guide. first, last, shared: parameters
     outside the list that are on the first stage, the last, or both.
     """
 
@@ -26,6 +27,7 @@ class Places:
     counts: tuple[int, ...] = ()
     offset: tuple[int, ...] = ()
     interleave: int = 1
+    stated: bool = False
     first: tuple[re.Pattern[str], ...] = ()
     last: tuple[re.Pattern[str], ...] = ()
     shared: tuple[re.Pattern[str], ...] = ()
@@ -44,7 +46,7 @@ class Places:
     @property
     def says_counts(self) -> bool:
         """Whether the user says how many layers a stage has."""
-        return bool(self.counts or self.offset or self.interleave > 1)
+        return bool(self.counts or self.offset or self.interleave > 1 or self.stated)
 
 
 def place(

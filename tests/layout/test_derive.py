@@ -352,6 +352,35 @@ class TestRefusals:
         self.refused(simple(layouts, "dp=1,mp=2", "dp=1"), "uneven rows")
 
 
+def test_what_the_source_shows_of_the_optimizers_shard_size():
+    """A parameter without a shard takes no part only if its rows would have divided."""
+    seen = {"a": Layout((4, 2), ROWS, 2, 4), "b": Layout((8,), ((),))}
+    for rows, size, known in ((64, None, False), (60, 4, True)):
+        layouts = dict(seen)
+        if known:  # one that 8 ranks hold, in 4 shards, shows that the size is 4
+            layouts["c"] = Layout((8,), ((),), 1, 4)
+        extents = {"a": Extent((64, 8), 1 << 20), "b": Extent((rows,), 1 << 20),
+                   "c": Extent((64,), 1 << 20)}  # fmt: skip
+        given = simple(layouts, "dp=4,mp=2", "dp=2,mp=4", extents=extents)
+        given = replace(given, dst=replace(given.dst, optimizer_shard=size or True))
+        if known:
+            assert derive(given).strategy.stages[0]["b"].opt_shards == 1
+        else:
+            with pytest.raises(DerivationError, match="--opt-on REGEX or --opt-off"):
+                derive(given)
+
+
+def test_a_configuration_that_states_the_layers_goes_before_the_source():
+    stages = tuple({f"h.{n}.w": Layout((2,), ((), ())) for n in some} for some in ((0, 1, 2), (3,)))
+    given = Given(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
+                  predict=True)  # fmt: skip
+    found = derive(given)
+    assert found.strategy.stages == stages
+    assert "where the source has them" in " ".join(found.assumptions)
+    found = derive(replace(given, places=Places(stated=True)))
+    assert [len(some) for some in found.strategy.stages] == [2, 2]
+
+
 def test_layers_are_spread_as_mindformers_does():
     assert spread(4, 2) == [0, 0, 1, 1]
     assert spread(8, 2, interleave=2) == [0, 0, 1, 1, 0, 0, 1, 1]
