@@ -152,6 +152,23 @@ def test_a_strategy_beside_the_destination_is_never_lost(full, tmp_path):
     assert len(strategy_of(beside).stages[1]) == 728
 
 
+def test_the_sources_strategy_is_not_replaced(tmp_path):
+    params = {"w": ((8, 6), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", [{"w": ([4], [0, -1], 0, 0)}], params)
+    rows = rankxform.derive(
+        reference.write_strategy(tmp_path / "a.ckpt", [{"w": ([4], [0, -1], 0, 0)}]),
+        dst="same", output=tmp_path / "dst_strategy.ckpt",
+    )  # fmt: skip
+    assert rows.strategy.derived
+    with pytest.raises(StorageError, match="is the source's strategy"):
+        rankxform.transform(
+            src, tmp_path / "dst", tmp_path / "dst_strategy.ckpt", src_parallel="dp=1,mp=4",
+            dst_parallel="dp=1,mp=2", overwrite=True,
+        )  # fmt: skip
+    assert strategy_of(tmp_path / "dst_strategy.ckpt").ranks == 4
+    assert not list(tmp_path.glob("dst/rank_*"))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -24,7 +24,7 @@ from rankxform.layout.place import Places
 from rankxform.layout.rules import Preset, parse_rule
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.storage import presets, strategies
-from rankxform.storage.posix import read_bytes, write_small
+from rankxform.storage.posix import is_same, read_bytes, write_small
 
 from .request import Request
 
@@ -207,22 +207,33 @@ def full_extents(source: Strategy, schemas: Mapping[int, Schema]) -> dict[str, E
 
 
 def path_beside(dst: str) -> Path:
-    """Return where a derived strategy is kept: beside the destination folder, under its name."""
+    """Return where a derived strategy is kept: beside the destination folder, under its name.
+
+    Raises UsageError for a folder without a name.
+    """
     folder = Path(dst)
+    if not folder.name:
+        raise UsageError(f"{dst}: has no name by which its strategy could be kept beside it")
     return folder.with_name(folder.name + "_strategy.ckpt")
 
 
-def check_free(path: Path, strategy: Strategy, *, overwrite: bool) -> None:
+def check_free(path: Path, strategy: Strategy, request: Request) -> None:
     """Refuse a file that is another strategy than the derived one.
 
-    One that rankxform derived is replaced if the user says so; a compiler's never.
+    One that rankxform derived is replaced if the user says so; the source's and a compiler's never.
     """
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return
     if path.is_file() and strategies.encoded(strategy, path)[path] == read_bytes(path):
         return
-    if overwrite and path.is_file() and strategies.is_strategy(path):
-        if strategies.read(path).derived:
+    source = strategies.path_of(request.src_strategy)
+    if source is not None and any(is_same(path, one) for one in strategies.files(source)):
+        raise StorageError(
+            f"{path}: is the source's strategy, and the destination's belongs there; choose "
+            "another destination"
+        )
+    if request.overwrite and path.is_file() and not path.is_symlink():
+        if strategies.is_strategy(path) and strategies.read(path).derived:
             return
         raise StorageError(f"{path}: is not a derived strategy, and is not replaced; move it away")
     raise StorageError(

@@ -159,8 +159,7 @@ def _keep_strategy(conversion: Conversion, team: Team, placement: Placement) -> 
     strategy = derived.strategy
     path = Path(str(request.dst_strategy))
     first = team.rank == placement.of(team.rank).processes[0]
-    overwrite = request.overwrite
-    team.agree(lambda: check_free(path, strategy, overwrite=overwrite) if first else None)
+    team.agree(lambda: check_free(path, strategy, request) if first else None)
     team.agree(lambda: keep(path, strategy) if first else None)
 
 
