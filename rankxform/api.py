@@ -220,7 +220,7 @@ def derive(
         "src_parallel": src if isinstance(src, str) else None,
         "preset": None if preset is None else _path("preset", preset),
     }
-    pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
+    pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     with storage_errors():
         given = question(_request("", None, None, None, {**options, **texts}, _ALL))
         assert given is not None

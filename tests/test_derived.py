@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -169,9 +170,81 @@ def test_the_sources_strategy_is_not_replaced(tmp_path):
     assert not list(tmp_path.glob("dst/rank_*"))
 
 
+PARAMS = {"w": ((8, 8), "Float32")}
+ROWS = [{"w": ([4], [0, -1], 0, 0)}]
+
+
+class TestBeside:
+    """What lies beside a destination describes it, whatever happens."""
+
+    @pytest.fixture
+    def place(self, tmp_path):
+        reference.write_checkpoint(tmp_path / "src", ROWS, PARAMS)
+        reference.write_strategy(tmp_path / "a.ckpt", ROWS)
+        reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([2], [-1, 0], 0, 0)}])
+        self.derived(tmp_path, 2)
+        return tmp_path
+
+    def derived(self, place, mp, **more):
+        return rankxform.transform(
+            place / "src", place / "dst", place / "a.ckpt", src_parallel="dp=1,mp=4",
+            dst_parallel=f"dp=1,mp={mp}", fsync=False, **more,
+        )  # fmt: skip
+
+    def test_a_failed_run_leaves_the_strategy_of_what_is_there(self, place, monkeypatch):
+        def fail(*args, **more):
+            raise StorageError("no space")
+
+        monkeypatch.setattr("rankxform.job.transform.write_parts", fail)
+        with pytest.raises(StorageError, match="no space"):
+            self.derived(place, 4, overwrite=True)
+        assert strategy_of(place / "dst_strategy.ckpt").ranks == 2
+        assert reference.wrong_slices(place / "dst", [{"w": ([2], [0, -1], 0, 0)}], PARAMS) == []
+
+    def test_another_strategy_that_is_given_does_not_leave_it(self, place):
+        given = place / "src", place / "dst", place / "a.ckpt", place / "b.ckpt"
+        with pytest.raises(StorageError):
+            rankxform.transform(*given, fsync=False)
+        rankxform.transform(*given, fsync=False, overwrite=True)
+        assert not (place / "dst_strategy.ckpt").exists()
+        assert rankxform.verify(*given).same
+
+    def test_the_same_one_that_is_given_stays(self, place):
+        kept = place / "dst_strategy.ckpt"
+        rankxform.transform(place / "src", place / "dst", place / "a.ckpt", kept, fsync=False)
+        assert kept.exists()
+
+    def test_a_file_of_another_kind_is_nobodys_to_replace(self, place):
+        kept = place / "dst_strategy.ckpt"
+        kept.write_bytes(b"mine")
+        shutil.rmtree(place / "dst")
+        for more in ({}, {"overwrite": True}):
+            with pytest.raises(StorageError, match="move it away"):
+                self.derived(place, 4, **more)
+        assert kept.read_bytes() == b"mine"
+
+
+def test_what_no_file_holds_is_left_out_and_said(tmp_path):
+    """A parameter that the source lists and did not save needs no shape."""
+    stages = [{"a.w": ([4], [0, -1], 0, 0), "b.frozen": ([4], [0, -1], 0, 0)}]
+    params = {"a.w": ((8, 8), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", stages, params)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    done = rankxform.transform(src, tmp_path / "dst", strategy, src_parallel="dp=1,mp=4",
+                               dst_parallel="dp=2,mp=2", optimizer_shard="on", opt_on="w",
+                               fsync=False)  # fmt: skip
+    assert "b.frozen" in done.derived["assumptions"][-1]
+    assert list(strategy_of(done.strategy).stages[0]) == ["a.w"]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"dst_parallel": "same"}, "there is no source strategy whose mesh"),
+        ({"dst_parallel": "same", "rule": "w=(tp,)"}, "changes nothing with --dst-parallel same"),
+        ({"dst_parallel": "same", "threshold": 1}, "changes nothing with --dst-parallel same"),
+        ({"dst_parallel": "same,vocab_emb_dp=true"}, "only pp may change"),
+        ({"dst_parallel": "dp=2", "optimizer_shard": "1"}, "from 2 on"),
         ({"preset": "llama"}, "--preset is for --dst-parallel"),
         ({"opt_on": "w"}, "--opt-on is for --dst-parallel"),
         ({"dst_parallel": "dp=2", "dst_strategy": COMPILED_FILE}, "leave one out"),
@@ -220,10 +293,21 @@ class TestConfigurations:
             False,
         )
         more = CONFIG.replace("threshold: 0", "threshold: 0\n    optimizer_weight_shard_size: 2")
+        more = more.replace(
+            "parallel_mode: 1", "parallel_mode: 1\n  pipeline_config: {pipeline_interleave: True}"
+        )
         more += "model:\n  model_config:\n    offset: [[1, 0], [0, 1]]\n    pp_interleave_num: 2\n"
         found = self.parse(more.replace("finetune", "predict"))
         assert found.parallel.optimizer_shard == 2
         assert (found.offset, found.interleave, found.predict) == ((1, 0, 0, 1), 2, True)
+        found = self.parse(more.replace("pipeline_interleave: True", "pipeline_interleave: False"))
+        assert found.interleave == 1
+        one = self.parse(
+            CONFIG.replace("threshold: 0", "threshold: 0\n    optimizer_weight_shard_size: 1")
+        )
+        assert one.parallel.optimizer_shard is True  # MindSpore ignores 1
+        top = self.parse(CONFIG.replace("parallel_mode: 1", "optimizer_weight_shard_size: 4"))
+        assert top.parallel.optimizer_shard == 4
         alone = self.parse(CONFIG.replace("use_parallel: True", "use_parallel: False"))
         assert alone.parallel.ranks == 1
 
@@ -239,6 +323,10 @@ class TestConfigurations:
             ("run_mode: 'finetune'", "run_mode: [", "not YAML"),
             ("use_parallel: True", "model: {model_config: {offset: 2}}", "offset is 2"),
             ("enable_parallel_optimizer: True", "x: 1", "no optimizer"),
+            ("use_parallel: True", "x: !!timestamp x", "not YAML"),
+            ("use_parallel: True", "x: !!bool x", "not YAML"),
+            ("use_parallel: True", "model: {model_config: {pp_interleave_num: 0}}", "1 to 1,024"),
+            ("use_parallel: True", "model: {model_config: {offset: [[[1]]]}}", "list of numbers"),
         ],
     )
     def test_what_would_be_a_strategy_of_another_kind(self, before, after, text):
@@ -292,6 +380,13 @@ class TestVerb:
             n: {"shape": one["full_shape"], "dtype": one["dtype"]} for n, one in known.items()
         }
         (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+        explain = [
+            "explain",
+            nested / "strategy/strategy_0.json",
+            "--src-parallel",
+            "dp=2,mp=2,cp=2",
+        ]
+        assert "nested tensor map" in self.run(capfd, *explain, code=3)
         words = ["convert", nested / "strategy/strategy_0.json", tmp_path / "out.ckpt"]
         assert "nested tensor map" in self.run(capfd, *words, code=3)
         self.run(capfd, *words, "--shapes", tmp_path / "shapes.json")
@@ -335,6 +430,14 @@ class TestVerb:
         assert "give --from" in self.run(
             capfd, "derive", "--dst-parallel", "dp=2", "-o", tmp_path / "b", code=2
         )
+
+    def test_diff_knows_uneven_rows(self, capfd, tmp_path):
+        for name, rows in (("a", [1, 2, 3, 4]), ("b", [4, 3, 2, 1])):
+            layout = ([4], [0, -1], 0, 0, rows)
+            reference.write_strategy(tmp_path / f"{name}.ckpt", [{"w": layout}])
+        words = "diff", tmp_path / "a.ckpt"
+        assert "the same" in self.run(capfd, *words, tmp_path / "a.ckpt")
+        assert "DIFFERENT" in self.run(capfd, *words, tmp_path / "b.ckpt", code=6)
 
     def test_presets(self, capfd):
         assert "deepseek_v3" in self.run(capfd, "presets")
@@ -390,6 +493,9 @@ class TestInterface:
             self.derive([("w", ("xp",))], dst=sizes, tmp=tmp_path)
         with pytest.raises(UsageError, match="unknown option"):
             self.derive((), dst=sizes, tmp=tmp_path, colour="red")
+        for rules in ("abc", [("a",)], [(3, ("tp",))], 3):
+            with pytest.raises(UsageError, match="a regular expression and a spec"):
+                self.derive(rules, dst=sizes, tmp=tmp_path)
         with pytest.raises(UsageError, match="give --src-parallel"):
             rankxform.derive(self.source, dst=sizes)
 
@@ -407,6 +513,12 @@ class TestInterface:
     ("text", "message"),
     [
         ("[[rules]]\nnames = 'w'\nspec = '(xp,)'", "none of the axes"),
+        ("[[rules]]\nnames = 'w'\nspec = 5", "expected a spec"),
+        ("[[rules]]\nnames = 'w'\nspec = ['xp']", "none of the axes"),
+        (
+            "[[preset.requires]]\nfield = 'dp'\nvalue = true\nwhy = ''\n[[rules]]\nnames = 'w'",
+            "requires",
+        ),
         ("[[rules]]\nnames = 3", "expected a regular expression"),
         ("[[rules]]\nnames = 'w'\ncolour = 'red'", "'colour' is none of"),
         ("[[rules]]\nnames = 'w'\nstage = 'middle'", "expected first or last"),

@@ -77,7 +77,7 @@ def _derive(options: argparse.Namespace) -> tuple[str, int]:
     wanted = question(Request("", None, **given(options)))
     if wanted is None:
         raise UsageError("give --dst-parallel, such as dp=2,mp=4,pp=2, or --dst-config")
-    target = Path(options.output)
+    target = _target(options.output)
     source = strategies.load(options.source)
     derived = derive_strategy(wanted, source, options.shapes)
     files = list(map(str, strategies.save(derived.strategy, target)))
@@ -85,6 +85,13 @@ def _derive(options: argparse.Namespace) -> tuple[str, int]:
         return report.as_json({**derived.facts, "files": files}), 0
     text = f"{target}: {derived.strategy.extent}"
     return f"{strategy_report.derived_table(derived)}\n{text}", 0
+
+
+def _target(text: str) -> Path:
+    path = Path(text)
+    if text.endswith("/") and path.suffix:
+        raise UsageError(f"{text}: is it a file or a folder? Leave out the slash or the suffix")
+    return path
 
 
 def _explain(options: argparse.Namespace) -> tuple[str, int]:
@@ -127,7 +134,7 @@ def _convert(options: argparse.Namespace) -> tuple[str, int]:
     if options.shapes is not None:
         extents = extents_at(options.shapes, strategies.load(options.source))
         shapes = {name: one.shape for name, one in extents.items()}
-    files = strategies.convert(options.source, Path(options.output), shapes)
+    files = strategies.convert(options.source, _target(options.output), shapes)
     return "\n".join(f"{path}: {strategies.load(str(path)).extent}" for path in files[:1]) + (
         f", and {len(files) - 1} files of other stages" if files[1:] else ""
     ), 0

@@ -10,7 +10,7 @@ from rankxform.layout.derive import entry
 from rankxform.layout.given import Derived, Role
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import NEVER_SAVED, parameter_of, patterns, ranges, state_of
-from rankxform.layout.pipeline import lists_of, place_in_list
+from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
 from .units import table
@@ -52,8 +52,10 @@ def stage_lines(strategy: Strategy) -> list[str]:
     lines = ["pipeline stages"]
     for stage, layouts in enumerate(strategy.stages):
         names = [name for name in layouts if parameter_of(name) == name]
-        parts = [f"{prefix}.{ranges(sorted(n))}" for prefix, n in lists_of(names).items()]
-        parts += [name for name in names if place_in_list(name) is None]
+        parts = [
+            f"{prefix}.{ranges(sorted(n))}" for prefix, n in lists_of(names, outermost=True).items()
+        ]
+        parts += [name for name in names if not places_in_lists(name)]
         more = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
         lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{more}")
     return lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -57,11 +58,11 @@ def parse(data: bytes, label: str) -> JobConfig:
         for table in (sizes, model):
             value = table.get(key)
             if value is not None and sizes.setdefault(usual, value) != value:
-                raise UsageError(f"{label}: {key} is {value!r}, {usual} is {sizes[usual]!r}")
+                raise UsageError(f"{label}: {key} is {repr(value)}, {usual} is {sizes[usual]!r}")
     given = {field: sizes[key] for key, field in _SIZES.items() if sizes.get(key) is not None}
     for key, value in given.items():
         if type(value) is not int:
-            raise UsageError(f"{label}: {key} is {value!r}; expected a number")
+            raise UsageError(f"{label}: {key} is {repr(value)}; expected a number")
     if document.get("use_parallel") is False:
         given = {}
     optimizer = _table(config, "parallel_optimizer_config", label)
@@ -75,7 +76,7 @@ def parse(data: bytes, label: str) -> JobConfig:
         ),
         predict=str(document.get("run_mode", "")).startswith("predict"),
         offset=_offset(model, label),
-        interleave=_number(model, "pp_interleave_num", 1, label),
+        interleave=_interleave(config, model, label),
         load_checkpoint=_text(document, "load_checkpoint", label),
         src_strategy=_text(document, "src_strategy_path_or_dir", label),
         auto_trans=_flag(document, "auto_trans_ckpt", False, label),
@@ -93,7 +94,7 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
         ) from None
     try:
         document = yaml.safe_load(data)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         raise UsageError(f"{label}: not YAML: {error}") from None
     if not isinstance(document, dict) or "parallel_config" not in document:
         raise UsageError(f"{label}: has no parallel_config; expected a MindFormers configuration")
@@ -130,8 +131,22 @@ def _optimizer_shard(
 ) -> bool | int:
     if not _flag(config, "enable_parallel_optimizer", False, label):
         return False
-    size = _number(optimizer, "optimizer_weight_shard_size", -1, label)
-    return size if size > 0 else True
+    key = "optimizer_weight_shard_size"
+    sizes = {_number(one, key, -1, label) for one in (config, optimizer) if key in one}
+    if len(sizes) > 1:
+        both = " and ".join(map(str, sorted(sizes)))
+        raise UsageError(f"{label}: {key} is {both}; leave one out")
+    size = next(iter(sizes), -1)
+    return size if size > 1 else True  # MindSpore ignores 1
+
+
+def _interleave(config: Mapping[str, Any], model: Mapping[str, Any], label: str) -> int:
+    """Return in how many rounds stages get layers; 1 unless interleaving is switched on."""
+    number = _number(model, "pp_interleave_num", 1, label)
+    if not 1 <= number <= 1 << 10:
+        raise UsageError(f"{label}: pp_interleave_num is {number}; expected 1 to 1,024")
+    pipeline = _table(config, "pipeline_config", label)
+    return number if _flag(pipeline, "pipeline_interleave", False, label) else 1
 
 
 def _offset(model: Mapping[str, Any], label: str) -> tuple[int, ...]:
@@ -140,9 +155,11 @@ def _offset(model: Mapping[str, Any], label: str) -> tuple[int, ...]:
     if given in (None, 0):
         return ()
     rows = given if isinstance(given, list) else [given]
+    if any(isinstance(n, list) for row in rows if isinstance(row, list) for n in row):
+        raise UsageError(f"{label}: offset is {repr(given)}; expected a list of numbers")
     flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
     if not isinstance(given, list) or not all(type(n) is int for n in flat):
-        raise UsageError(f"{label}: offset is {given!r}; expected a list of numbers")
+        raise UsageError(f"{label}: offset is {repr(given)}; expected a list of numbers")
     return tuple(flat) if any(flat) else ()
 
 
@@ -151,7 +168,7 @@ def _table(document: Mapping[str, Any], key: str, label: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UsageError(f"{label}: {key} is {value!r}; expected a table")
+        raise UsageError(f"{label}: {key} is {repr(value)}; expected a table")
     return dict(value)
 
 
@@ -160,7 +177,7 @@ def _flag(table: Mapping[str, Any], key: str, default: bool, label: str) -> bool
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise UsageError(f"{label}: {key} is {value!r}; expected True or False")
+        raise UsageError(f"{label}: {key} is {repr(value)}; expected True or False")
     return value
 
 
@@ -169,7 +186,7 @@ def _number(table: Mapping[str, Any], key: str, default: int, label: str) -> int
     if value is None:
         return default
     if type(value) is not int:
-        raise UsageError(f"{label}: {key} is {value!r}; expected a number")
+        raise UsageError(f"{label}: {key} is {repr(value)}; expected a number")
     return value
 
 
@@ -178,5 +195,5 @@ def _text(table: Mapping[str, Any], key: str, label: str) -> str | None:
     if value in (None, ""):
         return None
     if not isinstance(value, str):
-        raise UsageError(f"{label}: {key} is {value!r}; expected a path")
+        raise UsageError(f"{label}: {key} is {repr(value)}; expected a path")
     return value

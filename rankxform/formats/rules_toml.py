@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.mesh import Parallel
 from rankxform.layout.rules import Preset, rule_of
 
 _KINDS = {
@@ -61,7 +59,7 @@ def parse(data: bytes, label: str) -> Preset:
         label,
         version=facts.get("version", 1),
         proven=facts.get("proven", True),
-        networks=facts.get("networks", "no network that it names"),
+        networks=facts.get("networks", ""),
         evidence=facts.get("evidence", "it says nothing of its evidence"),
         rules=tuple(rules),
         requires=tuple(_required(one, label) for one in facts.get("requires", [])),
@@ -71,7 +69,7 @@ def parse(data: bytes, label: str) -> Preset:
 
 
 def _required(facts: Any, label: str) -> tuple[str, bool, str]:
-    known = {field.name for field in fields(Parallel)}
+    known = ("vocab_emb_dp", "use_seq_parallel")
     if (
         not isinstance(facts, Mapping)
         or facts.get("field") not in known

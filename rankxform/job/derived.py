@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankxform.errors import RequestError, StorageError, UsageError
+from rankxform.errors import RequestError, UsageError
 from rankxform.formats import mindformers_yaml
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
@@ -19,14 +19,14 @@ from rankxform.formats.mindformers_yaml import JobConfig
 from rankxform.layout.derive import derive
 from rankxform.layout.given import Derived, Extent, Given
 from rankxform.layout.mesh import Parallel, merged, parse_parallel
-from rankxform.layout.names import expression
+from rankxform.layout.names import expression, parameter_of, summarize_names
 from rankxform.layout.place import Places
 from rankxform.layout.rules import Preset, parse_rule
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.storage import presets, strategies
-from rankxform.storage.posix import is_same, read_bytes, write_small
+from rankxform.storage.posix import read_bytes
 
-from .request import Request
+from .request import Request, is_default
 
 SAME = "same"
 
@@ -93,21 +93,35 @@ def _sizes(
         dst = dst_config.parallel
     elif keep_mesh:
         dst = parse_parallel(text[len(SAME) + 1 :], "--dst-parallel")
-        changed = [n for n in ("dp", "mp", "cp", "ep") if dst[n] != 1]
-        if changed:
+        if dst != Parallel(pp=dst.pp):
             raise UsageError(f"--dst-parallel {text!r}: with same, only pp may change")
+        _check_same(request)
     else:
         dst = parse_parallel(text, "--dst-parallel")
     stated = {"optimizer_shard": _shard(request.optimizer_shard), "threshold": request.threshold}
     return src, merged(dst, stated), keep_mesh
 
 
+def _check_same(request: Request) -> None:
+    """Refuse options that say nothing where the mesh stays as it is."""
+    idle = ["preset", "rule", "unsharded", "src_parallel", "unproven"]
+    if request.optimizer_shard is None:
+        idle += ["threshold", "src_threshold", "opt_on", "opt_off"]
+    for name in idle:
+        if not is_default(request, name):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} changes nothing with --dst-parallel same; leave it out")
+
+
 def _shard(text: str | None) -> bool | int | None:
     known = {None: None, "on": True, "off": False}
     if text in known:
         return known[text]
-    if text is None or not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
-        raise UsageError(f"--optimizer-shard {text!r}: expected on, off, or a number from 1 on")
+    if text is None or not text.isdecimal() or not 2 <= int(text[:9]) <= 1 << 20:
+        raise UsageError(
+            f"--optimizer-shard {text!r}: expected on, off, or a number from 2 on (MindSpore "
+            "ignores 1)"
+        )
     return int(text)
 
 
@@ -135,8 +149,8 @@ def _places(request: Request, config: JobConfig | None) -> Places:
     if config and not request.layers_per_stage:
         offset = offset or config.offset
         interleave = config.interleave if interleave is None else interleave
-    if interleave == 0:
-        raise UsageError("--interleave 0: expected a number from 1 on")
+    if interleave is not None and interleave < 1:
+        raise UsageError(f"--interleave {interleave}: expected a number from 1 on")
     return Places(
         request.layers,
         request.layers_per_stage,
@@ -154,9 +168,41 @@ def derive_from(given: Given, source: Strategy, schemas: Mapping[int, Schema]) -
     """
     label = "derived from "
     if isinstance(source, WholeStrategy):
+        check_whole(given)
         return derive(replace(given, extents=_whole(schemas.values())), label + "the checkpoint")
-    question = complete_question(given, source, full_extents(source, schemas))
-    return derive(question, label + source.label)
+    extents = full_extents(source, schemas)
+    source, absent = _present(source, extents)
+    derived = derive(complete_question(given, source, extents), label + source.label)
+    if not absent:
+        return derived
+    told = f"Left out, because no file holds them: {summarize_names(absent, 4)}."
+    return replace(derived, assumptions=(*derived.assumptions, told))
+
+
+def check_whole(given: Given) -> None:
+    """Refuse to keep the mesh of a source that has none. Raises UsageError."""
+    if given.keep_mesh:
+        raise UsageError(
+            "--dst-parallel same: there is no source strategy whose mesh could stay; give the "
+            "source's strategy, or the sizes, such as dp=2,mp=4"
+        )
+
+
+def _present(source: Strategy, extents: Mapping[str, Extent]) -> tuple[Strategy, list[str]]:
+    """Return a strategy of the parameters that files hold, and the names of the others.
+
+    What no file holds cannot be converted, and its shape is not known.
+    """
+    absent = [
+        name
+        for name in source.stages_of
+        if parameter_of(name) not in extents and name not in extents
+    ]
+    if not absent or len(absent) == len(source.stages_of):
+        return source, []
+    gone = set(absent)
+    stages = tuple({n: one for n, one in some.items() if n not in gone} for some in source.stages)
+    return replace(source, stages=stages), absent
 
 
 def complete_question(given: Given, source: Strategy, extents: Mapping[str, Extent]) -> Given:
@@ -170,6 +216,7 @@ def complete_question(given: Given, source: Strategy, extents: Mapping[str, Exte
             "explain it; or --dst-parallel same, if the mesh of a stage stays as it is"
         )
     source = strategies.folded(source, {name: one.shape for name, one in extents.items()})
+    strategies.check_folded(source)
     dst = given.dst
     if given.keep_mesh:
         pp = len(source.stages) if given.keep_stages else dst.pp
@@ -204,46 +251,3 @@ def full_extents(source: Strategy, schemas: Mapping[int, Schema]) -> dict[str, E
                 raise RequestError(f"{source.label}: {name!r}: {error}") from error
             found[name] = Extent(full, content_bytes(dtype, full))
     return found
-
-
-def path_beside(dst: str) -> Path:
-    """Return where a derived strategy is kept: beside the destination folder, under its name.
-
-    Raises UsageError for a folder without a name.
-    """
-    folder = Path(dst)
-    if not folder.name:
-        raise UsageError(f"{dst}: has no name by which its strategy could be kept beside it")
-    return folder.with_name(folder.name + "_strategy.ckpt")
-
-
-def check_free(path: Path, strategy: Strategy, request: Request) -> None:
-    """Refuse a file that is another strategy than the derived one.
-
-    One that rankxform derived is replaced if the user says so; the source's and a compiler's never.
-    """
-    if not path.exists() and not path.is_symlink():
-        return
-    if path.is_file() and strategies.encoded(strategy, path)[path] == read_bytes(path):
-        return
-    source = strategies.path_of(request.src_strategy)
-    if source is not None and any(is_same(path, one) for one in strategies.files(source)):
-        raise StorageError(
-            f"{path}: is the source's strategy, and the destination's belongs there; choose "
-            "another destination"
-        )
-    if request.overwrite and path.is_file() and not path.is_symlink():
-        if strategies.is_strategy(path) and strategies.read(path).derived:
-            return
-        raise StorageError(f"{path}: is not a derived strategy, and is not replaced; move it away")
-    raise StorageError(
-        f"{path}: is another strategy than the derived one, which belongs there; remove it, or say "
-        "--overwrite"
-    )
-
-
-def keep(path: Path, strategy: Strategy) -> None:
-    """Write a derived strategy, unless it is there."""
-    data = strategies.encoded(strategy, path)[path]
-    if not path.is_file() or read_bytes(path) != data:
-        write_small(path, data, shared=True)

@@ -19,6 +19,7 @@ from rankxform.publish.target import State, TargetFolder
 from rankxform.storage.posix import publish, remove
 from rankxform.transport import Team
 
+from .beside import keep_beside
 from .manifest import contents, verify_options
 from .placement import Root
 from .prepare import Conversion
@@ -167,9 +168,13 @@ def _complete(
 
 
 def _finish(work: Work, folder: TargetFolder | None) -> None:
-    """Write a folder's manifest, on its first process; process 0's is the last."""
+    """Write a folder's manifest, on its first process; process 0's is the last.
+
+    A derived strategy comes before it, when the files that it describes have their names.
+    """
     assert folder is not None
     conversion = work.conversion
     kept = contents(conversion.planner, conversion.ranks) if work.request.verify else {}
     options = verify_options(conversion.request, conversion.files.shards)
+    keep_beside(conversion)
     folder.finish({**kept, "ranks": conversion.planner.dst.ranks, "verify": options})

@@ -318,7 +318,8 @@ def _catalog(
     schemas, src_names = derivation.schemas(read, listed)
     wanted = found.dst
     if not isinstance(wanted, Strategy):
-        from .derived import derive_from, path_beside
+        from .beside import path_beside
+        from .derived import derive_from
 
         derived = derive_from(wanted, src, schemas)
         wanted = derived.strategy

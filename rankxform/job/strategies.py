@@ -36,7 +36,7 @@ from rankxform.storage import presets, strategies
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import read_bytes
 
-from .derived import complete_question, full_extents, read_config
+from .derived import check_whole, complete_question, full_extents, read_config
 from .request import Request
 
 
@@ -56,6 +56,7 @@ def derive_strategy(given: Given, source: Strategy, shapes: str | None) -> Deriv
         )
     extents = extents_at(shapes, source) if shapes is not None else {}
     if isinstance(source, WholeStrategy):
+        check_whole(given)
         return derive(replace(given, extents=extents), f"derived from {shapes}")
     return derive(complete_question(given, source, extents), f"derived from {source.label}")
 
@@ -110,19 +111,21 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     return found
 
 
-def stated(
-    given: Given, sizes: Sequence[Parallel | None], rules: Iterable[tuple[str, Any]]
-) -> Given:
+def stated(given: Given, sizes: Sequence[Parallel | None], rules: Any) -> Given:
     """Return a question with rules and the sizes of both jobs as a program gives them.
 
     Raises UsageError.
     """
     src, dst = sizes
+    pairs = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else [rules]
+    for pair in pairs:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise UsageError(f"rules: {pair!r}: expected a regular expression and a spec")
     return replace(
         given,
         src=given.src if src is None else src,
         dst=given.dst if dst is None else dst,
-        rules=(*given.rules, *(_rule(names, spec) for names, spec in rules)),
+        rules=(*given.rules, *(_rule(names, spec) for names, spec in pairs)),
     )
 
 
@@ -172,6 +175,7 @@ def explain_strategy(
     extents = extents_at(shapes, source) if shapes is not None else {}
     full = {name: one.shape for name, one in extents.items()}
     source = strategies.folded(source, full)
+    strategies.check_folded(source)
     refusals = Refusals()
     parameters = parameters_of(source, refusals)
     check_sizes(source, sizes, "--src-parallel", refusals)

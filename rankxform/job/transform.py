@@ -40,6 +40,7 @@ from rankxform.storage.sources import Sources
 from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
 
+from .beside import check_beside
 from .checks import check_target, compare_ranks, strangers
 from .finish import Work, publish_all
 from .manifest import identity
@@ -122,7 +123,8 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
     with _target_folder(conversion, team, placement) as (folder, state):
         with phases.phase("plan"):
             work = _work(conversion, team, state, placement, agreed=not notices)
-        _keep_strategy(conversion, team, placement)
+        first = team.rank == placement.of(team.rank).processes[0]
+        team.agree(lambda: check_beside(conversion) if first else None)
         total = sum(team.allgather(lambda: bytes_to_write(work.plan.transfers)))
         show = begin(conversion, total) if team.rank == 0 else quiet
         moving = time.monotonic()
@@ -147,20 +149,6 @@ def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     if request.check_replicas != "no":
         notices += check_replicas(request, files, planner, team)
     return compared, notices
-
-
-def _keep_strategy(conversion: Conversion, team: Team, placement: Placement) -> None:
-    """Write a derived strategy beside the destination, on each node that has its own."""
-    derived, request = conversion.derived, conversion.request
-    if derived is None or request.dst is None:
-        return
-    from .derived import check_free, keep
-
-    strategy = derived.strategy
-    path = Path(str(request.dst_strategy))
-    first = team.rank == placement.of(team.rank).processes[0]
-    team.agree(lambda: check_free(path, strategy, request) if first else None)
-    team.agree(lambda: keep(path, strategy) if first else None)
 
 
 def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: float) -> Report:

@@ -28,10 +28,10 @@ from .given import Derived, Extent, Given, Role
 from .layout import Layout
 from .mesh import FLAT, Meaning, layout_of, print_spec
 from .names import NEVER_SAVED, pattern_of, state_of
-from .participation import taking_part, with_optimizer
-from .pipeline import place_in_list
+from .participation import may_shard, taking_part, with_optimizer
+from .pipeline import repeated
 from .place import place
-from .rules import Rule, mismatched_shapes
+from .rules import Rule, mismatched_shapes, sizes_by_name
 from .strategy import Strategy
 
 
@@ -43,6 +43,8 @@ def derive(given: Given, label: str = "derived") -> Derived:
         parameters = parameters_in(given.shapes, rules, refusals)
     else:
         parameters = parameters_of(source, refusals)
+    if not parameters:
+        refusals.add("there is no parameter", "Give the strategy or the shapes of a network")
     _check_preset(given, parameters, refusals)
     found = _meanings(given, parameters, refusals)
     takes_part = taking_part(given, parameters, refusals)
@@ -82,6 +84,9 @@ def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: R
             "Choose the preset of this network and version",
             name,
         )
+    experts, ep = sizes_by_name(preset.rules, shapes).get("experts", 0), given.dst.ep
+    if experts % ep:
+        refusals.add(f"{experts} experts do not divide by ep={ep}", "Change --dst-parallel")
     for name, value, why in preset.requires:
         if getattr(given.dst, name) is not value and given.dst.mp > 1 and not given.keep_mesh:
             refusals.add(
@@ -126,9 +131,10 @@ def _check_vocabulary(
     src, dst = given.src, given.dst
     if src is None or dst.vocab_emb_dp is not None or min(src.mp, dst.mp) == 1:
         return
+    repeats = repeated(found)
     for name, several in found.items():
         plain = several and len(several[0].spec) > 1 and not any(one.axes for one in several)
-        if plain and place_in_list(name) is None and not rule_for(given.all_rules, name, "spec"):
+        if plain and name not in repeats and not rule_for(given.all_rules, name, "spec"):
             refusals.add(
                 f"is replicated although mp={src.mp}, as with vocab_emb_dp; whether the "
                 "destination's job replicates it too is not stated",
@@ -170,6 +176,12 @@ def _plain(
     """Return a parameter's layout at the destination, without the optimizer's shard."""
     if given.keep_mesh:
         assert one.layout is not None
+        if (one.layout.field or one.layout.split_rows) and may_shard(given):
+            refusals.add(
+                "an embedding in fields or uneven rows is the network's own",
+                "Leave --optimizer-shard out, or compile the destination's strategy",
+                name,
+            )
         return without_optimizer(one.layout)
     if not found:
         return None  # refused already
@@ -300,7 +312,8 @@ def _assumptions(given: Given) -> tuple[str, ...]:
             " They may depend on vocab_emb_dp and use_seq_parallel: these are taken as equal."
         )
     if given.preset:
-        texts.append(f"{given.preset.label} was proven on {given.preset.networks}.")
+        proof = f"was proven on {given.preset.networks}" if given.preset.networks else "is yours"
+        texts.append(f"{given.preset.label} {proof}.")
         if not given.preset.proven:
             texts[-1] = f"{given.preset.label} is NOT proven: {given.preset.evidence}."
     stages = len(given.source.stages) if given.source else 1

@@ -242,6 +242,8 @@ def same_boxes(a: Layout, b: Layout) -> bool:
         return True
     if a.ranks != b.ranks or a.counts != b.counts:
         return False
+    if (a.split_rows, a.field) != (b.split_rows, b.field):
+        return False
     return all(a.cell(rank) == b.cell(rank) for rank in range(a.ranks))
 
 

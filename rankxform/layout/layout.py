@@ -306,10 +306,10 @@ def _mixed_radix(
 
 @cache
 def _holders(layout: Layout) -> Mapping[Cell, tuple[int, ...]]:
-    found: dict[Cell, tuple[int, ...]] = {}
+    found: dict[Cell, list[int]] = {}
     for rank, cell in enumerate(_cells(layout)):
-        found[cell] = (*found.get(cell, ()), rank)
-    return MappingProxyType(found)
+        found.setdefault(cell, []).append(rank)
+    return MappingProxyType({cell: tuple(ranks) for cell, ranks in found.items()})
 
 
 def whole(ndim: int) -> Layout:

@@ -75,8 +75,11 @@ class Parallel:
         if self.ranks > MOST_RANKS:
             raise UsageError(f"{self}: are {self.ranks:,} ranks; {MOST_RANKS:,} are the most")
         shard, threshold = self.optimizer_shard, self.threshold
-        if not (shard is None or isinstance(shard, bool) or (type(shard) is int and shard > 0)):
-            raise UsageError(f"optimizer_shard is {shard!r}; expected on, off, or a size")
+        if not (shard is None or isinstance(shard, bool) or (type(shard) is int and shard > 1)):
+            raise UsageError(
+                f"optimizer_shard is {shard!r}; expected on, off, or a size from 2 on (MindSpore "
+                "ignores 1)"
+            )
         if threshold is not None and (type(threshold) is not int or threshold < 0):
             raise UsageError(f"threshold is {threshold!r}; expected a number of KiB")
 

@@ -11,6 +11,7 @@ from .layout import Layout
 from .mesh import Parallel
 from .names import pattern_of
 from .optimizer import divide, shard
+from .pipeline import repeated
 
 
 def taking_part(
@@ -69,12 +70,14 @@ def _seen_taking_part(
             "Correct --src-config",
         )
     threshold = src.threshold_bytes
+    repeats = repeated(parameters)
+    smallest = _smallest_sharded(given, layouts)
     found: dict[str, bool | None] = {}
     for name, layout in layouts.items():
         extent = given.extents.get(name)
         if layout.opt_shards > 1:
             found[name] = True
-            if extent and extent.nbytes < threshold and _may_shard(given):
+            if extent and extent.nbytes < threshold and may_shard(given):
                 refusals.add(
                     f"is sharded by the optimizer, although it is smaller than "
                     f"{threshold // 1024} KiB",
@@ -82,8 +85,9 @@ def _seen_taking_part(
                     name,
                 )
             continue
-        possible = extent is not None and extent.nbytes >= threshold and len(extent.shape) > 0
-        if not possible or _may_be_tied(given, name, parameters[name]):
+        least = threshold if src.threshold is not None else max(threshold, smallest)
+        possible = extent is not None and extent.nbytes >= least and len(extent.shape) > 0
+        if not possible or _may_be_tied(given, parameters[name], name in repeats):
             found[name] = None
             continue
         assert extent is not None
@@ -109,19 +113,25 @@ def _limits(sharded: Sequence[Layout], ranks: int) -> list[int | None]:
     return [None] if ranks <= max(sizes) else []
 
 
-def _may_shard(given: Given) -> bool:
+def may_shard(given: Given) -> bool:
     """Tell whether the destination's optimizer may shard anything anew."""
     if given.predict or given.dst.optimizer_shard is False:
         return False
     return given.dst.optimizer_shard is not None or not given.keep_mesh
 
 
-def _may_be_tied(given: Given, name: str, one: Parameter) -> bool:
+def _smallest_sharded(given: Given, layouts: Mapping[str, Layout]) -> int:
+    """Return the bytes of the smallest parameter with a shard: the threshold is not above it."""
+    sharded = (given.extents.get(n) for n, one in layouts.items() if one.opt_shards > 1)
+    return min((extent.nbytes for extent in sharded if extent), default=0)
+
+
+def _may_be_tied(given: Given, one: Parameter, is_layer: bool) -> bool:
     """Tell whether stages may share a parameter, which then has no shard in spite of its flag."""
     assert given.source is not None
     if len(given.source.stages) == 1:
         return False
-    outside = one.stages == (0,) and not given.places.is_layer(name)
+    outside = one.stages == (0,) and not is_layer
     return len(one.stages) > 1 or (outside and given.dst.pp == 1)
 
 

@@ -12,27 +12,41 @@ from collections.abc import Iterable, Sequence
 
 from rankxform.errors import RequestError
 
-_NUMBERED = re.compile(r"(.*?)\.(\d{1,9})\.")
+from .names import pattern_of
+
+_NUMBERED = re.compile(r"\.(\d{1,9})\.")
 
 
-def place_in_list(name: str) -> tuple[str, int] | None:
-    """Return the numbered list that a parameter belongs to, and its number there.
+def places_in_lists(name: str) -> dict[str, int]:
+    """Return the numbered lists that a parameter belongs to, outermost first, and its numbers.
 
-    >>> place_in_list("model.layers.12.attention.wq.weight"), place_in_list("lm_head.weight")
-    (('model.layers', 12), None)
+    >>> places_in_lists("model.layers.12.experts.3.weight")
+    {'model.layers': 12, 'model.layers.12.experts': 3}
     """
-    match = _NUMBERED.match(name)
-    return (match[1], int(match[2])) if match else None
+    found, at = {}, 0
+    while match := _NUMBERED.search(name, at):
+        found[name[: match.start()]] = int(match[1])
+        at = match.end() - 1
+    return found
 
 
-def lists_of(names: Iterable[str]) -> dict[str, set[int]]:
+def lists_of(names: Iterable[str], *, outermost: bool = False) -> dict[str, set[int]]:
     """Return the numbers in each numbered list of the names."""
     found: dict[str, set[int]] = {}
     for name in names:
-        place = place_in_list(name)
-        if place:
-            found.setdefault(place[0], set()).add(place[1])
+        for prefix, number in places_in_lists(name).items():
+            found.setdefault(prefix, set()).add(number)
+            if outermost:
+                break
     return found
+
+
+def repeated(names: Iterable[str]) -> set[str]:
+    """Return the names of which another differs by numbers only: parameters of layers."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(pattern_of(name), []).append(name)
+    return {name for some in alike.values() if len(some) > 1 for name in some}
 
 
 def spread(
@@ -52,6 +66,8 @@ def spread(
     >>> spread(7, 3, offset=[0, 1, 0])
     [0, 0, 1, 1, 1, 2, 2]
     """
+    if counts and min(counts) < 0:
+        raise RequestError(f"--layers-per-stage {_text(counts)} has less than no layer")
     if counts:
         if len(counts) != stages or sum(counts) != layers:
             raise RequestError(
@@ -60,6 +76,9 @@ def spread(
             )
         return [stage for stage, count in enumerate(counts) for _ in range(count)]
     parts = stages * interleave
+    if interleave < 1 or parts > max(layers, stages):
+        rounds = f"{interleave} rounds"
+        raise RequestError(f"{layers} layers do not spread over {stages} stages in {rounds}")
     more = list(offset) or [0] * parts
     if len(more) != parts:
         raise RequestError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rankxform.errors import RequestError
 
 from .explain import Parameter, Refusals, rule_for
-from .pipeline import lists_of, place_in_list, spread
+from .pipeline import lists_of, places_in_lists, spread
 from .rules import FIRST, LAST, SHARED, Preset, Rule
 
 
@@ -32,10 +32,6 @@ class Places:
     last: tuple[re.Pattern[str], ...] = ()
     shared: tuple[re.Pattern[str], ...] = ()
 
-    def is_layer(self, name: str) -> bool:
-        """Tell whether a name is of a numbered list."""
-        return place_in_list(name) is not None
-
     def of(self, name: str) -> str | None:
         """Return where the user puts a parameter, or None."""
         for where, some in ((FIRST, self.first), (LAST, self.last), (SHARED, self.shared)):
@@ -45,8 +41,9 @@ class Places:
 
     @property
     def says_counts(self) -> bool:
-        """Whether the user says how many layers a stage has."""
-        return bool(self.counts or self.offset or self.interleave > 1 or self.stated)
+        """Whether the user says where parameters are, so that the source's stages are no guide."""
+        said = self.counts or self.offset or self.first or self.last or self.shared or self.layers
+        return bool(said or self.interleave > 1 or self.stated)
 
 
 def place(
@@ -62,13 +59,19 @@ def place(
     first: tuple[int, ...] = (0,)
     nowhere = dict.fromkeys(parameters, first)
     if stages == 1:
+        if len(places.counts) > 1:
+            refusals.add(
+                "--layers-per-stage has several stages, the destination one", "Leave it out"
+            )
         return nowhere
     if stages == before and not places.says_counts:
         return {name: one.stages for name, one in parameters.items()}
     divided = _list(places, parameters, preset, before, refusals)
     if divided is None:
         return nowhere
-    numbers = sorted(lists_of(parameters)[divided])
+    lists = lists_of(parameters)
+    over = _stages_of_lists(parameters)
+    numbers = sorted(lists[divided])
     if numbers != list(range(len(numbers))):
         refusals.add(
             f"{divided} has layers {numbers[0]} to {numbers[-1]}, and not all between 0 and that",
@@ -85,11 +88,25 @@ def place(
         return nowhere
     found: dict[str, tuple[int, ...]] = {}
     for name, one in parameters.items():
-        where = place_in_list(name)
-        if where and where[0] == divided:
-            found[name] = (stage_of[where[1]],)
-        else:
-            found[name] = _outside(places, rules, name, one, before, stages, refusals)
+        numbered = places_in_lists(name)
+        if divided in numbered:
+            found[name] = (stage_of[numbered[divided]],)
+            continue
+        several = any(len(over[prefix]) > 1 for prefix in numbered)
+        found[name] = _outside(places, rules, name, one, before, stages, refusals, several)
+    for stage in sorted(set(range(stages)).difference(*found.values())):
+        refusals.add(
+            f"pipeline stage {stage} would hold no parameter",
+            "Give --layers-per-stage, or fewer stages",
+        )
+    return found
+
+
+def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for name, one in parameters.items():
+        for prefix in places_in_lists(name):
+            found.setdefault(prefix, set()).update(one.stages)
     return found
 
 
@@ -108,14 +125,10 @@ def _list(
             return named
         candidates = []
     elif before > 1:
-        over = {name: set[int]() for name in lists}
-        for name, one in parameters.items():
-            where = place_in_list(name)
-            if where:
-                over[where[0]].update(one.stages)
+        over = _stages_of_lists(parameters)
         candidates = [name for name, some in over.items() if len(some) > 1]
     else:
-        candidates = list(lists)
+        candidates = _like_layers(parameters, lists)
     if len(candidates) == 1:
         return candidates[0]
     known = " or ".join(sorted(lists)) or "none"
@@ -126,6 +139,23 @@ def _list(
     return None
 
 
+def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[int]]) -> list[str]:
+    """Return the lists that may be the network's layers; one within each layer is none.
+
+    Where a list within another is in only some of its items, either may be meant.
+    """
+    outermost = lists_of(parameters, outermost=True)
+    found = list(outermost)
+    for name in lists:
+        for outer, numbers in outermost.items():
+            inside = name.removeprefix(outer + ".")
+            number, _, rest = inside.partition(".")
+            if name != outer and inside != name and number.isdecimal():
+                alike = {n for n in numbers if f"{outer}.{n}.{rest}" in lists}
+                found += [name] if alike != numbers else []
+    return found
+
+
 def _outside(
     places: Places,
     rules: Sequence[Rule],
@@ -134,10 +164,21 @@ def _outside(
     before: int,
     stages: int,
     refusals: Refusals,
+    several: bool,
 ) -> tuple[int, ...]:
-    """Return the stages of a parameter that is not in the list."""
+    """Return the stages of a parameter that is not in the list.
+
+    several: whether it is in another list that several stages of the source divide.
+    """
     rule = rule_for(rules, name, "stage")
     where = places.of(name) or (rule.stage if rule else None)
+    if where is None and several:
+        refusals.add(
+            "several pipeline stages divide another list, too",
+            "Compile the destination's strategy",
+            name,
+        )
+        return (0,)
     if where is None and before > 1:
         known = {(0,): FIRST, (before - 1,): LAST, (0, before - 1): SHARED}
         where = known.get(one.stages)

@@ -15,7 +15,7 @@ from math import prod
 from rankxform.errors import RequestError, UsageError
 from rankxform.geometry.box import Shape
 
-from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, parse_spec
+from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, checked_spec, parse_spec
 from .names import expression
 
 FIRST, LAST, LAYER, SHARED = "first", "last", "layer", "shared"
@@ -156,12 +156,16 @@ def rule_of(facts: Mapping[str, object], where: str) -> Rule:
         expression(names, where),
         where,
         mesh=_text(facts, "mesh", where),
-        spec=parse_spec(spec) if isinstance(spec, str) else None,
+        spec=None if spec is None else _spec(spec, where),
         optimizer=optimizer,
         stage=_text(facts, "stage", where),
         shape=tuple(shape),
         replicated_if=tuple(replicated_if),
     )
+
+
+def _spec(spec: object, where: str) -> Spec:
+    return parse_spec(spec) if isinstance(spec, str) else checked_spec(spec, where)
 
 
 def _text(facts: Mapping[str, object], key: str, where: str) -> str | None:
@@ -200,6 +204,18 @@ def mismatched_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dic
                 seen = "; ".join(f"{word} is {values[word][0]} in {values[word][1]!r}"
                                  for word in words)  # fmt: skip
                 found[name] = f"{text} = {wanted} ({seen})"
+    return found
+
+
+def sizes_by_name(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the sizes that rules name, such as ``experts``, as the shapes have them."""
+    found: dict[str, int] = {}
+    for name, shape in shapes.items():
+        rule = next((one for one in rules if one.shape and one.names.search(name)), None)
+        for extent, text in zip(shape, rule.shape if rule else ()):
+            number, words = _product(text)
+            if len(words) == 1 and number == 1:
+                found.setdefault(words[0], extent)
     return found
 
 

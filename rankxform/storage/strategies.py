@@ -191,12 +191,7 @@ def encoded(strategy: Strategy, target: Path) -> dict[Path, bytes]:
     MindSpore merges them. Raises StrategyError for what the form cannot hold.
     """
     operator = DERIVED if strategy.derived else _CONVERTED
-    for name in (name for layouts in strategy.stages for name, one in layouts.items()
-                 if one.expanded_shape is not None):  # fmt: skip
-        raise StrategyError(
-            f"{strategy.label}: {name!r} may have a nested tensor map, which JSON lists expanded; "
-            "give its shapes, or the protobuf file"
-        )
+    check_folded(strategy)
     form = strategy_json if target.suffix == ".json" else strategy_proto
     parts = [
         (stage, form.stage_file(stage, layouts, operator))
@@ -242,6 +237,17 @@ def folded(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
 
     stages = tuple({n: fold(n, one) for n, one in layouts.items()} for layouts in strategy.stages)
     return replace(strategy, stages=stages)
+
+
+def check_folded(strategy: Strategy) -> None:
+    """Raise StrategyError for a tensor map that JSON may have expanded, where no shape tells."""
+    for layouts in strategy.stages:
+        for name, one in layouts.items():
+            if one.expanded_shape is not None:
+                raise StrategyError(
+                    f"{strategy.label}: {name!r} may have a nested tensor map, which JSON lists "
+                    "expanded; give its shapes (--shapes), or the protobuf file"
+                )
 
 
 def convert(source: str, target: Path, shapes: Mapping[str, Shape]) -> list[Path]:

@@ -348,8 +348,76 @@ class TestRefusals:
         assert [len(some) for some in found.stages] == [1, 4]
 
     def test_an_embedding_in_uneven_rows(self):
-        layouts = {"w": Layout((2,), ROWS, split_rows=(3, 5), split_offsets=(0, 3))}
-        self.refused(simple(layouts, "dp=1,mp=2", "dp=1"), "uneven rows")
+        layouts = {"w": Layout((2, 2), ROWS, split_rows=(3, 5), split_offsets=(0, 3))}
+        self.refused(simple(layouts, "dp=2,mp=2", "dp=1"), "uneven rows")
+        kept = simple(layouts, "dp=2,mp=2", "dp=4", keep_mesh=True)
+        assert derive(kept).strategy.stages[0] == layouts
+        on = replace(kept, dst=replace(kept.dst, optimizer_shard=True))
+        self.refused(on, "uneven rows")
+
+    def test_a_stage_that_would_be_empty_or_less(self):
+        layouts = {name: Layout((2,), ((), ())) for name in ("h.0.w", "h.1.w", "e")}
+        given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
+        for counts, text in (
+            ((2, 0), "stage 1 would hold no parameter"),
+            ((3, -1), "less than no"),
+        ):
+            self.refused(
+                replace(given, places=Places(counts=counts, first=(re.compile("e"),))), text
+            )
+        one = replace(given, dst=Parallel(), places=Places(counts=(1, 1)))
+        self.refused(one, "--layers-per-stage has several stages")
+
+    def test_two_lists_that_the_stages_divide(self):
+        layout = Layout((2,), ((), ()))
+        stages = tuple(
+            {f"{list_}.{n}.w": layout for list_ in ("model.h", "trace.model.h") for n in some}
+            for some in ((0, 1), (2, 3))
+        )
+        given = Given(Strategy(stages, 2, "S"), Parallel(dp=2, pp=4), Parallel(dp=2, pp=2),
+                      predict=True)  # fmt: skip
+        self.refused(given, "--layers")
+        self.refused(replace(given, places=Places(layers="model.h")), "trace.model.h.*.w",
+                     "several pipeline stages divide another list")  # fmt: skip
+
+    def test_layers_within_a_numbered_container(self):
+        names = ("net.0.table", *(f"net.1.h.{n}.w" for n in range(4)), "net.2.gamma", "net.3.w")
+        layouts = {name: Layout((2,), ((), ())) for name in names}
+        given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
+        self.refused(given, "there is net or net.1.h")
+        places = Places(layers="net.1.h", first=(re.compile("table"),), last=(re.compile("[23]"),))
+        found = derive(replace(given, places=places)).strategy
+        assert [list(some) for some in found.stages] == [list(names[:3]), list(names[3:])]
+
+    def test_experts_that_are_numbered_are_no_layers(self):
+        names = [f"h.{n}.experts.{e}.w" for n in range(2) for e in range(4)]
+        layouts = {name: Layout((2,), ((), ())) for name in names}
+        found = derive(simple(layouts, "dp=2", "dp=1,pp=2", predict=True)).strategy
+        assert [list(some) for some in found.stages] == [names[:4], names[4:]]
+
+    def test_a_source_threshold_that_was_not_stated(self):
+        """A parameter without a shard may be below it, unless a smaller one has a shard."""
+        layouts = {"a.w": Layout((4, 2), ROWS, 2, -1), "b.w": Layout((4, 2), ROWS)}
+        for nbytes, known in ((1 << 18, False), (1 << 21, True)):
+            extents = {"a.w": Extent((128, 128), 1 << 20), "b.w": Extent((128, 128), nbytes)}
+            given = simple(layouts, "dp=4,mp=2", "dp=2,mp=4", extents=extents)
+            given = replace(given, dst=replace(given.dst, optimizer_shard=True))
+            if known:
+                assert derive(given).strategy.stages[0]["b.w"].opt_shards == 1
+            else:
+                self.refused(given, "--opt-on REGEX")
+        src = replace(given.src, threshold=64)
+        given = replace(given, src=src, extents=extents)
+        assert derive(given).strategy.stages[0]["b.w"].opt_shards == 1
+
+    def test_more_expert_ranks_than_experts(self):
+        one = BY_NAME["deepseek_tiny:dp4mp2ep4_ows2"]
+        given = from_preset(one)
+        wide = replace(given, dst=replace(given.dst, dp=256, ep=512))
+        self.refused(wide, "256 experts do not divide by ep=512")
+
+    def test_nothing_to_derive(self):
+        self.refused(Given(None, Parallel(dp=2)), "there is no parameter")
 
 
 def test_what_the_source_shows_of_the_optimizers_shard_size():

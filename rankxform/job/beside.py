@@ -1,0 +1,104 @@
+"""The derived strategy that is kept beside a destination, and describes it.
+
+A compiled strategy has its own place, which rankxform does not choose. One that was derived is
+written beside the destination when the files have their names; a file of that name that describes
+another destination never stays there unnoticed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankxform.errors import RankxformError, StorageError, UsageError
+from rankxform.layout.strategy import Strategy
+from rankxform.storage import strategies
+from rankxform.storage.posix import is_same, read_bytes, remove, write_small
+
+from .prepare import Conversion
+
+
+def path_beside(dst: str) -> Path:
+    """Return where a derived strategy is kept: beside the destination folder, under its name.
+
+    Raises UsageError for a folder without a name.
+    """
+    folder = Path(dst)
+    folder = folder.resolve() if folder.name == ".." else folder
+    if not folder.name:
+        raise UsageError(f"{dst}: has no name by which its strategy could be kept beside it")
+    return folder.with_name(folder.name + "_strategy.ckpt")
+
+
+def check_beside(conversion: Conversion) -> None:
+    """Refuse what lies where the destination's strategy belongs, if it describes another.
+
+    One that rankxform derived is replaced if the user says so; the source's, a compiler's and any
+    other file never. Raises StorageError.
+    """
+    request, path = conversion.request, path_beside(str(conversion.request.dst))
+    if not path.exists() and not path.is_symlink():
+        return
+    ours = _derived(path)
+    if conversion.derived is None:
+        if ours is None or _is_given(conversion, path, ours):
+            return
+    elif path.is_file() and _content(conversion, path) == read_bytes(path):
+        return
+    source = strategies.path_of(request.src_strategy)
+    if source is not None and any(is_same(path, one) for one in strategies.files(source)):
+        raise StorageError(
+            f"{path}: is the source's strategy, and the destination's belongs there; choose "
+            "another destination"
+        )
+    if ours is None:
+        raise StorageError(
+            f"{path}: is no strategy that rankxform derived, and the destination's belongs there; "
+            "move it away"
+        )
+    if not request.overwrite:
+        raise StorageError(
+            f"{path}: is the derived strategy of another destination than this one will be; remove "
+            "it, or say --overwrite"
+        )
+
+
+def keep_beside(conversion: Conversion) -> None:
+    """Write a derived strategy beside its destination; remove one that described another."""
+    if conversion.request.dst is None:
+        return
+    path = path_beside(conversion.request.dst)
+    if conversion.derived is not None:
+        data = _content(conversion, path)
+        if not path.is_file() or read_bytes(path) != data:
+            write_small(path, data, shared=True)
+    elif path.is_file():
+        ours = _derived(path)
+        if ours is not None and not _is_given(conversion, path, ours):
+            remove(path)
+
+
+def _content(conversion: Conversion, path: Path) -> bytes:
+    assert conversion.derived is not None
+    return strategies.encoded(conversion.derived.strategy, path)[path]
+
+
+def _derived(path: Path) -> Strategy | None:
+    """Return the strategy at `path` if rankxform derived it and it is a file of its own."""
+    try:
+        if path.is_symlink() or not path.is_file() or not strategies.is_strategy(path):
+            return None
+        found = strategies.load(str(path))
+    except RankxformError:
+        return None
+    return found if found.derived else None
+
+
+def _is_given(conversion: Conversion, path: Path, ours: Strategy) -> bool:
+    """Tell whether a derived strategy is the one that the conversion was given."""
+    given = conversion.request.dst_strategy
+    if isinstance(given, Strategy):
+        return given.stages == ours.stages
+    where = strategies.path_of(given)
+    if where is None:
+        return False
+    return is_same(where, path) or strategies.load(str(where)).stages == ours.stages
