@@ -40,7 +40,7 @@ def roles_table(roles: Sequence[Role]) -> str:
     lines = []
     for (spec, optimizer, src, dst), names in alike.items():
         shown = f"{src} -> {dst}" if dst else src
-        lines.append(f"  {spec}  optimizer shard {optimizer}  {shown}")
+        lines += [f"  {spec}, optimizer shard: {optimizer}", f"    {shown}"]
         lines += [f"      {name}" for name in names]
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ from .explain import (
 )
 from .given import Derived, Extent, Given, Role
 from .layout import Layout
-from .mesh import FLAT, Meaning, layout_of, print_spec
+from .mesh import EXPERT, FLAT, Meaning, layout_of, print_spec
 from .names import NEVER_SAVED, pattern_of, state_of
 from .participation import may_shard, taking_part, with_optimizer
 from .pipeline import repeated
@@ -273,7 +273,7 @@ def _roles(
     words = {True: "yes", False: "no", None: "-"}
     for name, one in parameters.items():
         rule = None if given.keep_mesh else rule_for(given.all_rules, name, "spec")
-        spec = "as it is" if given.keep_mesh else _spec_in_words(found[name], rule)
+        spec = "as it is" if given.keep_mesh else _spec_in_words(given, name, found[name], rule)
         row = (
             pattern_of(name),
             spec,
@@ -288,11 +288,14 @@ def _roles(
     )
 
 
-def _spec_in_words(found: tuple[Meaning, ...], rule: Rule | None) -> str:
+def _spec_in_words(given: Given, name: str, found: tuple[Meaning, ...], rule: Rule | None) -> str:
+    """Write the spec at the destination, and whether a rule replicates the parameter there."""
     mesh, spec = found[0]
-    conditions = rule.replicated_if if rule else ()
-    unless = f", replicated if {' or '.join(conditions)}" if conditions else ""
-    return (mesh if mesh in ("expert", FLAT) else "") + print_spec(spec) + unless
+    extent, more = given.extents.get(name), ""
+    if rule and rule.spec is not None:
+        spec = rule.meaning(mesh, given.dst, extent.shape if extent else None).spec
+        more = "" if spec == rule.spec else ", replicated"
+    return (mesh if mesh in (EXPERT, FLAT) else "") + print_spec(spec) + more
 
 
 def entry(layout: Layout) -> str:
