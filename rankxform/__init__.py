@@ -34,6 +34,10 @@ _LATER = {"Derived": "given", "Parallel": "mesh", "Role": "given"}
 """What only `derive` needs, and the module of `rankxform.layout` that is imported for it."""
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'rankxform' has no attribute {name!r}")

@@ -214,6 +214,19 @@ class TestBeside:
         rankxform.transform(place / "src", place / "dst", place / "a.ckpt", kept, fsync=False)
         assert kept.exists()
 
+    def test_a_copy_of_it_in_another_form_does_too(self, place):
+        kept = place / "dst_strategy.ckpt"
+        for name in ("copy.json", "copy"):
+            assert main(["strategy", "convert", str(kept), str(place / name)]) == 0
+            given = place / "src", place / "dst", place / "a.ckpt", place / name
+            rankxform.transform(*given, fsync=False)
+            assert kept.exists()
+
+    def test_a_name_that_is_nearly_too_long_needs_nothing_beside_it(self, place):
+        long = place / ("d" * 245)
+        rankxform.transform(place / "src", long, place / "a.ckpt", place / "b.ckpt", fsync=False)
+        assert (long / "rankxform.json").exists()
+
     def test_a_file_of_another_kind_is_nobodys_to_replace(self, place):
         kept = place / "dst_strategy.ckpt"
         kept.write_bytes(b"mine")
@@ -237,9 +250,27 @@ def test_what_no_file_holds_is_left_out_and_said(tmp_path):
     assert list(strategy_of(done.strategy).stages[0]) == ["a.w"]
 
 
+@pytest.mark.parametrize("dst", ["dp=1,mp=1", "same,pp=1"])
+def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
+    stages = [{"h.0.w": ([2], [0, -1], 0, 0)}, {"h.1.w": ([2], [0, -1], 0, 0)}]
+    params = {name: ((8, 8), "Float32") for some in stages for name in some}
+    src = reference.write_checkpoint(tmp_path / "src", stages, params)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    for rank in (2, 3):
+        shutil.rmtree(tmp_path / f"src/rank_{rank}")
+    more = {"dst_parallel": dst, "fsync": False}
+    if dst != "same,pp=1":
+        more["src_parallel"] = "dp=1,mp=2,pp=2"
+    with pytest.raises(rankxform.CheckpointError, match=r"stage 1 .*ranks 2-3"):
+        rankxform.transform(src, tmp_path / "dst", strategy, **more)
+    assert not (tmp_path / "dst").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"dst_parallel": "same", "preset": "llama"}, "changes nothing with --dst-parallel same"),
+        ({"dst_parallel": "same", "last": "w"}, "changes nothing with --dst-parallel same"),
         ({"dst_parallel": "same"}, "there is no source strategy whose mesh"),
         ({"dst_parallel": "same", "rule": "w=(tp,)"}, "changes nothing with --dst-parallel same"),
         ({"dst_parallel": "same", "threshold": 1}, "changes nothing with --dst-parallel same"),
@@ -498,6 +529,11 @@ class TestInterface:
                 self.derive(rules, dst=sizes, tmp=tmp_path)
         with pytest.raises(UsageError, match="give --src-parallel"):
             rankxform.derive(self.source, dst=sizes)
+
+    def test_a_preset_knows_the_stages_where_the_mesh_stays(self):
+        source = MODELS / "llama2_7b" / "dst_dp2mp4pp1_opt.ckpt"
+        found = rankxform.derive(source, dst="same,pp=2", preset="llama")
+        assert [len(some) for some in found.strategy.stages] == [145 * 4, 146 * 4]
 
     def test_the_mesh_that_stays(self, tmp_path):
         """A network with rules of its own can still change its optimizer's shard."""

@@ -70,11 +70,11 @@ def launch(
     request = replace(request, step=request.step or LATEST)
     output = Path(options.output).absolute()
     folder = output / STRATEGY
-    fits, conversion = already_fits(replace(request, dst=None), team)
-    if conversion.derived is not None:
-        request = _with_derived(request, conversion.derived, folder)
+    fits, derived = already_fits(replace(request, dst=None), team)
+    if derived is not None:
+        request = _with_derived(request, derived, folder)
         if team.rank == 0:
-            tell(derived_table(conversion.derived))
+            tell(derived_table(derived))
     if fits:
         where = str(Path(request.src).absolute())
         if team.rank == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankxform.errors import RankxformError, StorageError, UsageError
+from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
 from rankxform.storage.posix import is_same, read_bytes, remove, write_small
@@ -29,23 +30,41 @@ def path_beside(dst: str) -> Path:
     return folder.with_name(folder.name + "_strategy.ckpt")
 
 
+def _path(conversion: Conversion) -> Path | None:
+    """Return where the strategy belongs; None where none was derived and none can be there."""
+    if conversion.request.dst is None:
+        return None
+    try:
+        path = path_beside(conversion.request.dst)
+        path.exists()
+    except (OSError, UsageError):  # a name that is too long, or none
+        if conversion.derived is not None:
+            raise
+        return None
+    return path
+
+
 def check_beside(conversion: Conversion) -> None:
     """Refuse what lies where the destination's strategy belongs, if it describes another.
 
     One that rankxform derived is replaced if the user says so; the source's, a compiler's and any
     other file never. Raises StorageError.
     """
-    request, path = conversion.request, path_beside(str(conversion.request.dst))
-    if not path.exists() and not path.is_symlink():
+    request, path = conversion.request, _path(conversion)
+    if path is None or (not path.exists() and not path.is_symlink()):
         return
     ours = _derived(path)
     if conversion.derived is None:
-        if ours is None or _is_given(conversion, path, ours):
+        if ours is None or _describes(ours, conversion):
             return
     elif path.is_file() and _content(conversion, path) == read_bytes(path):
         return
     source = strategies.path_of(request.src_strategy)
-    if source is not None and any(is_same(path, one) for one in strategies.files(source)):
+    if (
+        source is not None
+        and source.exists()
+        and any(is_same(path, one) for one in strategies.files(source))
+    ):
         raise StorageError(
             f"{path}: is the source's strategy, and the destination's belongs there; choose "
             "another destination"
@@ -64,16 +83,16 @@ def check_beside(conversion: Conversion) -> None:
 
 def keep_beside(conversion: Conversion) -> None:
     """Write a derived strategy beside its destination; remove one that described another."""
-    if conversion.request.dst is None:
+    path = _path(conversion)
+    if path is None:
         return
-    path = path_beside(conversion.request.dst)
     if conversion.derived is not None:
         data = _content(conversion, path)
         if not path.is_file() or read_bytes(path) != data:
             write_small(path, data, shared=True)
     elif path.is_file():
         ours = _derived(path)
-        if ours is not None and not _is_given(conversion, path, ours):
+        if ours is not None and not _describes(ours, conversion):
             remove(path)
 
 
@@ -93,12 +112,19 @@ def _derived(path: Path) -> Strategy | None:
     return found if found.derived else None
 
 
-def _is_given(conversion: Conversion, path: Path, ours: Strategy) -> bool:
-    """Tell whether a derived strategy is the one that the conversion was given."""
-    given = conversion.request.dst_strategy
-    if isinstance(given, Strategy):
-        return given.stages == ours.stages
-    where = strategies.path_of(given)
-    if where is None:
+def _describes(ours: Strategy, conversion: Conversion) -> bool:
+    """Tell whether a strategy gives every rank of the destination the boxes that it gets.
+
+    The destination's may list more optimizer states, which follow their parameters.
+    """
+    from rankxform.layout.explain import same_boxes
+
+    dst = conversion.planner.dst
+    if (ours.stage_size, len(ours.stages)) != (dst.stage_size, len(dst.stages)):
         return False
-    return is_same(where, path) or strategies.load(str(where)).stages == ours.stages
+    for mine, theirs in zip(ours.stages, dst.stages):
+        if any(name not in mine for name in theirs if parameter_of(name) == name):
+            return False
+        if any(name not in theirs or not same_boxes(mine[name], theirs[name]) for name in mine):
+            return False
+    return True

@@ -7,11 +7,11 @@ every process.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankxform.errors import RequestError, UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats import mindformers_yaml
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
@@ -19,7 +19,7 @@ from rankxform.formats.mindformers_yaml import JobConfig
 from rankxform.layout.derive import derive
 from rankxform.layout.given import Derived, Extent, Given
 from rankxform.layout.mesh import Parallel, merged, parse_parallel
-from rankxform.layout.names import expression, parameter_of, summarize_names
+from rankxform.layout.names import expression, parameter_of, ranges, summarize_names
 from rankxform.layout.place import Places
 from rankxform.layout.rules import Preset, parse_rule
 from rankxform.layout.strategy import Strategy, WholeStrategy
@@ -104,9 +104,12 @@ def _sizes(
 
 def _check_same(request: Request) -> None:
     """Refuse options that say nothing where the mesh stays as it is."""
-    idle = ["preset", "rule", "unsharded", "src_parallel", "unproven"]
+    idle = ["rule", "unsharded", "src_parallel"]
     if request.optimizer_shard is None:
         idle += ["threshold", "src_threshold", "opt_on", "opt_off"]
+    if request.dst_parallel == SAME:
+        idle += ["layers", "layers_per_stage", "offset", "interleave", "first", "last", "shared"]
+        idle += ["preset", "unproven"] if request.optimizer_shard is None else []
     for name in idle:
         if not is_default(request, name):
             flag = "--" + name.replace("_", "-")
@@ -171,7 +174,7 @@ def derive_from(given: Given, source: Strategy, schemas: Mapping[int, Schema]) -
         check_whole(given)
         return derive(replace(given, extents=_whole(schemas.values())), label + "the checkpoint")
     extents = full_extents(source, schemas)
-    source, absent = _present(source, extents)
+    source, absent = _present(source, extents, schemas)
     derived = derive(complete_question(given, source, extents), label + source.label)
     if not absent:
         return derived
@@ -188,15 +191,27 @@ def check_whole(given: Given) -> None:
         )
 
 
-def _present(source: Strategy, extents: Mapping[str, Extent]) -> tuple[Strategy, list[str]]:
+def _present(
+    source: Strategy, extents: Mapping[str, Extent], files: Collection[int]
+) -> tuple[Strategy, list[str]]:
     """Return a strategy of the parameters that files hold, and the names of the others.
 
-    What no file holds cannot be converted, and its shape is not known.
+    What no file holds cannot be converted, and its shape is not known. `files` are the ranks whose
+    files were seen. Raises CheckpointError where a whole stage is missing.
     """
+    missing = [[r for r in source.ranks_in(s) if r not in files] for s in range(len(source.stages))]
+    for stage, ranks in enumerate(missing):
+        if len(ranks) == source.stage_size:
+            raise CheckpointError(
+                f"bring the missing rank folders: no rank of pipeline stage {stage} of "
+                f"{source.label} (ranks {ranges(ranks)}) has a file"
+            )
     absent = [
         name
-        for name in source.stages_of
-        if parameter_of(name) not in extents and name not in extents
+        for name, stages in source.stages_of.items()
+        if parameter_of(name) not in extents
+        and name not in extents
+        and not any(missing[stage] for stage in stages)
     ]
     if not absent or len(absent) == len(source.stages_of):
         return source, []

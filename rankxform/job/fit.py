@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rankxform.checkpoints.base import Shards, Target
 from rankxform.checkpoints.rank_folders import LATEST
@@ -20,13 +21,16 @@ from .placement import in_order
 from .prepare import Conversion, prepare
 from .request import FIT, Request, affecting, is_default
 
+if TYPE_CHECKING:
+    from rankxform.layout.given import Derived
 
-def already_fits(request: Request, team: Team) -> tuple[bool, Conversion]:
+
+def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None]:
     """Tell whether no conversion is needed; checks the source as a conversion would.
 
-    The prepared conversion is returned too. A folder with other files beside the rank's does not
-    fit, because a file had to be chosen. Nor does a file that is on another node than the
-    processes of its rank.
+    How the destination's strategy was derived is returned too. A folder with other files beside
+    the rank's does not fit, because a file had to be chosen. Nor does a file that is on another
+    node than the processes of its rank.
     """
     conversion = prepare(request, team)
     files, planner = conversion.files, conversion.planner
@@ -35,7 +39,7 @@ def already_fits(request: Request, team: Team) -> tuple[bool, Conversion]:
     alone = team.allgather(lambda: not files.form.strangers(mine))
     nodes = team.nodes
     at_home = _at_home(planner.dst.ranks, files.visibility, nodes)
-    return all(alone) and team.bcast(lambda: fits(conversion) and at_home), conversion
+    return all(alone) and team.bcast(lambda: fits(conversion) and at_home), conversion.derived
 
 
 def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:

@@ -117,6 +117,8 @@ def stated(given: Given, sizes: Sequence[Parallel | None], rules: Any) -> Given:
     Raises UsageError.
     """
     src, dst = sizes
+    if given.keep_mesh and (src is not None or rules):
+        raise UsageError("src and rules change nothing with dst='same'; leave them out")
     pairs = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else [rules]
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):

@@ -29,7 +29,7 @@ from .layout import Layout
 from .mesh import EXPERT, FLAT, Meaning, layout_of, print_spec
 from .names import NEVER_SAVED, pattern_of, state_of
 from .participation import may_shard, taking_part, with_optimizer
-from .pipeline import repeated
+from .pipeline import in_layers
 from .place import place
 from .rules import Rule, mismatched_shapes, sizes_by_name
 from .strategy import Strategy
@@ -131,7 +131,7 @@ def _check_vocabulary(
     src, dst = given.src, given.dst
     if src is None or dst.vocab_emb_dp is not None or min(src.mp, dst.mp) == 1:
         return
-    repeats = repeated(found)
+    repeats = in_layers(found)
     for name, several in found.items():
         plain = several and len(several[0].spec) > 1 and not any(one.axes for one in several)
         if plain and name not in repeats and not rule_for(given.all_rules, name, "spec"):

@@ -11,7 +11,7 @@ from .layout import Layout
 from .mesh import Parallel
 from .names import pattern_of
 from .optimizer import divide, shard
-from .pipeline import repeated
+from .pipeline import in_layers
 
 
 def taking_part(
@@ -70,7 +70,7 @@ def _seen_taking_part(
             "Correct --src-config",
         )
     threshold = src.threshold_bytes
-    repeats = repeated(parameters)
+    repeats = in_layers(parameters)
     smallest = _smallest_sharded(given, layouts)
     found: dict[str, bool | None] = {}
     for name, layout in layouts.items():

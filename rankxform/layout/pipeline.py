@@ -8,6 +8,7 @@ stage, what comes after it on the last.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rankxform.errors import RequestError
@@ -41,12 +42,27 @@ def lists_of(names: Iterable[str], *, outermost: bool = False) -> dict[str, set[
     return found
 
 
-def repeated(names: Iterable[str]) -> set[str]:
-    """Return the names of which another differs by numbers only: parameters of layers."""
-    alike: dict[str, list[str]] = {}
+def homogeneous(names: Iterable[str]) -> set[str]:
+    """Return the outermost numbered lists whose items have a parameter in common: layers.
+
+    >>> homogeneous(["h.0.w", "h.0.b", "h.1.w", "net.0.table", "net.1.gamma"])
+    {'h'}
+    """
+    items: dict[str, dict[int, set[str]]] = {}
     for name in names:
-        alike.setdefault(pattern_of(name), []).append(name)
-    return {name for some in alike.values() if len(some) > 1 for name in some}
+        for prefix, number in places_in_lists(name).items():
+            rest = name[len(f"{prefix}.{number}.") :]
+            items.setdefault(prefix, {}).setdefault(number, set()).add(rest)
+            break
+    return {prefix for prefix, some in items.items() if set.intersection(*some.values())}
+
+
+def in_layers(names: Iterable[str]) -> set[str]:
+    """Return the names of parameters in layers: of homogeneous lists, or one of several alike."""
+    every = list(names)
+    layers = tuple(f"{prefix}." for prefix in homogeneous(every))
+    count = Counter(map(pattern_of, every))
+    return {name for name in every if name.startswith(layers) or count[pattern_of(name)] > 1}
 
 
 def spread(

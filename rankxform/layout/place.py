@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from rankxform.errors import RequestError
 
 from .explain import Parameter, Refusals, rule_for
-from .pipeline import lists_of, places_in_lists, spread
+from .names import patterns
+from .pipeline import homogeneous, lists_of, places_in_lists, spread
 from .rules import FIRST, LAST, SHARED, Preset, Rule
 
 
@@ -41,9 +42,8 @@ class Places:
 
     @property
     def says_counts(self) -> bool:
-        """Whether the user says where parameters are, so that the source's stages are no guide."""
-        said = self.counts or self.offset or self.first or self.last or self.shared or self.layers
-        return bool(said or self.interleave > 1 or self.stated)
+        """Whether it is said how many layers a stage has; the source's stages are no guide then."""
+        return bool(self.counts or self.offset or self.interleave > 1 or self.stated)
 
 
 def place(
@@ -65,7 +65,8 @@ def place(
             )
         return nowhere
     if stages == before and not places.says_counts:
-        return {name: one.stages for name, one in parameters.items()}
+        moved = {name: _stages_of(places.of(name), stages) for name in parameters}
+        return {name: moved[name] or one.stages for name, one in parameters.items()}
     divided = _list(places, parameters, preset, before, refusals)
     if divided is None:
         return nowhere
@@ -102,6 +103,11 @@ def place(
     return found
 
 
+def _stages_of(where: str | None, stages: int) -> tuple[int, ...]:
+    known = {FIRST: (0,), LAST: (stages - 1,), SHARED: (0, stages - 1)}
+    return known.get(where or "", ())
+
+
 def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for name, one in parameters.items():
@@ -131,7 +137,7 @@ def _list(
         candidates = _like_layers(parameters, lists)
     if len(candidates) == 1:
         return candidates[0]
-    known = " or ".join(sorted(lists)) or "none"
+    known = " or ".join(patterns(lists)) or "none"
     refusals.add(
         f"which numbered list of layers the pipeline stages divide is not known (there is {known})",
         "Give --layers, such as --layers model.layers",
@@ -140,20 +146,15 @@ def _list(
 
 
 def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[int]]) -> list[str]:
-    """Return the lists that may be the network's layers; one within each layer is none.
+    """Return the lists that may be the network's layers.
 
-    Where a list within another is in only some of its items, either may be meant.
+    A list within the items of another counts only if these have no parameter in common, as the
+    items of a container of unlike cells.
     """
-    outermost = lists_of(parameters, outermost=True)
-    found = list(outermost)
-    for name in lists:
-        for outer, numbers in outermost.items():
-            inside = name.removeprefix(outer + ".")
-            number, _, rest = inside.partition(".")
-            if name != outer and inside != name and number.isdecimal():
-                alike = {n for n in numbers if f"{outer}.{n}.{rest}" in lists}
-                found += [name] if alike != numbers else []
-    return found
+    alike = homogeneous(parameters)
+    outermost = list(lists_of(parameters, outermost=True))
+    unlike = tuple(f"{name}." for name in outermost if name not in alike)
+    return outermost + [name for name in lists if name.startswith(unlike)]
 
 
 def _outside(
@@ -175,16 +176,16 @@ def _outside(
     if where is None and several:
         refusals.add(
             "several pipeline stages divide another list, too",
-            "Compile the destination's strategy",
+            "Give --first REGEX or --last REGEX where that is right, or compile the strategy",
             name,
         )
         return (0,)
     if where is None and before > 1:
         known = {(0,): FIRST, (before - 1,): LAST, (0, before - 1): SHARED}
         where = known.get(one.stages)
-    places_of = {FIRST: (0,), LAST: (stages - 1,), SHARED: (0, stages - 1)}
-    if where in places_of:
-        return places_of[where]
+    found = _stages_of(where, stages)
+    if found:
+        return found
     refusals.add(
         "on which pipeline stage it is, is not known",
         "Give --first REGEX, --last REGEX, or --shared REGEX if both have it",

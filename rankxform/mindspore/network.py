@@ -56,8 +56,7 @@ def load_into(
     import mindspore
 
     if isinstance(dst_strategy, str) and dst_strategy == NETWORK:
-        derived = "dst_parallel" in options or "dst_config" in options
-        dst_strategy = None if derived else strategy_of(net, comm=comm)
+        dst_strategy = None if _derives(options) else strategy_of(net, comm=comm)
     found = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
     missing = tuple(p.name for p in net.get_parameters() if p.name not in found)
     loaded, read, left_over = tuple(found), found.read, found.left_over
@@ -74,10 +73,13 @@ def load_into(
 def load_for(net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **more: Any) -> Parameters:
     """Load the parameters that a network has; the arguments are those of `rankxform.load`."""
     names = (re.escape(parameter.name) for parameter in net.get_parameters())
-    derived = "dst_parallel" in more or "dst_config" in more
-    if more.get("rank") is None and (derived or not is_none(dst_strategy)):
+    if more.get("rank") is None and (_derives(more) or not is_none(dst_strategy)):
         more["rank"] = _rank_without_mpi()
     return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **more)
+
+
+def _derives(options: Mapping[str, Any]) -> bool:
+    return any(options.get(name) is not None for name in ("dst_parallel", "dst_config"))
 
 
 def _rank_without_mpi() -> int | None:

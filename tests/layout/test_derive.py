@@ -416,6 +416,23 @@ class TestRefusals:
         wide = replace(given, dst=replace(given.dst, dp=256, ep=512))
         self.refused(wide, "256 experts do not divide by ep=512")
 
+    def test_layers_of_which_some_hold_experts(self):
+        names = ["h.0.attn", "h.0.mlp", *(f"h.{n}.{w}" for n in (1, 2, 3)
+                                          for w in ("attn", "experts.0.w", "experts.1.w"))]  # fmt: skip
+        layouts = {name: Layout((2,), ((), ())) for name in names}
+        found = derive(simple(layouts, "dp=2", "dp=1,pp=2", predict=True)).strategy
+        assert [len(some) for some in found.stages] == [5, 6]
+
+    def test_what_is_said_of_other_parameters_leaves_the_layers_where_they_are(self):
+        layout = Layout((2,), ((), ()))
+        stages = ({"e": layout, "h.0.w": layout}, {f"h.{n}.w": layout for n in (1, 2, 3)})
+        given = Given(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
+                      predict=True, places=Places(last=(re.compile("^e"),)))  # fmt: skip
+        found = derive(given).strategy
+        assert [sorted(some) for some in found.stages] == [
+            ["h.0.w"], ["e", "h.1.w", "h.2.w", "h.3.w"]
+        ]  # fmt: skip
+
     def test_nothing_to_derive(self):
         self.refused(Given(None, Parallel(dp=2)), "there is no parameter")
 
