@@ -75,11 +75,13 @@ class DerivationError(RankxformError, ValueError):
     reasons: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, reasons: Sequence[str]) -> DerivationError:
-        """Build the message for `reasons`."""
-        what = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
+    def of(
+        cls, reasons: Sequence[str], what: str = "the strategy cannot be derived"
+    ) -> DerivationError:
+        """Build the message for `reasons` why not."""
+        count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
         listed = "".join(f"\n  {number}. {text}" for number, text in enumerate(reasons, 1))
-        error = cls(f"the strategy cannot be derived, for {what}:{listed}")
+        error = cls(f"{what}, for {count}:{listed}")
         error.reasons = tuple(reasons)
         return error
 

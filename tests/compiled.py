@@ -232,7 +232,7 @@ def _derive():
     facts = {
         "opt_on": ("",),
         "unsharded": frozenset({"cp"}),
-        "places": {"layers": "blocks", "first": ("embed",), "last": ("ln_f", "head")},
+        "places": {"layers": "blocks", "first": ("embed",), "last": ("ln_f|head",)},
     }
     for path in sorted(DERIVE.glob("*.json")):
         name, _, stage = path.stem.partition("@")

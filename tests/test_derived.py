@@ -280,7 +280,7 @@ def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
         ({"opt_on": "w"}, "--opt-on is for --dst-parallel"),
         ({"dst_parallel": "dp=2", "dst_strategy": COMPILED_FILE}, "leave one out"),
         ({"dst_parallel": "dp=2", "dst_config": "x.yaml"}, "give one of them"),
-        ({"dst_config": "/no/such.yaml"}, "no such configuration"),
+        ({"dst_config": "/no/such.yaml"}, "no such configuration file"),
         ({"dst_parallel": "dp=2", "preset": "qwen3"}, "--unproven"),
         ({"dst_parallel": "dp=2", "optimizer_shard": "maybe"}, "on, off, or a number"),
         ({"dst_parallel": "dp=2", "layers_per_stage": (1,), "offset": (1,)}, "goes without"),
@@ -390,7 +390,7 @@ class TestVerb:
         text = self.run(capfd, "explain", self.llama, "--src-parallel", "dp=2,mp=4")
         assert "tuple(None, tp)" in text
         text = self.run(capfd, "explain", self.llama, "--src-parallel", "dp=4,mp=2", code=3)
-        assert "is of no mesh of dp=4,mp=2" in text
+        assert "fits no mesh of dp=4,mp=2" in text
         assert "--src-parallel" in self.run(capfd, "explain", self.llama, code=2)
 
     @pytest.mark.parametrize("form", ["one.ckpt", "stages", "one.json"])

@@ -14,7 +14,7 @@ from rankxform.job.prepare import Conversion
 from rankxform.job.replicas import ReplicaVerdict
 from rankxform.job.transform import Report
 from rankxform.job.verify import Verdict
-from rankxform.layout.names import patterns
+from rankxform.layout.names import more_patterns, patterns
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.drop import NOT_CHOSEN
 from rankxform.planning.selection import LeftOut
@@ -205,7 +205,7 @@ def left_out(left: LeftOut) -> str:
 
 def some_names(title: str, names: tuple[str, ...], most: int = 8) -> str:
     shown = patterns(names) if most else []
-    more = [f"  and {len(shown) - most} patterns more"] if len(shown) > most else []
+    more = [f"  and {more_patterns(len(shown) - most)}"] if len(shown) > most else []
     lines = [f"{title} ({_count(len(names), 'parameter')})", *(f"  {p}" for p in shown[:most])]
     return "\n".join(lines + more)
 

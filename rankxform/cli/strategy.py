@@ -91,6 +91,8 @@ def _target(text: str) -> Path:
     path = Path(text)
     if text.endswith("/") and path.suffix:
         raise UsageError(f"{text}: is it a file or a folder? Leave out the slash or the suffix")
+    if path.suffix and path.suffix not in (".ckpt", ".json"):
+        raise UsageError(f"{text}: expected a file .ckpt or .json, or a folder without a suffix")
     return path
 
 
@@ -176,7 +178,8 @@ def _presets(options: argparse.Namespace) -> tuple[str, int]:
         )
         for rule in preset.rules
     ]
-    head = f"{preset.label}, version {preset.version}: {preset.networks}\n{preset.evidence}\n"
+    proof = preset.networks or "not proven"
+    head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
     return f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows), 0
 
 

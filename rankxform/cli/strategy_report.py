@@ -9,7 +9,14 @@ from rankxform.job.strategies import StrategyDifference, in_words
 from rankxform.layout.derive import entry
 from rankxform.layout.given import Derived, Role
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import NEVER_SAVED, parameter_of, patterns, ranges, state_of
+from rankxform.layout.names import (
+    NEVER_SAVED,
+    more_patterns,
+    parameter_of,
+    patterns,
+    ranges,
+    state_of,
+)
 from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
@@ -89,7 +96,7 @@ def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
 
 
 def _few(some: Sequence[str]) -> str:
-    return some[0] + (f" and {len(some) - 1} patterns more" if len(some) > 1 else "")
+    return some[0] + (f" and {more_patterns(len(some) - 1)}" if len(some) > 1 else "")
 
 
 def facts(path: str, strategy: Strategy) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def compared(found: Sequence[StrategyDifference]) -> str:
     lines = []
     for one in found:
         some = patterns(one.names)
-        more = [f"      and {len(some) - _FEW} patterns more"] if len(some) > _FEW else []
+        more = [f"      and {more_patterns(len(some) - _FEW)}"] if len(some) > _FEW else []
         lines += [f"  {one.why}", *(f"      {name}" for name in some[:_FEW]), *more]
     count = len({name for one in found for name in one.names})
-    return "\n".join([*lines, f"DIFFERENT: {count:,} names"])
+    return "\n".join([*lines, f"DIFFERENT: {count:,} parameters and states"])

@@ -8,7 +8,7 @@
     networks = "Llama-2"     # what it was proven on
     evidence = "..."         # how
     layers = "model.layers"  # the numbered list that pipeline stages divide
-    complete = true          # whether the rules name every parameter
+    complete = true          # whether the rules name every parameter (default: false)
     [[preset.requires]]      # what must hold where mp is above 1: field, value, why
 
     [[rules]]                # the first that matches and says a thing is used
@@ -48,7 +48,8 @@ def parse(data: bytes, label: str) -> Preset:
     for key, value in facts.items():
         kind = _KINDS.get(key)
         if kind is None or type(value) is not kind:
-            raise UsageError(f"{label}: preset.{key} is {value!r}; see docs/strategies.md")
+            expected = f"a value of type {kind.__name__}" if kind else " or ".join(_KINDS)
+            raise UsageError(f"{label}: preset.{key} is {value!r}; expected {expected}")
     rules = []
     for number, table in enumerate(tables, 1):
         where = f"{label}, rule {number}"
@@ -64,7 +65,7 @@ def parse(data: bytes, label: str) -> Preset:
         rules=tuple(rules),
         requires=tuple(_required(one, label) for one in facts.get("requires", [])),
         layers=facts.get("layers"),
-        complete=facts.get("complete", True),
+        complete=facts.get("complete", False),
     )
 
 

@@ -74,7 +74,7 @@ def _config(side: str, request: Request) -> JobConfig | None:
 def read_config(path: str) -> JobConfig:
     """Read a MindFormers configuration. Raises UsageError."""
     if not Path(path).is_file():
-        raise UsageError(f"{path}: no such configuration")
+        raise UsageError(f"{path}: no such configuration file")
     return mindformers_yaml.parse(read_bytes(Path(path)), path)
 
 
@@ -134,8 +134,9 @@ def _preset(request: Request) -> Preset | None:
     preset = presets.load(request.preset)
     if not preset.proven and not request.unproven:
         raise UsageError(
-            f"--preset {request.preset}: is not proven: {preset.evidence}. Say --unproven to use "
-            "it all the same, and compare what is derived with a compiled strategy"
+            f"--preset {request.preset}: no compiled strategy has confirmed it "
+            f"({preset.evidence}). "
+            "Give --unproven to use it, and compare the result with a compiled strategy"
         )
     return preset
 

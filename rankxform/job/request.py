@@ -117,14 +117,16 @@ class Request:
         LOAD, metavar="dp=2,mp=4,..",
     )  # fmt: skip
     dst_config: str | None = _option(
-        None, DERIVED, "the same from a MindFormers configuration (YAML)", LOAD, metavar="FILE",
+        None, DERIVED, "sizes of the destination job, from a MindFormers configuration (YAML)",
+        LOAD, metavar="FILE",
     )  # fmt: skip
     src_parallel: str | None = _option(
         None, DERIVED, "sizes of the source job, which explain its strategy", LOAD,
         metavar="dp=8,mp=1,..",
     )  # fmt: skip
     src_config: str | None = _option(
-        None, DERIVED, "the same from a MindFormers configuration (YAML)", LOAD, metavar="FILE",
+        None, DERIVED, "sizes of the source job, from a MindFormers configuration (YAML)",
+        LOAD, metavar="FILE",
     )  # fmt: skip
     preset: str | None = _option(
         None, DERIVED, "what shards the parameters of a known network (llama, deepseek_v3, ...), "
@@ -136,7 +138,7 @@ class Request:
     )  # fmt: skip
     rule: tuple[str, ...] = _option(
         (), DERIVED, "what shards the parameters whose name matches, such as 'wq=(tp, None)'; "
-        "repeatable, goes before a preset", LOAD, kind="repeated", metavar="REGEX=(tp, None)",
+        "repeatable, tried before a preset", LOAD, kind="repeated", metavar="REGEX=(tp, None)",
     )  # fmt: skip
     predict: bool = _option(
         False, DERIVED, "the destination job trains nothing: no optimizer states", LOAD,
@@ -147,19 +149,21 @@ class Request:
         "how many shards (optimizer_weight_shard_size)", LOAD, metavar="on|off|N",
     )  # fmt: skip
     opt_on: tuple[str, ...] = _option(
-        (), DERIVED, "parameters that take part in it; repeatable", LOAD, kind="repeated",
+        (), DERIVED, "parameters that the optimizer shards; repeatable", LOAD, kind="repeated",
         metavar="REGEX",
     )  # fmt: skip
     opt_off: tuple[str, ...] = _option(
-        (), DERIVED, "parameters that do not (parallel_optimizer=False); repeatable", LOAD,
+        (), DERIVED, "parameters that it does not shard (parallel_optimizer=False); repeatable",
+        LOAD,
         kind="repeated", metavar="REGEX",
     )  # fmt: skip
     threshold: int | None = _option(
-        None, DERIVED, "parameters of fewer KiB are not sharded by it (default: 64)", LOAD,
+        None, DERIVED, "size from which the optimizer shards a parameter (default: 64)",
+        LOAD,
         kind="number", metavar="KIB",
     )  # fmt: skip
     src_threshold: int | None = _option(
-        None, DERIVED, "the same of the source job (default: 64)", LOAD, kind="number",
+        None, DERIVED, "the threshold of the source job (default: 64)", LOAD, kind="number",
         metavar="KIB",
     )  # fmt: skip
     layers: str | None = _option(
@@ -170,7 +174,7 @@ class Request:
         (), DERIVED, "layers of each pipeline stage", LOAD, kind="numbers", metavar="N,N,..",
     )  # fmt: skip
     offset: tuple[int, ...] = _option(
-        (), DERIVED, "or what stages have beyond an even share, as in MindFormers", LOAD,
+        (), DERIVED, "extra layers of each stage, as in MindFormers", LOAD,
         kind="numbers", metavar="N,N,..",
     )  # fmt: skip
     interleave: int | None = _option(
@@ -186,7 +190,8 @@ class Request:
         kind="repeated", metavar="REGEX",
     )  # fmt: skip
     shared: tuple[str, ...] = _option(
-        (), DERIVED, "parameters on both (tied); repeatable", LOAD, kind="repeated",
+        (), DERIVED, "parameters on the first and the last stage (tied); repeatable", LOAD,
+        kind="repeated",
         metavar="REGEX",
     )  # fmt: skip
     unsharded: str | None = _option(

@@ -1,8 +1,8 @@
-"""Strategies for themselves: derived, explained and compared, without a conversion."""
+"""Derive, explain and compare strategies without a conversion."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.layout.derive import derive, entry
 from rankxform.layout.explain import (
     Refusals,
-    check_sizes,
     explain,
+    fits,
     parameters_of,
+    rule_for,
     same_boxes,
     without_optimizer,
 )
 from rankxform.layout.given import Derived, Extent, Given, Role
 from rankxform.layout.layout import Layout
-from rankxform.layout.mesh import LAYOUT, Parallel, checked_spec, parse_parallel
+from rankxform.layout.mesh import LAYOUT, Meaning, Parallel, checked_spec, parse_parallel
 from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
 from rankxform.layout.rules import Rule, parse_rule
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
@@ -180,11 +181,15 @@ def explain_strategy(
     strategies.check_folded(source)
     refusals = Refusals()
     parameters = parameters_of(source, refusals)
-    check_sizes(source, sizes, "--src-parallel", refusals)
     rules = presets.load(preset).rules if preset else ()
-    found = explain(parameters, sizes, rules, full, refusals)
+    found: Mapping[str, tuple[Meaning, ...]] = {}
+    if fits(source, sizes, "--src-parallel", refusals):
+        found = explain(parameters, sizes, rules, full, refusals)
+    unknown = [name for name in parameters if preset and rule_for(rules, name, "spec") is None]
+    if unknown:
+        refusals.add(f"preset {preset} has no rule for it", "Choose the network's preset", *unknown)
     if refusals:
-        raise DerivationError.of(refusals.texts())
+        raise DerivationError.of(refusals.texts(), "the strategy cannot be explained")
     rows: dict[tuple[str, str, str, str], int] = {}
     for name, one in parameters.items():
         assert one.layout is not None

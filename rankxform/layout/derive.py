@@ -16,8 +16,8 @@ from .explain import (
     Parameter,
     Refusals,
     check_hidden,
-    check_sizes,
     explain,
+    fits,
     parameters_in,
     parameters_of,
     rule_for,
@@ -45,6 +45,7 @@ def derive(given: Given, label: str = "derived") -> Derived:
         parameters = parameters_of(source, refusals)
     if not parameters:
         refusals.add("there is no parameter", "Give the strategy or the shapes of a network")
+    _check_patterns(given, parameters, refusals)
     _check_preset(given, parameters, refusals)
     found = _meanings(given, parameters, refusals)
     takes_part = taking_part(given, parameters, refusals)
@@ -65,15 +66,34 @@ def derive(given: Given, label: str = "derived") -> Derived:
     return Derived(strategy, roles, _assumptions(given))
 
 
+def _check_patterns(given: Given, parameters: Mapping[str, Parameter], refusals: Refusals) -> None:
+    """Refuse what the user says of names that are not there."""
+    places = given.places
+    said = [(rule.label, rule.names) for rule in given.rules]
+    for flag, some in (
+        ("--opt-on", given.opt_on), ("--opt-off", given.opt_off), ("--first", places.first),
+        ("--last", places.last), ("--shared", places.shared),
+    ):  # fmt: skip
+        said += [(f"{flag} {one.pattern!r}", one) for one in some]
+    for label, pattern in said:
+        if not any(pattern.search(name) for name in parameters):
+            refusals.add(f"{label} matches no parameter", "Change it, or leave it out")
+
+
 def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: Refusals) -> None:
     """Refuse a preset that does not know every name, or whose shapes are others."""
     preset = given.preset
     if preset is None:
         return
     unknown = [n for n in parameters if rule_for(given.all_rules, n, "spec") is None]
+    if parameters and len(unknown) == len(parameters):
+        text = (
+            f"Choose the network's own preset:\n     {preset.label} has no rule for any parameter"
+        )
+        raise DerivationError.of([text])
     if unknown and preset.complete:
         refusals.add(
-            f"{preset.label} does not know it",
+            f"{preset.label} has no rule for it",
             "Add --rule 'REGEX=(tp, None)', or choose the network's own preset",
             *unknown,
         )
@@ -91,7 +111,7 @@ def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: R
         if getattr(given.dst, name) is not value and given.dst.mp > 1 and not given.keep_mesh:
             refusals.add(
                 f"{preset.label} is proven for {name}={str(value).lower()} only, because {why}",
-                f"Say {name}={str(value).lower()} in --dst-parallel, if that is so; else compile "
+                f"State {name}={str(value).lower()} in --dst-parallel, if that is so; else compile "
                 "the destination's strategy",
             )
 
@@ -104,9 +124,11 @@ def _meanings(
     if given.keep_mesh:
         return {}
     if source is None:
-        return _meanings_by_rule(parameters, rules, refusals)
+        known = bool(given.preset and given.preset.complete)  # unknown names are refused then
+        return _meanings_by_rule(parameters, rules, None if known else refusals)
     assert src is not None
-    check_sizes(source, src, "--src-parallel", refusals)
+    if not fits(source, src, "--src-parallel", refusals):
+        return {}
     found = explain(parameters, src, rules, given.shapes, refusals)
     check_hidden(found, rules, src, dst, given.unsharded, refusals)
     for flag in ("vocab_emb_dp", "use_seq_parallel"):
@@ -149,12 +171,14 @@ def _flag(value: bool | None) -> str:
 
 
 def _meanings_by_rule(
-    parameters: Mapping[str, Parameter], rules: Sequence[Rule], refusals: Refusals
+    parameters: Mapping[str, Parameter], rules: Sequence[Rule], refusals: Refusals | None
 ) -> dict[str, tuple[Meaning, ...]]:
     found: dict[str, tuple[Meaning, ...]] = {}
     for name in parameters:
         rule = rule_for(rules, name, "spec")
         if rule is None:
+            if refusals is None:
+                continue
             refusals.add(
                 "no rule says how it is sharded, and there is no source strategy",
                 "Give --preset, or --rule 'REGEX=(tp, None)'",
@@ -208,7 +232,7 @@ def _plain(
 
 def _answer(reason: str) -> str:
     if "vocab_emb_dp, which" in reason:
-        return "Say vocab_emb_dp=true or vocab_emb_dp=false in --dst-parallel"
+        return "State vocab_emb_dp=true or vocab_emb_dp=false in --dst-parallel"
     if "shape" in reason:
         return "Give --shapes, a JSON file of full shapes or the checkpoint"
     return "Change --dst-parallel, or compile the destination's strategy"
@@ -219,8 +243,8 @@ def _divides(layout: Layout, name: str, extent: Extent | None, refusals: Refusal
         return True
     if len(extent.shape) != len(layout.tensor_map):
         refusals.add(
-            f"has {len(extent.shape)} axes, its spec {len(layout.tensor_map)}",
-            "Change the rule, or bring the checkpoint of this strategy",
+            f"has {len(extent.shape)} axes, but its spec has {len(layout.tensor_map)}",
+            "Change the rule, or give the checkpoint of this strategy",
             name,
         )
         return False

@@ -14,7 +14,7 @@ from rankxform.errors import RequestError
 from rankxform.geometry.box import Shape
 
 from .layout import Layout
-from .mesh import EXPERT, LAYOUT, Meaning, Parallel, layout_of, meanings
+from .mesh import EXPERT, LAYOUT, MESHES, Meaning, Parallel, layout_of, meanings, mesh_axes
 from .names import NEVER_SAVED, parameter_of, state_of, summarize_names
 from .rules import Rule
 from .strategy import Strategy
@@ -114,8 +114,8 @@ def parameters_in(
     return {name: replace(one, states=tuple(states.get(name, ()))) for name, one in found.items()}
 
 
-def check_sizes(source: Strategy, sizes: Parallel, option: str, refusals: Refusals) -> None:
-    """Refuse sizes that are not a strategy's."""
+def fits(source: Strategy, sizes: Parallel, option: str, refusals: Refusals) -> bool:
+    """Tell whether sizes are a strategy's; refuse them if not."""
     stages, ranks = len(source.stages), source.stage_size
     if stages != sizes.pp or ranks != sizes.stage_size:
         refusals.add(
@@ -123,6 +123,7 @@ def check_sizes(source: Strategy, sizes: Parallel, option: str, refusals: Refusa
             f"{Strategy(({},) * sizes.pp, sizes.stage_size, '').extent}",
             f"Correct {option}",
         )
+        return False
     for layouts in source.stages:
         for name, layout in layouts.items():
             if layout.ranks != source.stage_size:
@@ -131,6 +132,7 @@ def check_sizes(source: Strategy, sizes: Parallel, option: str, refusals: Refusa
                     "This is not derived: compile the destination's strategy",
                     name,
                 )
+    return True
 
 
 def explain(
@@ -161,14 +163,7 @@ def explain(
         if rule is None:
             found[name] = known(plain)
             if not found[name]:
-                refusals.add(
-                    f"device matrix {list(plain.device_matrix)} with tensor map "
-                    f"{plain.printable_map} is of no mesh of {sizes}",
-                    "Give --rule 'REGEX=(tp, None)' for what the network shards in its own way; or "
-                    "--dst-parallel same, if the ranks of a stage stay as they are; or correct "
-                    f"{option}",
-                    name,
-                )
+                refusals.add(_misfit(plain, sizes), f"Correct {option}{_OWN_RULES}", name)
             continue
         found[name] = _by_rule(rule, plain, known(plain), sizes, shapes.get(name))
         if not found[name]:
@@ -181,6 +176,23 @@ def explain(
             )
     _check_use([some for some in found.values() if some], sizes, option, refusals)
     return found
+
+
+_OWN_RULES = (
+    "; or where the network shards in its own way, give --rule 'REGEX=(tp, None)', or "
+    "--dst-parallel same if the ranks of a stage stay as they are"
+)
+
+
+def _misfit(layout: Layout, sizes: Parallel) -> str:
+    matrix = list(layout.device_matrix)
+    axes = [mesh_axes(mesh, sizes) for mesh in MESHES]
+    if any(one and tuple(size for _, size in one) == layout.device_matrix for one in axes):
+        return (
+            f"tensor map {layout.printable_map} on device matrix {matrix} shards it over a data "
+            f"axis of {sizes}"
+        )
+    return f"device matrix {matrix} fits no mesh of {sizes}"
 
 
 def _check_use(
@@ -266,7 +278,7 @@ def check_hidden(
         for axis, before, after in grown:
             if before == 1 and after > 1:
                 refusals.add(
-                    f"{axis} is 1 in the source, which so does not show what {axis}={after} would "
+                    f"{axis} is 1 in the source, so it does not show what {axis}={after} would "
                     "shard",
                     f"Give --preset, --rule 'REGEX=(tp, None)', or a source strategy with {axis} "
                     "above 1",

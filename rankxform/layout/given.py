@@ -1,4 +1,4 @@
-"""What a strategy is derived from, and what comes of it."""
+"""The inputs and the result of a derivation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Role:
     """Parameters that are sharded alike: a row of the table that is printed.
 
     pattern: their names, numbers as ``*``; count: how many. spec: which mesh axes shard them.
-    optimizer: "yes", "no", or "-" where the optimizer shards nothing. src, dst: their layouts, as
+    optimizer: whether they take part in the
+    optimizer's shard ("yes", "no"; "-": not known). src, dst: their layouts, as
     device matrix, tensor map, step and size of the optimizer's shard.
     """
 

@@ -73,7 +73,7 @@ class Parallel:
             if type(size) is not int or not 1 <= size <= MOST_RANKS:
                 raise UsageError(f"{name} is {size!r}; expected a number from 1 on")
         if self.ranks > MOST_RANKS:
-            raise UsageError(f"{self}: are {self.ranks:,} ranks; {MOST_RANKS:,} are the most")
+            raise UsageError(f"{self}: gives {self.ranks:,} ranks; expected {MOST_RANKS:,} at most")
         shard, threshold = self.optimizer_shard, self.threshold
         if not (shard is None or isinstance(shard, bool) or (type(shard) is int and shard > 1)):
             raise UsageError(
@@ -184,32 +184,36 @@ _SPEC = re.compile(r"\(\s*((?:\([\w\s,]*\)|[\w\s,])*)\)")
 _DIM = re.compile(r"\(([\w\s,]*)\)|(\w+)")
 
 
-def parse_spec(text: str) -> Spec:
-    """Read a spec such as ``(tp, None)`` or ``((cp, tp), None)``. Raises UsageError."""
+def parse_spec(text: str, where: str | None = None) -> Spec:
+    """Read a spec such as ``(tp, None)`` or ``((cp, tp), None)``.
+
+    Raises UsageError, which names `where`, by default the text.
+    """
+    where = where or repr(text)
     match = _SPEC.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{text!r}: expected a spec such as (tp, None)")
+        raise UsageError(f"{where}: expected a spec such as (tp, None)")
     dims: list[object] = []
     for several, one in _DIM.findall(match[1]):
         dims.append(one or tuple(part.strip() for part in several.split(",") if part.strip()))
-    return checked_spec(dims, text)
+    return checked_spec(dims, where)
 
 
 def checked_spec(dims: object, where: object) -> Spec:
     """Turn names by tensor axis, None or "None" for no axis, into a spec. Raises UsageError."""
     if not isinstance(dims, (tuple, list)):
-        raise UsageError(f"{where!r}: expected a spec such as (tp, None)")
+        raise UsageError(f"{where}: expected a spec such as (tp, None)")
     spec = []
     for dim in dims:
         names = dim if isinstance(dim, (tuple, list)) else (dim,)
         names = ["tp" if name == "mp" else name for name in names if name not in (None, "None")]
         for name in names:
             if name not in AXES:
-                raise UsageError(f"{where!r}: {name!r} is none of the axes {', '.join(AXES)}")
+                raise UsageError(f"{where}: {name!r} is none of the axes {', '.join(AXES)}")
         spec.append(tuple(names))
     used = [name for names in spec for name in names]
     if len(set(used)) < len(used):
-        raise UsageError(f"{where!r}: uses one axis twice")
+        raise UsageError(f"{where}: uses one axis twice")
     return tuple(spec)
 
 

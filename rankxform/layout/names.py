@@ -59,10 +59,15 @@ def patterns(names: Iterable[str]) -> list[str]:
     return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
 
 
+def more_patterns(count: int) -> str:
+    """Say that so many patterns are not shown."""
+    return f"{count} more pattern" + ("" if count == 1 else "s")
+
+
 def summarize_names(names: Iterable[str], most: int = 12) -> str:
     """Return the commonest patterns of `names`, and how many more there are, in one text."""
     shown = patterns(names)
-    more = f" and {len(shown) - most} patterns more" if len(shown) > most else ""
+    more = f" and {more_patterns(len(shown) - most)}" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more
 
 

@@ -66,7 +66,7 @@ def _seen_taking_part(
         return {}
     if src.optimizer_shard is False:
         refusals.add(
-            "the source's optimizer shards parameters, which its configuration denies",
+            "the source's optimizer shards parameters, but its configuration says that it does not",
             "Correct --src-config",
         )
     threshold = src.threshold_bytes
@@ -151,6 +151,9 @@ def with_optimizer(
     if dst.optimizer_shard is False or takes_part is False or plain.free_ranks == 1:
         return plain
     extent = given.extents.get(name)
+    if extent is None and dst.optimizer_shard is None:
+        _refuse_unstated(refusals)
+        return None
     if extent is None:
         refusals.add(
             "its shape decides whether the optimizer shards it, and is not known",
@@ -165,11 +168,7 @@ def with_optimizer(
     if layout is plain:
         return plain
     if dst.optimizer_shard is None:
-        refusals.add(
-            "whether the destination's optimizer shards parameters is not stated",
-            "Give --optimizer-shard on, off, or the size (optimizer_weight_shard_size); or "
-            "--predict",
-        )
+        _refuse_unstated(refusals)
         return None
     if takes_part is None:
         refusals.add(
@@ -187,3 +186,11 @@ def with_optimizer(
         )
         return None
     return layout
+
+
+def _refuse_unstated(refusals: Refusals) -> None:
+    refusals.add(
+        "whether the destination's optimizer shards parameters is not stated",
+        "Give --optimizer-shard on (then with --shapes or the checkpoint), off, or the size "
+        "(optimizer_weight_shard_size); or --predict",
+    )

@@ -83,7 +83,7 @@ def spread(
     [0, 0, 1, 1, 1, 2, 2]
     """
     if counts and min(counts) < 0:
-        raise RequestError(f"--layers-per-stage {_text(counts)} has less than no layer")
+        raise RequestError(f"--layers-per-stage {_text(counts)} has a negative number")
     if counts:
         if len(counts) != stages or sum(counts) != layers:
             raise RequestError(
@@ -106,7 +106,7 @@ def spread(
         raise RequestError(
             f"{layers} layers do not spread over {stages} stages"
             + (f" in {interleave} rounds" if interleave > 1 else "")
-            + f" as {_text(every)}"
+            + f" as {_text(every)}, which is {sum(every)} layers"
         )
     return [part % stages for part, count in enumerate(every) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""On which pipeline stages of the destination each parameter is."""
+"""Find the pipeline stages that hold each parameter at the destination."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def place(
     nowhere = dict.fromkeys(parameters, first)
     if stages == 1:
         if len(places.counts) > 1:
-            refusals.add(
-                "--layers-per-stage has several stages, the destination one", "Leave it out"
-            )
+            refusals.add("--layers-per-stage lists several stages, the job has one", "Leave it out")
         return nowhere
     if stages == before and not places.says_counts:
         moved = {name: _stages_of(places.of(name), stages) for name in parameters}
@@ -75,7 +73,7 @@ def place(
     numbers = sorted(lists[divided])
     if numbers != list(range(len(numbers))):
         refusals.add(
-            f"{divided} has layers {numbers[0]} to {numbers[-1]}, and not all between 0 and that",
+            f"{divided} has layers {numbers[0]} to {numbers[-1]}, but some from 0 on are missing",
             "Bring the whole checkpoint or strategy, or choose another list by --layers",
         )
         return nowhere
@@ -187,7 +185,7 @@ def _outside(
     if found:
         return found
     refusals.add(
-        "on which pipeline stage it is, is not known",
+        "its pipeline stage is not known",
         "Give --first REGEX, --last REGEX, or --shared REGEX if both have it",
         name,
     )

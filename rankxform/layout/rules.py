@@ -131,7 +131,7 @@ def parse_rule(text: str, option: str = "--rule") -> Rule:
         expression(names, option),
         f"{option} {text!r}",
         mesh=mesh.strip() or None,
-        spec=parse_spec(bracket + spec) if bracket else None,
+        spec=parse_spec(bracket + spec, f"{option} {text!r}") if bracket else None,
     )
 
 
