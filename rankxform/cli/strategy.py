@@ -16,7 +16,7 @@ _EXPLAINING = ("src_parallel", "src_config", "preset")
 
 def _derive_options(action: argparse.ArgumentParser) -> None:
     action.add_argument(
-        "--from", dest="source", metavar="STRATEGY", default="none",
+        "--from", "--src-strategy", dest="source", metavar="STRATEGY", default="none",
         help="the source's strategy (default: none, for whole parameters)",
     )  # fmt: skip
     action.add_argument("-o", "--output", required=True, metavar="OUT", help=_OUT)

@@ -294,6 +294,7 @@ def _roles(
     layouts: Mapping[str, Layout],
 ) -> tuple[Role, ...]:
     rows: dict[tuple[str, str, str, str, str], int] = {}
+    nothing = given.predict or given.dst.optimizer_shard is False
     words = {True: "yes", False: "no", None: "-"}
     for name, one in parameters.items():
         rule = None if given.keep_mesh else rule_for(given.all_rules, name, "spec")
@@ -301,7 +302,7 @@ def _roles(
         row = (
             pattern_of(name),
             spec,
-            words[takes_part[name]],
+            "-" if nothing else words[takes_part[name]],
             entry(one.layout) if one.layout else "whole",
             entry(layouts[name]),
         )

@@ -64,9 +64,9 @@ class Role:
     """Parameters that are sharded alike: a row of the table that is printed.
 
     pattern: their names, numbers as ``*``; count: how many. spec: which mesh axes shard them.
-    optimizer: whether they take part in the
-    optimizer's shard ("yes", "no"; "-": not known). src, dst: their layouts, as
-    device matrix, tensor map, step and size of the optimizer's shard.
+    optimizer: whether they take part in the optimizer's shard ("yes", "no"; "-": not known, or
+    there is none). src, dst: their layouts, as device matrix, tensor map, step and size of the
+    optimizer's shard.
     """
 
     pattern: str
