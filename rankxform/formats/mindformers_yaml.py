@@ -89,7 +89,7 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
         import yaml
     except ModuleNotFoundError:
         raise UsageError(
-            f"{label}: install PyYAML to read it (pip install 'rankxform[yaml]'), or give "
+            f"{label}: install PyYAML to read it (pip install PyYAML), or give "
             "--src-parallel and --dst-parallel, such as dp=2,mp=4,pp=2"
         ) from None
     try:
