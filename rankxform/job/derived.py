@@ -173,7 +173,9 @@ def derive_from(given: Given, source: Strategy, schemas: Mapping[int, Schema]) -
     label = "derived from "
     if isinstance(source, WholeStrategy):
         check_whole(given)
-        return derive(replace(given, extents=_whole(schemas.values())), label + "the checkpoint")
+        return derive(
+            replace(given, extents=whole_extents(schemas.values())), label + "the checkpoint"
+        )
     extents = full_extents(source, schemas)
     source, absent = _present(source, extents, schemas)
     derived = derive(complete_question(given, source, extents), label + source.label)
@@ -240,7 +242,8 @@ def complete_question(given: Given, source: Strategy, extents: Mapping[str, Exte
     return replace(given, source=source, extents=extents, dst=dst)
 
 
-def _whole(schemas: Iterable[Schema]) -> dict[str, Extent]:
+def whole_extents(schemas: Iterable[Schema]) -> dict[str, Extent]:
+    """Return the extents of whole parameters, as the files have them."""
     return {
         name: Extent(shape, content_bytes(dtype, shape))
         for schema in dict.fromkeys(schemas)

@@ -8,7 +8,24 @@ from typing import TypedDict
 from rankxform.planning.cost_model import Costs
 
 
-class LoadOptions(TypedDict, total=False):
+class DeriveOptions(TypedDict, total=False):
+    """Keywords of `rankxform.derive`: the options of the destination's strategy but the sizes."""
+
+    unproven: bool
+    predict: bool
+    opt_on: str | Sequence[str]
+    opt_off: str | Sequence[str]
+    layers: str | None
+    layers_per_stage: Sequence[int]
+    offset: Sequence[int]
+    interleave: int | None
+    first: str | Sequence[str]
+    last: str | Sequence[str]
+    shared: str | Sequence[str]
+    unsharded: str | None
+
+
+class LoadOptions(DeriveOptions, total=False):
     """Keywords of `rankxform.load`: the options that concern no files of a destination."""
 
     include: str | Sequence[str]
@@ -22,22 +39,10 @@ class LoadOptions(TypedDict, total=False):
     src_parallel: str | None
     src_config: str | None
     preset: str | None
-    unproven: bool
     rule: str | Sequence[str]
-    predict: bool
     optimizer_shard: str | None
-    opt_on: str | Sequence[str]
-    opt_off: str | Sequence[str]
     threshold: int | None
     src_threshold: int | None
-    layers: str | None
-    layers_per_stage: Sequence[int]
-    offset: Sequence[int]
-    interleave: int | None
-    first: str | Sequence[str]
-    last: str | Sequence[str]
-    shared: str | Sequence[str]
-    unsharded: str | None
     src_form: str | None
     src_pattern: str
     step: str | None
@@ -66,20 +71,3 @@ class Options(LoadOptions, total=False):
     crc: bool
     verify: bool
     check_replicas: str
-
-
-class DeriveOptions(TypedDict, total=False):
-    """Keywords of `rankxform.derive`: the options of the destination's strategy but the sizes."""
-
-    unproven: bool
-    predict: bool
-    opt_on: str | Sequence[str]
-    opt_off: str | Sequence[str]
-    layers: str | None
-    layers_per_stage: Sequence[int]
-    offset: Sequence[int]
-    interleave: int | None
-    first: str | Sequence[str]
-    last: str | Sequence[str]
-    shared: str | Sequence[str]
-    unsharded: str | None

@@ -37,7 +37,7 @@ from rankxform.storage import presets, strategies
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import read_bytes
 
-from .derived import check_whole, complete_question, full_extents, read_config
+from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
 from .request import Request
 
 
@@ -80,11 +80,7 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
         return {name: Extent(shape, content_bytes(d, shape)) for name, (shape, d) in known.items()}
     schemas = _schemas(path, source)
     if isinstance(source, WholeStrategy):
-        return {
-            name: Extent(shape, content_bytes(dtype, shape))
-            for schema in schemas.values()
-            for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
-        }
+        return whole_extents(schemas.values())
     return full_extents(source, schemas)
 
 

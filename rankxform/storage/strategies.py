@@ -186,8 +186,8 @@ _CONVERTED = "rankxform-converted"
 def encoded(strategy: Strategy, target: Path) -> dict[Path, bytes]:
     """Return the files that hold a strategy: one file, JSON if it ends in ``.json``, or a folder.
 
-    A target without a suffix, or with a slash at its end as text, is a folder with one protobuf
-    file for each stage, as a training leaves them. Several stages in one file are merged, as
+    A target without a suffix is a folder with one protobuf file for each stage, as a training
+    leaves them. Several stages in one file are merged, as
     MindSpore merges them. Raises StrategyError for what the form cannot hold.
     """
     operator = DERIVED if strategy.derived else _CONVERTED
