@@ -26,7 +26,7 @@ from rankxform.formats.base import Index, suffixes
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
-from rankxform.planning.plan import check_ranks, needed_stages
+from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.storage import strategies
 from rankxform.storage.index import container, index

@@ -71,7 +71,7 @@ def _same_slices(planner: Planner) -> bool:
             sharding = parameter.sharding
             if (sharding, wanted) not in known:
                 grid = wanted.grid(parameter.shape)
-                known[sharding, wanted] = every <= {*sharding.holders} and _same_boxes(
+                known[sharding, wanted] = every <= {*sharding.ranks} and _same_boxes(
                     sharding, wanted, grid, dst.stage_size
                 )
             if not known[sharding, wanted]:

@@ -66,12 +66,13 @@ class Layouts:
 
         Entries named after a source tensor that is not in the destination's file are left out.
         """
-        src, dst = self._planner.catalog.strategy, self._planner.dst
+        planner = self._planner
+        src, rank_of = planner.catalog.strategy, planner.catalog.rank_of
         index = next(
             one
-            for stage in self._planner.source_stages(dst.stage_of(rank))
-            for source in src.ranks_in(stage)
-            if (one := self._indexes.get(source)) is not None
+            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
+            for source, one in self._indexes.items()
+            if src.stage_of(rank_of(source)) == stage
         )
         gone = set(index.schema.names).difference(t.name for t in self._planner.tensors(rank))
         return {key: text for key, text in index.metadata.items() if key not in gone}

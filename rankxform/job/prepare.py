@@ -20,7 +20,8 @@ from rankxform.ops.base import Derivation
 from rankxform.planning.catalog import Catalog, build_catalog
 from rankxform.planning.consistency import sharded_by_pattern
 from rankxform.planning.infer import complete, resolve
-from rankxform.planning.plan import Planner, check_ranks, needed_stages
+from rankxform.planning.plan import Planner
+from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.selection import REPLICATE, select
 from rankxform.planning.visibility import Visibility
 from rankxform.storage import strategies

@@ -13,7 +13,7 @@ from rankxform.formats import strategy_proto
 from rankxform.job.request import Request
 from rankxform.job.transform import convert_one
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.planning.plan import needed_stages
+from rankxform.planning.stages import needed_stages
 from rankxform.storage import strategies
 
 from .network import load_for, parameters, strategy_of

@@ -51,7 +51,7 @@ class Sharding:
 
     grid: its cells are what files hold, in the full tensor's elements.
     layout: how the stage that starts at global rank `first_rank` shards the tensor.
-    holders: ids of the files that hold a cell, ascending; a rank's file has its rank for an id.
+    holders: ids of the files that hold a cell, ascending. ranks: of which global rank each is.
     listed: whether the source strategy speaks of it; if not, every holder has it whole.
     """
 
@@ -59,13 +59,27 @@ class Sharding:
     layout: Layout
     first_rank: int
     holders: tuple[int, ...]
+    ranks: tuple[int, ...]
     listed: bool = True
+
+    def rank(self, file: int) -> int:
+        """Return the global rank whose slice a file holds."""
+        return self._rank_of[file]
+
+    @cached_property
+    def _rank_of(self) -> Mapping[int, int]:
+        return dict(zip(self.holders, self.ranks))
+
+    @cached_property
+    def file_of(self) -> Mapping[int, int]:
+        """By global rank the file that holds its slice."""
+        return dict(zip(self.ranks, self.holders))
 
     def cell(self, file: int) -> Cell:
         """Return the cell that a file holds."""
         if not self.listed:
             return (0,) * len(self.grid.edges)
-        return self.layout.cell(file - self.first_rank)
+        return self.layout.cell(self.rank(file) - self.first_rank)
 
     @cached_property
     def files(self) -> Targets:
@@ -122,9 +136,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Ranks of one stage whose files hold the same tensors, in the same order and shapes."""
+    """Files of one stage that hold the same tensors, in the same order and shapes."""
 
     schema: Schema
+    files: tuple[int, ...]
     ranks: tuple[int, ...]
 
 
@@ -132,7 +147,7 @@ class FileGroup:
 class Catalog:
     """All tensors of a source checkpoint.
 
-    paths: for messages, the file of each rank that saved.
+    paths: for messages, of each file.
     groups: by stage, those with the highest ranks first.
     listed: tensors that strategy and files both know, by name.
     unlisted: tensors of the files that the source strategy does not list, by name.
@@ -140,6 +155,7 @@ class Catalog:
         missing ranks; without gradients that are accumulated, if no file has any.
     searched: for messages, on which nodes files were searched for, if on several.
     src_names: what files and strategy call the tensors that were renamed.
+    ranks: of which rank a file is, by its id; a file that is not among them has its rank for an id.
     """
 
     strategy: Strategy
@@ -150,6 +166,11 @@ class Catalog:
     unreachable: Mapping[str, tuple[int, ...]]
     searched: str = ""
     src_names: Mapping[str, str] = field(default_factory=dict)
+    ranks: Mapping[int, int] = field(default_factory=dict)
+
+    def rank_of(self, file: int) -> int:
+        """Return the global rank that a file is of."""
+        return self.ranks.get(file, file)
 
     def src_name(self, name: str) -> str:
         """Return what the source's files and strategy call a tensor."""
@@ -177,14 +198,17 @@ def build_catalog(
     wanted: Iterable[int],
     searched: str = "",
     src_names: Mapping[str, str] = MappingProxyType({}),
+    ranks: Mapping[int, int] = MappingProxyType({}),
 ) -> Catalog:
-    """Return the catalog of a source whose files hold `schemas`, by global rank.
+    """Return the catalog of a source whose files hold `schemas`, by id.
 
-    Ranks beyond the strategy's must have been left out by the caller; `wanted` are the ranks whose
-    files were looked for, found or not. `src_names` are the files' names of tensors that were
-    renamed. Raises CheckpointError where types or shapes differ between ranks that should agree.
+    Files of ranks beyond the strategy's must have been left out by the caller; `wanted` are the
+    ids of files that were looked for, found or not. `src_names` are the files' names of tensors
+    that were renamed. `ranks` are those of files whose id is not their rank; such files say
+    themselves what they hold, so that a parameter that two stages list is taken from both. Raises
+    CheckpointError where types or shapes differ between ranks that should agree.
     """
-    groups = tuple(_groups(strategy.ranks_in(s), schemas) for s in range(len(strategy.stages)))
+    groups = _groups(strategy, schemas, ranks)
     found: dict[str, list[tuple[int, FileGroup]]] = {}
     for stage, some in enumerate(groups):
         for group in some:
@@ -200,7 +224,7 @@ def build_catalog(
         listing = next((s for s, _ in places if _lists(strategy, name, s)), None)
         if listing is None and name in strategy:
             continue  # a copy outside the stages that list it, such as a tied embedding
-        here = [group for s, group in places if listing in (None, s)]
+        here = [group for s, group in places if listing in (None, s) or ranks]
         src_name = src_names.get(name, name)
         dtype = _one_dtype(name, src_name, here, paths)
         if listing is None:
@@ -215,8 +239,9 @@ def build_catalog(
         for name in strategy.stages_of
         if name not in listed and (state_of(name) != NEVER_SAVED or NEVER_SAVED in saved)
     ]
-    lost = _unreachable(strategy, absent, frozenset(wanted) - frozenset(schemas))
-    return Catalog(strategy, paths, groups, listed, unlisted, lost, searched, src_names)
+    missing = {ranks.get(file, file) for file in frozenset(wanted) - frozenset(schemas)}
+    lost = _unreachable(strategy, absent, frozenset(missing))
+    return Catalog(strategy, paths, groups, listed, unlisted, lost, searched, src_names, ranks)
 
 
 def _unreachable(
@@ -274,7 +299,7 @@ def _check_stage(
     }
     if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
         raise CheckpointError(
-            f"{paths[group.ranks[0]]}: holds {len(foreign)} parameters that {strategy.label} "
+            f"{paths[group.files[0]]}: holds {len(foreign)} parameters that {strategy.label} "
             f"places in other pipeline stages than its {stage}, such as "
             f"{summarize_names(foreign, 3)}; the strategy is not this checkpoint's"
         )
@@ -284,17 +309,28 @@ def _lists(strategy: Strategy, name: str, stage: int) -> bool:
     return name in strategy and stage in strategy.stages_of.get(name, (0,))
 
 
-def _groups(ranks: range, schemas: Mapping[int, Schema]) -> tuple[FileGroup, ...]:
-    alike: dict[Schema, list[int]] = {}
-    for rank in ranks:
-        if rank in schemas:
-            alike.setdefault(schemas[rank], []).append(rank)
-    groups = [FileGroup(schema, tuple(members)) for schema, members in alike.items()]
-    return tuple(sorted(groups, key=lambda group: group.ranks[-1], reverse=True))
+def _groups(
+    strategy: Strategy, schemas: Mapping[int, Schema], ranks: Mapping[int, int]
+) -> tuple[tuple[FileGroup, ...], ...]:
+    """Return the groups of each stage, those with the highest ranks first."""
+    alike: tuple[dict[Schema, list[tuple[int, int]]], ...] = tuple({} for _ in strategy.stages)
+    for rank, file in sorted((ranks.get(file, file), file) for file in schemas):
+        alike[strategy.stage_of(rank)].setdefault(schemas[file], []).append((rank, file))
+    stages = (
+        [
+            FileGroup(schema, tuple(f for _, f in some), tuple(r for r, _ in some))
+            for schema, some in stage.items()
+        ]
+        for stage in alike
+    )
+    return tuple(
+        tuple(sorted(groups, key=lambda group: (group.ranks[-1], group.files[-1]), reverse=True))
+        for groups in stages
+    )
 
 
 def _one_dtype(name: str, src_name: str, groups: list[FileGroup], paths: Mapping[int, str]) -> str:
-    types = {group.schema.dtypes[group.schema.position[name]]: group.ranks[0] for group in groups}
+    types = {group.schema.dtypes[group.schema.position[name]]: group.files[0] for group in groups}
     if len(types) > 1:
         (a, rank_a), (b, rank_b), *_ = sorted(types.items())
         raise CheckpointError(
@@ -318,11 +354,12 @@ class _Shardings:
         groups: list[FileGroup],
         listed: bool = True,
     ) -> Sharding:
-        holders = tuple(sorted(rank for group in groups for rank in group.ranks))
+        pairs = sorted(pair for group in groups for pair in zip(group.files, group.ranks))
+        holders, ranks = tuple(f for f, _ in pairs), tuple(r for _, r in pairs)
         key = shape, layout, first_rank, holders, listed
         if key not in self._known:
             grid = layout.grid(shape)
-            self._known[key] = Sharding(grid, layout, first_rank, holders, listed)
+            self._known[key] = Sharding(grid, layout, first_rank, holders, ranks, listed)
         return self._known[key]
 
     def unlisted(self, name: str, groups: list[FileGroup]) -> Sharding:
@@ -355,7 +392,7 @@ class _Shardings:
             sharding = self._one(shape, layout, strategy.ranks_in(stage).start, groups)
         except RequestError as error:
             raise CheckpointError(
-                f"{paths[groups[0].ranks[0]]}: {src_name!r} does not fit {strategy.label}: {error}"
+                f"{paths[groups[0].files[0]]}: {src_name!r} does not fit {strategy.label}: {error}"
             ) from error
         for group in groups:
             _check_slices(name, src_name, sharding, group, paths)
@@ -372,11 +409,11 @@ def _check_slices(
     """Check that the ranks of a group hold slices of the shape that the layout gives them."""
     have = _slice_shape(name, group)
     even = not sharding.layout.split_rows
-    for rank in group.ranks[:1] if even else group.ranks:
-        want = sharding.grid.box(sharding.cell(rank)).shape
+    for file in group.files[:1] if even else group.files:
+        want = sharding.grid.box(sharding.cell(file)).shape
         if have != want:
             raise CheckpointError(
-                f"{paths[rank]}: the slice of {src_name!r} has shape {list(have)}, "
+                f"{paths[file]}: the slice of {src_name!r} has shape {list(have)}, "
                 f"expected {list(want)}; the ranks' files are not of one checkpoint, "
                 "or the strategy is another's"
             )

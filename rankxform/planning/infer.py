@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from rankxform.formats.base import Schema
 from rankxform.layout.layout import Layout
@@ -27,9 +28,14 @@ def resolve(strategy: Strategy, files: Mapping[int, Schema], *, states: bool = F
 
 
 def complete(
-    src: Strategy, dst: Strategy, files: Mapping[int, Schema]
+    src: Strategy,
+    dst: Strategy,
+    files: Mapping[int, Schema],
+    ranks: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Strategy, Strategy]:
-    """Return both strategies with the optimizer states that the source files hold, by global rank.
+    """Return both strategies with the optimizer states that the source files hold.
+
+    `files` are by id, `ranks` those of files whose id is not their rank.
 
     A state that neither strategy lists follows its parameter on both sides, if its slices have the
     shape of the parameter's: jobs that shard by pattern list no states. Patterns in `dst` are
@@ -43,7 +49,7 @@ def complete(
     following: dict[str, str] = {}
     alike: set[tuple[int, Schema]] = set()
     for rank, schema in files.items():
-        stage = src.stage_of(rank)
+        stage = src.stage_of(ranks.get(rank, rank))
         if stage < len(stages) and (stage, schema) not in alike:
             alike.add((stage, schema))
             for name, base in _states(schema, stages[stage], (src, dst)):

@@ -50,9 +50,12 @@ def losses_message(
         )
     should, gone = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
     parameter, box = max(gone, key=_weight)
-    missing = [rank for rank in should if rank not in catalog.paths]
+    files = {catalog.rank_of(file): file for file in catalog.paths}
+    missing = [rank for rank in should if rank not in files]
     where = (
-        f"{_ranks(missing)} no file" if missing else f"{catalog.paths[should[0]]}: is incomplete"
+        f"{_ranks(missing)} no file"
+        if missing
+        else f"{catalog.paths[files[should[0]]]}: is incomplete"
     )
     also = f", and none of {names}" if names else ""
     more = len(groups) - 1

@@ -16,9 +16,10 @@ people.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
@@ -28,7 +29,9 @@ from rankxform.layout.strategy import Strategy
 
 from .catalog import Catalog, Parameter, Shared, Targets
 from .losses import losses_message
+from .parts import Part
 from .selection import Selection, destination_layout
+from .stages import needed_stages
 from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
 
 SPREAD, MINDSPORE = REPLICAS = ("spread", "mindspore")
@@ -49,27 +52,55 @@ class Planner:
     """
 
     def __init__(
-        self, catalog: Catalog, dst: Strategy, selection: Selection, replicas: str = SPREAD
+        self,
+        catalog: Catalog,
+        dst: Strategy,
+        selection: Selection,
+        replicas: str = SPREAD,
+        parts: Mapping[int, Part] = MappingProxyType({}),
     ) -> None:
-        self.catalog, self.dst, self.selection = catalog, dst, selection
+        """`parts` are the destination's files by id; a file that is none of them is a rank's."""
+        self.catalog, self.dst, self.selection, self.parts = catalog, dst, selection, parts
         self._mindspore = replicas == MINDSPORE
         self._replicas = _replicas(catalog.listed.values())
         self._stages: dict[int, dict[str, Layout]] = {}
+        self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
         self._targets: dict[object, Targets] = {}
         self._readers: dict[object, Readers] = {}
         self._held: dict[object, Targets] = {}
+        self._numbers: dict[object, int] = {}
 
     # -- what destination files hold ------------------------------------------------------------
 
-    def names(self, rank: int) -> Mapping[str, Layout]:
-        """Return the layouts of the parameters that global destination `rank` gets, in file order.
+    def with_parts(self, parts: Mapping[int, Part]) -> Planner:
+        """Return the planner of the same conversion for other files."""
+        return Planner(
+            self.catalog, self.dst, self.selection, MINDSPORE if self._mindspore else SPREAD, parts
+        )
+
+    def part(self, file: int) -> Part:
+        """Return whose slices a file holds, and of which parameters."""
+        return self.parts.get(file) or Part(file)
+
+    def names(self, file: int) -> Mapping[str, Layout]:
+        """Return the layouts of the parameters of a destination file, in file order.
 
         MindSpore writes first what both strategies list and then the rest, each in the order of
         the source files that it loads for the stage, highest rank first. Raises RequestError
-        if the rank gets nothing.
+        if the file's rank gets nothing.
         """
-        stage = self.dst.stage_of(rank)
+        part = self.part(file)
+        stage = self.dst.stage_of(part.rank)
+        key = stage, part.names
+        if key not in self._files:
+            layouts = self._layouts_of(stage, part.rank)
+            if part.names is not None:
+                layouts = {name: one for name, one in layouts.items() if name in part.names}
+            self._files[key] = layouts
+        return self._files[key]
+
+    def _layouts_of(self, stage: int, rank: int) -> dict[str, Layout]:
         if stage not in self._stages:
             self._stages[stage] = self._stage_layouts(stage)
         if not self._stages[stage]:
@@ -79,12 +110,14 @@ class Planner:
             )
         return self._stages[stage]
 
-    def slices(self, rank: int) -> list[tuple[Parameter, Shape]]:
-        """Return the parameters that a rank gets and the shapes of its slices, in file order."""
-        stage, local = self.dst.stage_of(rank), rank % self.dst.stage_size
-        layouts = self.names(rank)
+    def slices(self, file: int) -> list[tuple[Parameter, Shape]]:
+        """Return the parameters of a file and the shapes of its slices, in file order."""
+        part = self.part(file)
+        stage, local = self.dst.stage_of(part.rank), part.rank % self.dst.stage_size
+        layouts = self.names(file)
         uneven = any(layout.split_rows for layout in layouts.values())
-        key = stage, local if uneven else None  # even shards give all ranks of a stage one shape
+        # even shards give all ranks of a stage one shape
+        key = stage, local if uneven else None, part.names
         if key not in self._slices:
             self._slices[key] = [
                 (parameter, layout.grid(parameter.shape).box(layout.cell(local)).shape)
@@ -93,46 +126,48 @@ class Planner:
             ]
         return self._slices[key]
 
-    def tensors(self, rank: int) -> list[TensorSpec]:
-        """Return what the file of a rank holds, in file order."""
-        return [TensorSpec(p.name, p.dtype, shape) for p, shape in self.slices(rank)]
+    def tensors(self, file: int) -> list[TensorSpec]:
+        """Return what a file holds, in file order."""
+        return [TensorSpec(p.name, p.dtype, shape) for p, shape in self.slices(file)]
 
     def parameter(self, name: str) -> Parameter:
         """Return the parameter that is converted under this name."""
         return self.selection.sharded.get(name) or self.selection.replicated[name]
 
-    def cell(self, layout: Layout, rank: int) -> Cell:
-        """Return the cell of a destination layout that global `rank` gets."""
-        return layout.cell(rank % self.dst.stage_size)
+    def cell(self, layout: Layout, file: int) -> Cell:
+        """Return the cell of a destination layout that a file holds."""
+        return layout.cell(self.part(file).rank % self.dst.stage_size)
 
-    def equal_files(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        """Return `ranks` by the first one whose file has the same boxes."""
+    def equal_files(self, files: Iterable[int]) -> dict[int, list[int]]:
+        """Return `files` by the first one that has the same boxes."""
         first: dict[object, int] = {}
         found: dict[int, list[int]] = {}
-        for rank in ranks:
-            found.setdefault(first.setdefault(self.replica_key(rank), rank), []).append(rank)
+        for file in files:
+            found.setdefault(first.setdefault(self.replica_key(file), file), []).append(file)
         return found
 
-    def replica_key(self, rank: int) -> tuple[int, tuple[Cell, ...]]:
-        """Return stage and cells of a rank: they are equal for ranks that hold the same boxes."""
-        stage, local = self.dst.stage_of(rank), rank % self.dst.stage_size
-        layouts = dict.fromkeys(self.names(rank).values())
-        return stage, tuple(layout.cell(local) for layout in layouts)
+    def replica_key(self, file: int) -> tuple[int, int, tuple[Cell, ...]]:
+        """Return stage, names as a number, and cells of a file: they are equal for files that
+        hold the same boxes."""
+        part, layouts = self.part(file), self.names(file)
+        stage, local = self.dst.stage_of(part.rank), part.rank % self.dst.stage_size
+        number = self._numbers.setdefault((stage, part.names), len(self._numbers))
+        return stage, number, tuple(one.cell(local) for one in dict.fromkeys(layouts.values()))
 
     # -- which copies make them up --------------------------------------------------------------
 
-    def plan(self, rank: int) -> RankPlan:
-        """Write out the plan of one global destination rank."""
+    def plan(self, file: int) -> RankPlan:
+        """Write out the plan of one destination file."""
         slices = []
-        for transfer in self.transfers([self.whole_file(rank)]):
+        for transfer in self.transfers([self.whole_file(file)]):
             (cell,) = transfer.targets
             copies = tuple(Copy(transfer.readers[at], box) for at, box in transfer.copies(cell))
             slices.append(Slice(transfer.parameter, transfer.grid.box(cell), copies))
-        return RankPlan(rank, tuple(slices))
+        return RankPlan(file, tuple(slices))
 
-    def whole_file(self, rank: int) -> SliceRange:
-        """Return all slices of a rank's file."""
-        return SliceRange(rank, 0, len(self.names(rank)))
+    def whole_file(self, file: int) -> SliceRange:
+        """Return all slices of a file."""
+        return SliceRange(file, 0, len(self.names(file)))
 
     def transfers(
         self, slice_ranges: Iterable[SliceRange], visible: frozenset[int] | None = None
@@ -216,12 +251,12 @@ class Planner:
         by: dict[int, list[int]] = {}
         if not parameter.listed:
             for rank in ranks:
-                by.setdefault(self._unlisted_rank(parameter, rank), []).append(rank)
+                by.setdefault(self._unlisted_file(parameter, rank), []).append(rank)
             for file, alike in by.items():
                 yield {(0,) * len(parameter.shape): file}, tuple(alike)
         elif self._mindspore:
             for rank in ranks:
-                own = rank % self.dst.stage_size % parameter.layout.ranks
+                own = self.part(rank).rank % self.dst.stage_size % parameter.layout.ranks
                 by.setdefault(parameter.layout.replica(own), []).append(rank)
             for replica, alike in by.items():
                 yield self._mindspores(parameter, layout, tuple(alike), replica), tuple(alike)
@@ -270,7 +305,7 @@ class Planner:
             sharding = parameter.sharding
             for cell, found in self._cells(parameter, layout, ranks):
                 rank = sharding.first_rank + sharding.layout.holders[cell][replica]
-                readers[cell] = rank if rank in found else found[0]
+                readers[cell] = next((f for f in found if sharding.rank(f) == rank), found[0])
             self._readers[key] = readers
         return self._readers[key]
 
@@ -283,19 +318,20 @@ class Planner:
         assert cell not in parameter.sharding.files
         raise CheckpointError(losses_message(self.catalog, self.selection.sharded.values(), {}))
 
-    def _unlisted_rank(self, parameter: Parameter, dst_rank: int) -> int:
-        """Return the rank whose copy of an unlisted parameter `dst_rank` gets, as MindSpore does.
+    def _unlisted_file(self, parameter: Parameter, file: int) -> int:
+        """Return whose copy of an unlisted parameter a destination file gets, as MindSpore does.
 
-        It is the one that is congruent to the destination's stage-local rank, in the lowest
-        stage that MindSpore loads for the destination's stage.
+        It is that of the rank that is congruent to the destination's stage-local rank, in the
+        lowest stage that MindSpore loads for the destination's stage.
         """
-        src = self.catalog.strategy
+        src, dst_rank = self.catalog.strategy, self.part(file).rank
         stages = self.source_stages(self.dst.stage_of(dst_rank))
         local = dst_rank % self.dst.stage_size % src.stage_size
+        file_of = parameter.sharding.file_of
         for stage in stages:
-            if src.ranks_in(stage)[local] in parameter.holders:
-                return src.ranks_in(stage)[local]
-        return next(r for s in stages for r in src.ranks_in(s) if r in parameter.holders)
+            if src.ranks_in(stage)[local] in file_of:
+                return file_of[src.ranks_in(stage)[local]]
+        return next(file_of[r] for s in stages for r in src.ranks_in(s) if r in file_of)
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -308,7 +344,7 @@ class Planner:
         needed = needed_stages(self.catalog.strategy, self.dst, dst_stage)
         there = set(self.catalog.names_in(needed))
         more = {
-            self.catalog.strategy.stage_of(parameter.holders[0])
+            self.catalog.strategy.stage_of(parameter.sharding.rank(parameter.holders[0]))
             for name, parameter in self.selection.sharded.items()
             if not parameter.listed and name not in there
             and dst_stage in self.dst.stages_of.get(name, ())
@@ -361,28 +397,3 @@ def _replicas(parameters: Iterable[Parameter]) -> dict[str, int]:
             replicas[p.name] = (2 * before + nbytes) * copies // (2 * total)
             before += nbytes
     return replicas
-
-
-def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
-    """Return the source stages that MindSpore loads for a destination stage, ascending.
-
-    These are the stages of all parameters that the source lists, except parameters that the
-    destination lists in other stages only.
-    """
-    if not src.stages_of:
-        return [0]
-    elsewhere = {name for name, stages in dst.stages_of.items() if dst_stage not in stages}
-    return sorted(
-        {s for name, stages in src.stages_of.items() if name not in elsewhere for s in stages}
-    )
-
-
-def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
-    """Return the destination ranks to make, ascending: those asked for, or all."""
-    wanted = tuple(sorted(set(ranks))) or tuple(range(dst.ranks))
-    if wanted[-1] >= dst.ranks or wanted[0] < 0:
-        raise UsageError(
-            f"destination rank {wanted[-1]} does not exist: {dst.label} has ranks 0 to "
-            f"{dst.ranks - 1}"
-        )
-    return wanted
