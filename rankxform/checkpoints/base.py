@@ -1,7 +1,8 @@
 """Forms: what a folder with a checkpoint looks like, apart from the bytes of its files.
 
-The rest of the package finds a form by its entry in `FORMS`. Files have ids; in forms with one file
-for each rank, a file's id is its rank.
+The rest of the package finds a form by its entry in `FORMS`. Files have ids; in rank folders, a
+file's id is its rank. Other forms describe themselves: which files there are, which slices of
+which ranks each holds, or that all tensors are whole.
 """
 
 from __future__ import annotations
@@ -9,23 +10,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rankxform.errors import UsageError
 from rankxform.formats.base import Format
+from rankxform.geometry.box import Shape
 from rankxform.layout.names import ranges
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.parts import Part
+from rankxform.planning.plan import Planner
 
-Step = tuple[int, int]
-"""Epoch and step."""
+Step = tuple[int, ...]
+"""Epoch and step, or an iteration alone."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What exists at a path: a file, a folder with files by id, or nothing."""
+    """What exists at a path: a file, a folder with files, or nothing.
+
+    files: of rank folders, by rank. named: of other forms, by their names relative to the folder.
+    """
 
     is_file: bool = False
     is_folder: bool = False
     files: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+    named: Mapping[str, Path] = field(default_factory=dict)
 
     def joined(self, other: Listing) -> Listing:
         """Return this listing merged with that of the same path on another node."""
@@ -33,7 +42,31 @@ class Listing:
             file: tuple(dict.fromkeys((*self.files.get(file, ()), *other.files.get(file, ()))))
             for file in sorted({*self.files, *other.files})
         }
-        return Listing(self.is_file or other.is_file, self.is_folder or other.is_folder, files)
+        named = dict(sorted({**other.named, **self.named}.items()))
+        return Listing(
+            self.is_file or other.is_file, self.is_folder or other.is_folder, files, named
+        )
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint says of itself, beside its files' headers.
+
+    source: the file that says it, for messages. strategy: how its parameters are sharded; None if
+    all are whole. ranks: by file the global rank whose slices it holds; {} if the tensors are
+    whole. listed: by file the parameters that it is said to hold. stated: by name type and full
+    shape, in elements. loose: the file with values that are listed nowhere, if there is one.
+    common: facts on the training, such as its global_step. notices: what to know.
+    """
+
+    source: str = ""
+    strategy: Strategy | None = None
+    ranks: Mapping[int, int] = field(default_factory=dict)
+    listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
+    loose: int | None = None
+    common: Mapping[str, Any] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,17 +74,18 @@ class Shards:
     """The chosen files, by id, and the (epoch, step) they were saved at.
 
     skipped_steps: other steps that exist. incomplete: of this step and newer ones, those that some
-    ranks lack, with these ranks.
+    ranks lack, with these ranks. said: what the checkpoint says of itself; None of rank folders.
     """
 
     paths: Mapping[int, Path]
     step: Step | None = None
     skipped_steps: tuple[Step, ...] = ()
     incomplete: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
+    said: Description | None = None
 
     @property
     def step_name(self) -> str | None:
-        """The step as `--step` takes it, such as 10_73; None if the files' names state none."""
+        """The step as `--step` takes it, such as 10_73 or 100; None if no name states one."""
         return "_".join(map(str, self.step)) if self.step else None
 
     @property
@@ -74,13 +108,54 @@ class Wish:
     suffix: str | None = None
 
 
+@dataclass(frozen=True)
+class Naming:
+    """How a destination's files are to be made, as the user says.
+
+    prefix: start of their names (None: the form's own). suffix: of the container, with a dot.
+    most_bytes: of one file of whole tensors, if not the form's own. dedup: each slice once.
+    iteration: of the training; None if it is not known.
+    """
+
+    prefix: str | None = None
+    suffix: str = ".ckpt"
+    most_bytes: int | None = None
+    dedup: bool = False
+    iteration: int | None = None
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The files of a destination.
+
+    names: of each, by id, relative to `folder`, which is relative to the destination. parts: what
+    each holds; {}: a file holds all slices of the rank that is its id. mark: a small file, relative
+    to the destination, with its content, by which readers find `folder`; it is written last.
+    """
+
+    names: Mapping[int, str]
+    parts: Mapping[int, Part] = field(default_factory=dict)
+    folder: str = ""
+    mark: tuple[str, bytes] | None = None
+
+
 class Form(Protocol):
-    """One folder convention. It looks at folders, and opens no checkpoint file."""
+    """One folder convention. It looks at folders, and opens no checkpoint file.
+
+    name: what ``--src-form`` and ``--dst-form`` call it; title: what people do.
+    """
 
     name: str
+    title: str
+    options: tuple[str, ...]
+    """The options of a destination that only some forms have, of `rankxform.job.request`."""
+    container: str | None
+    """The container of its files, if it has but one."""
+    described: bool
+    """Whether a checkpoint says itself how it is sharded, so that no strategy is needed."""
 
-    def recognizes(self, where: Path) -> bool:
-        """Tell whether the folder `where` can only be of this form."""
+    def recognizes(self, where: Path) -> str | None:
+        """Return the file or folder by which `where` is known to be of this form, or None."""
 
     def look(self, where: Path, wish: Wish) -> Listing:
         """List the checkpoint files at `where`, as this node has them."""
@@ -102,16 +177,28 @@ class Form(Protocol):
         candidates; never guesses.
         """
 
-    def path(self, file: int, prefix: str, suffix: str) -> str:
-        """Return where a file belongs in a destination, relative to it; `suffix` has a dot."""
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        """Return the files of a whole destination, of which `planner` knows the slices.
+
+        Raises RequestError for what the form cannot hold, UsageError for what it has to be told.
+        """
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the metadata of a destination file, of which the source file had `source`."""
 
     def owns(self, name: str, file: int) -> bool:
         """Tell whether `name`, relative to a destination, may be that file, whatever its prefix."""
 
-    def companions(self, files: Mapping[int, str]) -> Mapping[str, bytes]:
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return what else belongs to a destination whose files have these `names`."""
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+    ) -> Mapping[str, bytes]:
         """Return small files that belong to a complete destination, by their relative names.
 
-        `files` are all that are there, by id. They are written when all these are complete.
+        They are written when all its files are complete. `common` are facts on the training, as in
+        `Description`.
         """
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:
@@ -124,14 +211,23 @@ FORMS: dict[str, Form] = {}
 USUAL = "ranks"
 
 
-def form_of(where: Path, name: str | None) -> Form:
-    """Return the form called `name`, or if that is None the form of `where`. Raises UsageError."""
+def form_of(where: Path, name: str | None, option: str = "--src-form") -> Form:
+    """Return the form called `name`, or if that is None the form of `where`.
+
+    Raises UsageError for an unknown name, and where two forms are recognized.
+    """
     if name is not None:
         if name not in FORMS:
             raise UsageError(f"form {name!r} is none of {', '.join(FORMS)}")
         return FORMS[name]
-    known = (form for form in FORMS.values() if form.recognizes(where))
-    return next(known, FORMS[USUAL])
+    marks = {form.name: mark for form in FORMS.values() if (mark := form.recognizes(where))}
+    if len(marks) > 1:
+        (a, mark_a), (b, mark_b), *_ = marks.items()
+        raise UsageError(
+            f"{where}: say which is meant by {option}: {a} (it holds {mark_a}) or {b} (it holds "
+            f"{mark_b})"
+        )
+    return FORMS[next(iter(marks), USUAL)]
 
 
 @dataclass(frozen=True)
@@ -141,11 +237,11 @@ class Target:
     folder: Path
     form: Form
     container: Format
-    prefix: str
+    arrangement: Arrangement
 
     def path(self, file: int) -> Path:
         """Return the path of a file."""
-        return self.folder / self.form.path(file, self.prefix, "." + self.container.name)
+        return self.folder / self.arrangement.names[file]
 
     def paths(self, files: Iterable[int]) -> dict[int, Path]:
         return {file: self.path(file) for file in files}

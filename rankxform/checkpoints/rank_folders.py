@@ -15,13 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import normpath
+from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import suffixes
+from rankxform.planning.plan import Planner
 
-from .base import FORMS, USUAL, Listing, Shards, Step, Wish
+from .base import FORMS, USUAL, Arrangement, Listing, Naming, Shards, Step, Wish
 
 DEFAULT_PATTERN = "rank_{rank}/*"
+DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
 _STEP = re.compile(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
 _FOLDER = re.compile(r"rank_(\d+)")
@@ -36,9 +39,15 @@ class RankFolders:
     """
 
     name = USUAL
+    title = "rank folders"
+    options: tuple[str, ...] = ()
+    container: str | None = None
+    described = False
 
-    def recognizes(self, where: Path) -> bool:
-        return False  # rank folders are the fallback for what no other form recognizes
+    def recognizes(self, where: Path) -> str | None:
+        """Rank folders; a source is taken for some that are spelled otherwise if nothing else."""
+        found = (path.name for path in where.glob("rank_*") if _FOLDER.fullmatch(path.name))
+        return next(iter(sorted(found)), None)
 
     def look(self, where: Path, wish: Wish) -> Listing:
         if where.is_file():
@@ -86,14 +95,25 @@ class RankFolders:
             )
         return found if wish.step in (None, LATEST) else replace(found, incomplete={})
 
-    def path(self, file: int, prefix: str, suffix: str) -> str:
-        return f"rank_{file}/{prefix}{file}{suffix}"
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        prefix = DEFAULT_PREFIX if naming.prefix is None else naming.prefix
+        ranks = range(planner.dst.ranks)
+        return Arrangement({r: f"rank_{r}/{prefix}{r}{naming.suffix}" for r in ranks})
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        """MindSpore's files say "ms" where others say "pt"."""
+        return {key: text for key, text in source.items() if (key, text) != ("format", "pt")}
 
     def owns(self, name: str, file: int) -> bool:
         folder, _, rest = name.partition("/")
         return folder == f"rank_{file}" and rest not in ("", ".", "..") and not set("/\0") & {*rest}
 
-    def companions(self, files: Mapping[int, str]) -> Mapping[str, bytes]:
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+    ) -> Mapping[str, bytes]:
         return {}
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from rankxform.planning.cost_model import Costs
 from rankxform.transport import Team
 
 from .stopping import parse_time
-from .units import number_ranges, parse_moment, parse_size
+from .units import number_ranges, parse_limit, parse_moment, parse_size
 
 LATENCIES, SHARE = ("read_latency", "latency"), "overlap"
 """What of `Costs` is in seconds, and what has no unit."""
@@ -145,6 +145,16 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 256M") from None
 
 
+def _limit(text: str) -> int:
+    try:
+        nbytes = parse_limit(text)
+    except ValueError:
+        nbytes = 0
+    if not nbytes:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 5GB or 3GiB")
+    return nbytes
+
+
 def _costs(text: str) -> Costs:
     known = [field.name for field in fields(Costs)]
     given = {}
@@ -208,6 +218,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 KINDS: dict[str, Callable[[str], Any]] = {
-    "ranks": _ranks, "size": _size, "costs": _costs, "number": _number, "numbers": _numbers,
+    "ranks": _ranks, "size": _size, "limit": _limit, "costs": _costs, "number": _number,
+    "numbers": _numbers,
 }  # fmt: skip
 """How the values of options are read, by the kinds of the table."""

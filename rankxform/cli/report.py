@@ -10,7 +10,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rankxform.job.prepare import Conversion
+from rankxform.checkpoints.base import Shards
+from rankxform.job.prepare import Conversion, SourceFiles
 from rankxform.job.replicas import ReplicaVerdict
 from rankxform.job.transform import Report
 from rankxform.job.verify import Verdict
@@ -26,11 +27,12 @@ def header(conversion: Conversion, processes: int) -> str:
     """Say which files were found and what is about to happen."""
     files, request = conversion.files, conversion.request
     source, dst, shards = conversion.planner.catalog, conversion.planner.dst, files.shards
-    step = f", epoch {shards.step[0]} step {shards.step[1]}" if shards.step else ""
-    found = _count(len(files.indexes), "rank")
     where = f"{request.dst}: " if request.dst else ""
     some, every = len(conversion.ranks), dst.ranks
     ranks = _count(every, "rank") if some == every else f"{some} of {_count(every, 'rank')}"
+    if conversion.target.arrangement.parts:
+        made = _count(len(conversion.made), "file")
+        ranks = f"{conversion.target.form.title}, {made}" + (f" of {ranks}" if every > 1 else "")
     derived = []
     if conversion.derived is not None:
         from .strategy_report import derived_table
@@ -40,13 +42,30 @@ def header(conversion: Conversion, processes: int) -> str:
         (
             *derived,
             *warnings(conversion.warnings),
-            f"source       {request.src or 'imagined from shapes'}: {found}{step}",
+            f"source       {request.src or 'imagined from shapes'}: {_found(files)}{_step(shards)}",
             f"             sharded by {_strategy(source.strategy)}",
             f"destination  {where}{ranks}",
             f"             sharded by {_strategy(dst)}",
             f"processes    {processes:,} (need not equal the number of ranks)",
         )
     )
+
+
+def _found(files: SourceFiles) -> str:
+    said = files.shards.said
+    if said is None:
+        return _count(len(files.indexes), "rank")
+    ranks = len({said.ranks[file] for file in files.indexes if file in said.ranks})
+    found = f"{files.form.title}, {_count(len(files.indexes), 'file')}"
+    return found + (f" of {_count(ranks, 'rank')}" if ranks > 1 else "")
+
+
+def _step(shards: Shards) -> str:
+    if not shards.step:
+        return ""
+    if len(shards.step) == 1:
+        return f", iteration {shards.step[0]}"
+    return f", epoch {shards.step[0]} step {shards.step[1]}"
 
 
 def warnings(texts: Sequence[str]) -> list[str]:
@@ -56,7 +75,7 @@ def warnings(texts: Sequence[str]) -> list[str]:
 
 def _strategy(strategy: Strategy) -> str:
     if strategy.label == "none":
-        return "none (whole tensors on one rank)"
+        return "none (whole tensors)"
     return f"{strategy.label} ({strategy.extent})"
 
 

@@ -41,6 +41,22 @@ def parse_size(text: str) -> int:
     return int(nbytes)
 
 
+def parse_limit(text: str) -> int:
+    """Read bytes whose unit says of which power it is.
+
+    >>> parse_limit("5GB"), parse_limit("3GiB"), parse_limit("4096")
+    (5000000000, 3221225472, 4096)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError(text)
+    power = " KMGT".index((match[2] or " ").upper())
+    nbytes = float(match[1]) * (1024 if match[3] else 1000) ** power
+    if nbytes > 1 << 62:
+        raise ValueError(text)
+    return int(nbytes)
+
+
 def parse_moment(text: str) -> float:
     """Read seconds such as ``0.5ms``.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
@@ -109,6 +109,11 @@ class Index:
         i = self.schema.position[name]
         pieces = self.pieces.get(i)
         return sum(p.nbytes for p in pieces) if pieces else self.schema.nbytes(i)
+
+    def only(self, schema: Schema) -> Index:
+        """Return the table of contents without what is not in `schema`, which has no pieces."""
+        offsets = array("q", (self.offsets[self.schema.position[name]] for name in schema.names))
+        return replace(self, schema=schema, offsets=offsets, pieces={})
 
     def spans(self, name: str) -> tuple[Span, ...]:
         """Return where the content of `name` lies, in order."""

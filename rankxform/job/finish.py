@@ -174,7 +174,13 @@ def _finish(work: Work, folder: TargetFolder | None) -> None:
     """
     assert folder is not None
     conversion = work.conversion
-    kept = contents(conversion.planner, conversion.ranks) if work.request.verify else {}
+    planner, target = conversion.planner, conversion.target
+    kept = contents(planner, conversion.made) if work.request.verify else {}
     options = verify_options(conversion.request, conversion.files.shards)
     keep_beside(conversion)
-    folder.finish({**kept, "ranks": conversion.planner.dst.ranks, "verify": options})
+    names = target.arrangement.names
+    folder.finish(
+        {**kept, "ranks": len(names), "verify": options},
+        names.values(),
+        lambda: target.form.companions(planner, target.arrangement, conversion.common),
+    )

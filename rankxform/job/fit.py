@@ -9,8 +9,8 @@ from rankxform.checkpoints.base import Shards, Target
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.geometry.grid import Grid
 from rankxform.layout.layout import Layout
-from rankxform.planning.catalog import Sharding
 from rankxform.planning.plan import Planner
+from rankxform.planning.sharding import Sharding
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.index import container
 from rankxform.transport import Team

@@ -60,8 +60,12 @@ class Options(LoadOptions, total=False):
     """Keywords of `rankxform.transform`, `verify` and `plan`: all options."""
 
     ranks: Sequence[int]
-    dst_form: str
-    prefix: str
+    dst_form: str | None
+    prefix: str | None
+    max_part: int | None
+    max_shard: int | None
+    dedup: bool
+    iteration: int | None
     format: str | None
     link: str
     dst_placement: str

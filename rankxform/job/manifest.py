@@ -117,33 +117,42 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
 # -- where every slice belongs, strategies aside --------------------------------------------------
 
 
-def contents(planner: Planner, ranks: tuple[int, ...]) -> dict[str, Any]:
+def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
     """Return, for JSON, what the files of each pipeline stage hold.
 
-    A parameter is its type, its full shape, and the number of its layout in the stage's list.
+    A parameter is its type, its full shape, and the number of its layout in the stage's list. Of
+    files that hold some of a rank's parameters, the rank and the names are kept too.
     """
     dst = planner.dst
     stages: dict[str, Any] = {}
-    for rank in ranks:
+    for rank in dict.fromkeys(planner.part(file).rank for file in files):
         stage = str(dst.stage_of(rank))
         if stage in stages:
             continue
         numbers: dict[Layout, int] = {}
         parameters: dict[str, Any] = {}
-        for (p, _), layout in zip(planner.slices(rank), planner.names(rank).values()):
+        for name, layout in planner.names_of(rank).items():
+            p = planner.parameter(name)
             parameters[p.name] = [p.dtype, list(p.shape), numbers.setdefault(layout, len(numbers))]
         layouts = [asdict(layout) for layout in numbers]
         stages[stage] = {"layouts": layouts, "parameters": parameters}
-    return {"stage size": dst.stage_size, "stages": stages}
+    parts = {
+        str(file): [planner.part(file).rank, list(planner.names(file))]
+        for file in files
+        if planner.part(file).names is not None
+    }
+    return {"stage size": dst.stage_size, "stages": stages, **({"parts": parts} if parts else {})}
 
 
-def expected(manifest: Mapping[str, Any], rank: int) -> dict[str, tuple[tuple[int, ...], Expected]]:
-    """Return what the file of `rank` holds, from a manifest: full shape, type and box by name."""
+def expected(manifest: Mapping[str, Any], file: int) -> dict[str, tuple[tuple[int, ...], Expected]]:
+    """Return what a file holds, from a manifest: full shape, type and box by name."""
     size = manifest["stage size"]
+    rank, names = manifest.get("parts", {}).get(str(file), (file, None))
     stage = manifest["stages"][str(rank // size)]
     layouts = [_layout(facts) for facts in stage["layouts"]]
     found = {}
-    for name, (dtype, shape, number) in stage["parameters"].items():
+    for name in stage["parameters"] if names is None else names:
+        dtype, shape, number = stage["parameters"][name]
         box = layouts[number].grid(tuple(shape)).box(layouts[number].cell(rank % size))
         found[name] = tuple(shape), Expected(dtype, box)
     return found

@@ -75,7 +75,8 @@ class Layouts:
             if src.stage_of(rank_of(source)) == stage
         )
         gone = set(index.schema.names).difference(t.name for t in self._planner.tensors(rank))
-        return {key: text for key, text in index.metadata.items() if key not in gone}
+        kept = {key: text for key, text in index.metadata.items() if key not in gone}
+        return self._target.form.metadata(kept)
 
 
 def outputs(

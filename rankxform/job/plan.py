@@ -74,17 +74,18 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         conversion.request, conversion.planner, conversion.planner.selection,
     )  # fmt: skip
     processes = len(found.workloads)
-    assignment = assign(planner, conversion.ranks, processes)
-    plans = [planner.plan(rank) for rank in conversion.ranks]
+    assignment = assign(planner, conversion.made, processes)
+    plans = [planner.plan(file) for file in conversion.made]
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
         for one in slice_ranges:
             writers.setdefault(one.rank, []).append(process)
-    from_rank = read_by_rank(t for some in assignment for t in planner.transfers(some))
+    moved = (t for some in assignment for t in planner.transfers(some))
+    from_rank = read_by_rank(moved, planner.catalog.rank_of)
     method, latency = policy.method, None
     if isinstance(method, Cheaper) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
-    everything = [planner.whole_file(rank) for rank in conversion.ranks]
+    everything = [planner.whole_file(file) for file in conversion.made]
     return Plan(
         src=request.src,
         src_ranks=planner.catalog.strategy.ranks,

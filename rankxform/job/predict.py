@@ -56,7 +56,7 @@ def predict_loads(
     Measures what the choice of a read method depends on. Collective.
     """
     request, files, planner = conversion.request, conversion.files, conversion.planner
-    assignment = team.agree(lambda: assign(planner, conversion.ranks, processes))
+    assignment = team.agree(lambda: assign(planner, conversion.made, processes))
     if processes != team.size:
         files = replace(files, visibility=Visibility.full((0,) * processes, files.indexes))
     mine = [one for some in assignment[team.rank :: team.size] for one in some]
@@ -93,8 +93,8 @@ def simulate_cluster(
         home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}
         visibility = Visibility(node, _by_node(home, nodes))
     placement = request.dst_placement
-    destination = _destination(placement, planner.dst.ranks, conversion.ranks, node, nodes)
-    assignment = assign_visible(planner, conversion.ranks, destination)
+    destination = _destination(placement, planner.dst.ranks, conversion.made, node, nodes)
+    assignment = assign_visible(planner, conversion.made, destination)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = IoPolicy(method)
     if request.read_method == AUTO:

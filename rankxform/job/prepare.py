@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import FORMS, Form, Listing, Shards, Target, Wish, form_of
-from rankxform.errors import CheckpointError, FormatError, RequestError, UsageError
-from rankxform.formats.base import FORMATS, Index, Schema
-from rankxform.formats.shapes import parse as parse_shapes
-from rankxform.layout.layout import whole
-from rankxform.layout.names import ranges, summarize_names
-from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.checkpoints.base import FORMS, USUAL, Form, Shards, Target
+from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.formats.base import FORMATS, Format, Index, Schema
+from rankxform.layout.names import summarize_names
+from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation
 from rankxform.planning.catalog import Catalog, build_catalog
 from rankxform.planning.consistency import sharded_by_pattern
 from rankxform.planning.infer import complete, resolve
 from rankxform.planning.plan import Planner
-from rankxform.planning.stages import check_ranks, needed_stages
-from rankxform.planning.selection import REPLICATE, select
+from rankxform.planning.selection import select
+from rankxform.planning.stages import check_ranks
 from rankxform.planning.visibility import Visibility
-from rankxform.storage import strategies
 from rankxform.storage.index import Indexer, container
-from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team
 
+from .described import check_files, check_loose, naming, own_names, training_facts
+from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
 from .request import Request
-from .unsharded import check_stated, unsharded
+from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
 
 if TYPE_CHECKING:
-    from rankxform.layout.given import Derived, Given
+    from rankxform.layout.given import Derived
 
 
 @dataclass
@@ -63,24 +60,28 @@ class Conversion:
     """A prepared request: all that is known before tensor bytes are read.
 
     planner: the plan, with the catalog, the destination's strategy and the selection. ranks: the
-    destination ranks to make. target: where their files belong, if the request names a folder.
+    destination ranks to make; made: the ids of their files. target: where these belong, if the
+    request names a folder.
     warnings: what may not be what was meant, to be said first and last; notices: what to know.
-    derived: how the destination's strategy came about, if it was derived.
+    derived: how the destination's strategy came about, if it was derived. common: facts on the
+    training, such as its global_step.
     """
 
     request: Request
     files: SourceFiles
     planner: Planner
     ranks: tuple[int, ...]
+    made: tuple[int, ...]
     target: Target
     notices: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     derived: Derived | None = None
+    common: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finals(self) -> dict[int, Path]:
-        """The path of each destination rank's file."""
-        return self.target.paths(self.ranks)
+        """The path of each destination file that is made, by its id."""
+        return self.target.paths(self.made)
 
 
 def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conversion:
@@ -90,9 +91,9 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
     with phases.phase("plan"):
         there, as_first = None, frozenset[int]()
         if team.nodes.count > 1 and request.shapes is None and request.files is None:
-            form = team.bcast(lambda: form_of(Path(request.src), request.src_form).name)
-            there, as_first = look_on_all(team, Path(request.src), _wish(request), FORMS[form])
-        found = team.bcast(lambda: _inputs(request, there, searched))
+            form = team.bcast(lambda: source_form(request, Path(request.src)).name)
+            there, as_first = look_on_all(team, Path(request.src), wish(request), FORMS[form])
+        found = team.bcast(lambda: inputs(request, there, searched))
     with phases.phase("index"):
         if found.imagined:
             visibility = Visibility.full(team.nodes.of, found.shards.paths)
@@ -100,153 +101,9 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
             visibility, notices = visibility_of(team, found.shards.paths, as_first)
             found.notices.extend(notices)
         indexes = found.imagined or index_all(team, found.shards.paths, visibility)
+        common = training_facts(found, indexes, visibility, team)
     with phases.phase("plan"):
-        return team.agree(lambda: _planned(found, indexes, visibility, searched))
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What process 0 finds before headers are read; `wanted` are the source ranks to look at.
-
-    dst: the destination's strategy, or what it is to be derived from.
-    """
-
-    request: Request
-    src: Strategy
-    dst: Strategy | Given
-    form: str
-    shards: Shards
-    wanted: tuple[int, ...]
-    notices: list[str]
-    imagined: Mapping[int, Index] = field(default_factory=dict)
-
-
-def _inputs(request: Request, there: Listing | None, searched: str) -> _Inputs:
-    """Read strategies and folders; process 0 alone does this.
-
-    `there` is what all nodes have; `searched` says which they are, if there are several.
-    """
-    src = strategies.load(request.src_strategy)
-    dst = _question(request) or strategies.load(request.dst_strategy)
-    if request.shapes is not None:
-        return _imagined(request, src, dst, Path(request.shapes))
-    where = Path(request.src).absolute()
-    is_whole = isinstance(src, WholeStrategy)
-    wanted = None if is_whole else _needed_ranks(src, dst, request)
-    among = None if is_whole else range(src.ranks)
-    form = form_of(where, request.src_form)
-    shards = _shards(request, form, where, wanted, there, searched, among)
-    check_stated(request, where, shards)
-    if wanted is None:
-        wanted = sorted(shards.paths)
-    elif not any(rank in shards.paths for rank in wanted):
-        raise CheckpointError(f"{where}: none of the ranks {ranges(wanted)} is there{searched}")
-    outside = [] if is_whole else [rank for rank in shards.paths if rank >= src.ranks]
-    keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
-    kept = {rank: path for rank, path in sorted(shards.paths.items()) if rank in keep}
-    dst_path = str(Path(request.dst).absolute()) if request.dst is not None else None
-    return _Inputs(
-        replace(request, src=str(where), dst=dst_path),
-        src,
-        dst,
-        form.name,
-        replace(shards, paths=kept),
-        tuple(wanted),
-        list(_notices(where, src, shards, wanted, outside, searched)),
-    )
-
-
-def _question(request: Request) -> Given | None:
-    """Return what the destination's strategy is to be derived from, if it is."""
-    if not request.derives:
-        request.check_derives()
-        return None
-    from .derived import question
-
-    return question(request)
-
-
-def _imagined(request: Request, src: Strategy, dst: Strategy | Given, shapes: Path) -> _Inputs:
-    """Imagine the checkpoint that `src` makes of parameters with the given full shapes."""
-    try:
-        known = parse_shapes(read_bytes(shapes))
-    except FormatError as error:
-        raise UsageError(f"{shapes}: {error}") from error
-    if isinstance(src, PatternStrategy):
-        src = src.over({name: shape for name, (shape, _) in known.items()}, states=True)
-    indexes: dict[int, Index] = {}
-    for stage in range(len(src.stages)):
-        names = [n for n in known if n not in src or stage in src.stages_of.get(n, (0,))]
-        sliced = []
-        for name in names:
-            shape, _ = known[name]
-            try:
-                layout = src.layout(name, stage, len(shape)) if name in src else whole(len(shape))
-                layout = layout.fold(shape, slices=False)
-                sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
-            except RequestError as error:
-                raise RequestError(f"{shapes}: {name!r} in {src.label}: {error}") from error
-        types = tuple(known[name][1] for name in names)
-        schema = Schema(tuple(names), types, tuple(sliced))
-        indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
-    form = form_of(Path(request.src), request.src_form)
-    paths = {rank: Path(form.path(rank, request.prefix, ".ckpt")) for rank in indexes}
-    return _Inputs(request, src, dst, form.name, Shards(paths), tuple(indexes), [], indexes)
-
-
-def _wish(request: Request) -> Wish:
-    return Wish(request.src_pattern, request.step, request.suffix)
-
-
-def _shards(
-    request: Request,
-    form: Form,
-    where: Path,
-    wanted: Sequence[int] | None,
-    there: Listing | None,
-    searched: str,
-    among: range | None,
-) -> Shards:
-    if request.files is None:
-        wish = _wish(request)
-        return form.choose(where, there or form.look(where, wish), wanted, wish, searched, among)
-    paths = {rank: Path(path).absolute() for rank, path in request.files.items()}
-    for rank, path in paths.items():
-        if not path.is_file() and not searched:
-            raise UsageError(f"{path}: there is no such file, which is to be rank {rank}'s")
-    return Shards(paths)
-
-
-def _needed_ranks(src: Strategy, dst: Strategy | Given, request: Request) -> list[int]:
-    """Return the source ranks of the stages that the wanted destination ranks draw on.
-
-    With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
-    stage lists. So are they where the destination's strategy has to be derived first.
-    """
-    if request.unmatched == REPLICATE or not isinstance(dst, Strategy):
-        return list(range(src.ranks))
-    src = Derivation.of(vars(request)).strategy(src)
-    stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
-    needed = {s for stage in stages for s in needed_stages(src, dst, stage)}
-    return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
-
-
-def _notices(
-    where: Path,
-    src: Strategy,
-    shards: Shards,
-    wanted: Sequence[int],
-    outside: Sequence[int],
-    searched: str,
-) -> Iterator[str]:
-    if outside:
-        yield (
-            f"{where}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} of "
-            f"{src.label} and were not used"
-        )
-    missing = [rank for rank in wanted if rank not in shards.paths]
-    if missing:
-        yield f"{where}: no file of rank {ranges(missing)}{searched}; copies on other ranks serve"
+        return team.agree(lambda: _planned(found, indexes, visibility, common, searched))
 
 
 # -- on every process ---------------------------------------------------------------------------
@@ -265,15 +122,20 @@ def index_all(team: Team, paths: Mapping[int, Path], visibility: Visibility) -> 
 
 
 def _planned(
-    found: _Inputs, indexes: Mapping[int, Index], visibility: Visibility, searched: str
+    found: Inputs,
+    indexes: Mapping[int, Index],
+    visibility: Visibility,
+    common: Mapping[str, Any],
+    searched: str,
 ) -> Conversion:
     """Plan; pure, and the same on every process."""
     request, src, notices = found.request, found.src, found.notices
-    if isinstance(src, WholeStrategy) and not found.imagined:
+    described = found.shards.said is not None
+    if isinstance(src, WholeStrategy) and not found.imagined and not described:
         src, more = unsharded(found.shards, indexes, request.src)
         notices.extend(more)
-    inside = {rank: one for rank, one in indexes.items() if rank < src.ranks}
-    outside = {rank: one for rank, one in indexes.items() if rank >= src.ranks}
+    inside = {file: one for file, one in indexes.items() if described or file < src.ranks}
+    outside = {file: one for file, one in indexes.items() if file not in inside}
     files = SourceFiles(request.src, FORMS[found.form], found.shards, inside, outside, visibility)
     derivation = Derivation.of(vars(request))
     src, dst, catalog, derived = _catalog(found, src, files, derivation, searched)
@@ -281,6 +143,7 @@ def _planned(
         request = replace(request, dst_strategy=dst.label if request.dst else dst)
     ranks = check_ranks(request.ranks, dst)
     selection = select(catalog, dst, derivation, request.unmatched, ranks)
+    check_loose(found.shards, inside, selection, dst)
     planner = Planner(catalog, dst, selection, request.replicas)
     try:
         for rank in ranks:
@@ -295,24 +158,50 @@ def _planned(
     by_pattern = sharded_by_pattern(selection, catalog)
     if by_pattern:
         notices.append(f"{src.label} shards {summarize_names(by_pattern)}")
-    given = request.format
-    written = FORMATS[given] if given else container(next(iter(files.paths.values())))
-    target = Target(Path(request.dst or ""), FORMS[request.dst_form], written, request.prefix)
+    target = _target(request, planner, files, common)
+    if target.arrangement.parts:
+        planner = planner.with_parts(target.arrangement.parts)
+    made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog):
         (notices if option == "exclude" else warnings).append(text)
-    return Conversion(request, files, planner, ranks, target, notices, warnings, derived)
+    return Conversion(
+        request, files, planner, ranks, made, target, notices, warnings, derived, common
+    )
+
+
+def _target(
+    request: Request, planner: Planner, files: SourceFiles, common: Mapping[str, Any]
+) -> Target:
+    """Return the destination's files. Raises UsageError for what its form does not have."""
+    form = FORMS[request.dst_form or USUAL]
+    written = _container(request, form, files)
+    arrangement = form.arrange(planner, naming(request, form, written, common))
+    folder = Path(request.dst or "") / arrangement.folder
+    return Target(folder, form, written, arrangement)
+
+
+def _container(request: Request, form: Form, files: SourceFiles) -> Format:
+    if form.container is not None:
+        if request.format not in (None, form.container):
+            raise UsageError(f"{form.name} is made of {form.container} files; leave out --format")
+        return FORMATS[form.container]
+    if request.format is not None:
+        return FORMATS[request.format]
+    return container(next(iter(files.paths.values())))
 
 
 def _catalog(
-    found: _Inputs, src: Strategy, files: SourceFiles, derivation: Derivation, searched: str
+    found: Inputs, src: Strategy, files: SourceFiles, derivation: Derivation, searched: str
 ) -> tuple[Strategy, Strategy, Catalog, Derived | None]:
     """Return both strategies, completed by what the files hold, and the source's catalog.
 
     All use the names at the destination, but a pattern of the source matches the source's names.
     """
     derived = None
-    read = {rank: one.schema for rank, one in files.indexes.items()}
+    read = own_names(found.shards, files.indexes)
+    check_files(found.shards, read, derivation)
+    ranks = found.shards.said.ranks if found.shards.said else {}
     src = resolve(src, read)
     listed = list(src.stages_of)
     src = derivation.strategy(src)
@@ -326,14 +215,14 @@ def _catalog(
         wanted = derived.strategy
         if found.request.dst is not None:
             wanted = replace(wanted, label=str(path_beside(found.request.dst)))
-    src, dst = complete(src, wanted, schemas)
+    src, dst = complete(src, wanted, schemas, ranks)
     _check_extra_names(found, files, src)
     paths = {rank: str(path) for rank, path in files.paths.items()}
-    catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names)
+    catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names, ranks)
     return src, dst, catalog, derived
 
 
-def _check_extra_names(found: _Inputs, files: SourceFiles, src: Strategy) -> None:
+def _check_extra_names(found: Inputs, files: SourceFiles, src: Strategy) -> None:
     """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
     known = {name for one in files.indexes.values() for name in one.schema.names}
     for rank, one in files.extra.items():

@@ -200,7 +200,8 @@ class Request:
     )  # fmt: skip
 
     src_form: str | None = _option(
-        None, SOURCE, "folder convention of SRC (default: recognized)", FIT, COMPARE, LOAD,
+        None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, or "
+        "Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
         choices=FORMS,
     )  # fmt: skip
     src_pattern: str = _option(
@@ -208,7 +209,8 @@ class Request:
         LOAD, metavar="PATTERN",
     )  # fmt: skip
     step: str | None = _option(
-        None, SOURCE, "epoch and step to take, such as 10_73; latest: the newest, an error if a "
+        None, SOURCE, "epoch and step to take, such as 10_73, or an iteration of Checkpoint 2.0, "
+        "such as 100; latest: the newest, an error if a "
         "rank lacks it (default: the newest that all ranks have; of launch: latest)", FIT, LOAD,
         metavar="E_S",
     )  # fmt: skip
@@ -228,17 +230,29 @@ class Request:
         COMPARE, LOAD, kind="flag",
     )  # fmt: skip
 
-    dst_form: str = _option(
-        "ranks", OUTPUT, "folder convention of DST (default: %(default)s)", BYTES, COMPARE, FIT,
+    dst_form: str | None = _option(
+        None, OUTPUT, "form of DST (default: ranks; of verify: recognized)", BYTES, COMPARE, FIT,
         choices=FORMS,
     )  # fmt: skip
-    prefix: str = _option(
-        "checkpoint_",
-        OUTPUT,
-        "start of each file's name, before its rank (default: %(default)s)",
-        BYTES,
+    prefix: str | None = _option(
+        None, OUTPUT, "start of each file's name (default: checkpoint_ in rank folders)", BYTES,
         COMPARE,
+    )  # fmt: skip
+    max_part: int | None = _option(
+        None, OUTPUT, "most bytes of a part of unified safetensors (default: 3GiB)", BYTES,
+        kind="limit", metavar="SIZE",
+    )  # fmt: skip
+    max_shard: int | None = _option(
+        None, OUTPUT, "most bytes of a Hugging Face shard (default: 5GB, of 10^9 bytes)", BYTES,
+        kind="limit", metavar="SIZE",
+    )  # fmt: skip
+    dedup: bool = _option(
+        False, OUTPUT, "store each slice of a Checkpoint 2.0 once", BYTES, kind="flag"
     )
+    iteration: int | None = _option(
+        None, OUTPUT, "iteration of the Checkpoint 2.0 that is written (default: the source's "
+        "global_step)", BYTES, kind="number", metavar="N",
+    )  # fmt: skip
     format: str | None = _option(
         None, OUTPUT, "container of the files (default: the source's)", COMPARE, choices=FORMATS
     )
@@ -303,7 +317,7 @@ class Request:
                     raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
                 if isinstance(given, tuple) and isinstance(text, str):
                     _check_text(name, text)
-        if "/" in self.prefix or self.prefix.startswith("."):
+        if self.prefix is not None and ("/" in self.prefix or self.prefix.startswith(".")):
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
@@ -338,6 +352,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     "flag": (bool, "true or false"),
     "off": (bool, "true or false"),
     "size": (int, "a number of bytes"),
+    "limit": (int, "a number of bytes"),
     "costs": (Costs, "rankxform.Costs"),
     "number": (int, "a number"),
 }

@@ -120,6 +120,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
     with phases.phase("plan"):
         target, all_ranks = conversion.target, conversion.planner.dst.ranks
         placement = place(target.folder, request.dst_placement, conversion.finals, all_ranks, team)
+        team.agree(lambda: _check_shared(conversion, placement))
     with _target_folder(conversion, team, placement) as (folder, state):
         with phases.phase("plan"):
             work = _work(conversion, team, state, placement, agreed=not notices)
@@ -139,6 +140,17 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
         notices=(*conversion.notices, *notices),
         warnings=(*conversion.warnings, *foreign),
     )
+
+
+def _check_shared(conversion: Conversion, placement: Placement) -> None:
+    """Refuse folders of several nodes for a form whose index must know all files."""
+    target = conversion.target
+    if len(placement.roots) > 1 and target.arrangement.parts:
+        hosts = " and ".join(root.hosts[0] for root in placement.roots[:2])
+        raise StorageError(
+            f"{target.folder}: is not one folder on {hosts}, and a {target.form.name} checkpoint "
+            "is one; name a folder that all nodes share, or write rank folders"
+        )
 
 
 def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
@@ -208,6 +220,7 @@ def _target_folder(
             identity(conversion),
             {rank: final for rank, final in conversion.finals.items() if rank in root.ranks},
             form=target.form.name,
+            mark=_mark(conversion),
             overwrite=request.overwrite,
             durable=request.fsync,
         )
@@ -228,13 +241,18 @@ def _target_folder(
         raise
 
 
+def _mark(conversion: Conversion) -> tuple[Path, bytes] | None:
+    mark = conversion.target.arrangement.mark
+    return None if mark is None else (Path(conversion.request.dst or "") / mark[0], mark[1])
+
+
 def _work(
     conversion: Conversion, team: Team, state: State, placement: Placement, *, agreed: bool
 ) -> Work:
     """Plan what every process does. `agreed`: unlisted parameters are the same on all ranks."""
     request, files, planner = conversion.request, conversion.files, conversion.planner
     layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
-    ranks = [rank for rank in conversion.ranks if rank not in state.kept]
+    ranks = [file for file in conversion.made if file not in state.kept]
     groups = {rank: [rank] for rank in ranks}
     if agreed:
         groups = equal_files(request, planner, placement, ranks, team)

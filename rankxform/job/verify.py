@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Listing, Shards, Wish
+from rankxform.checkpoints.folder import tensor_files
 from rankxform.engine.checksum import Fingerprint, sum_of_file
 from rankxform.engine.compare_sink import Comparison, Difference, Expected, mismatches
 from rankxform.engine.pipeline import Messenger, Traffic, carry
@@ -20,6 +21,7 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange, bytes_to_write
 from rankxform.planning.visibility import Visibility
+from rankxform.publish import companions
 from rankxform.publish.target import MANIFEST_NAME, manifest
 from rankxform.storage import samples
 from rankxform.storage.identity import digest
@@ -34,7 +36,8 @@ from .manifest import expected, verify_command
 from .measure import plan_work
 from .prepare import Conversion, SourceFiles, prepare
 from .request import Request
-from .visibility import look_on_all, searched_nodes, visibility_of
+from .standing import compare_files, record_folder, standing_files
+from .visibility import searched_nodes, visibility_of
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,20 @@ def verify(
     Both are streamed, in the memory that `request` allows; nothing is written.
     """
     began = time.monotonic()
+    request, standing, as_first = standing_files(request, team)
     conversion = prepare(request, team)
     files, planner, target = conversion.files, conversion.planner, conversion.target
     _, notices = compare_ranks(request, files, planner, team)
-    there, as_first = look_on_all(team, target.folder, Wish(), target.form)
-    searched = searched_nodes(team)
-    paths = team.bcast(lambda: _choose(conversion, there, searched).paths)
+    there, searched = standing.there, searched_nodes(team)
+    paths = standing.shards.paths if standing.shards else {}
+    if standing.shards is None:
+        paths = team.bcast(lambda: _choose(conversion, there, searched).paths)
     visibility, _ = visibility_of(team, paths, as_first)
     indexes, found = _indexes(paths, team, visibility)
+    if standing.shards is not None:
+        planner, faults = compare_files(conversion, standing.shards, indexes, team)
+        conversion = replace(conversion, planner=planner, made=tuple(indexes))
+        found += faults
     nothing: Assignment = [[] for _ in range(team.size)]
     assignment = team.agree(
         lambda: assign_visible(planner, list(indexes), visibility) if indexes else nothing
@@ -113,11 +122,11 @@ def verify(
     found += differing
     found += team.work(lambda tick: _checksums(paths, indexes, checked, tick), quiet)
     every = team.allgather(lambda: (traffic.written, found))
-    differences = {(one.name, one.rank): one for _, some in every for one in some}
-    for one in _extra_ranks(planner, there):
-        differences[one.name, one.rank] = one
+    extra = _extra_ranks(planner, there) if standing.shards is None else []
+    everything = (one for some in (*(some for _, some in every), extra) for one in some)
+    differences = {(one.name, one.rank): one for one in everything}
     if differences:
-        notices += _made_with(target.folder, team)
+        notices += _made_with(standing.folder, team)
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(indexes),
@@ -233,7 +242,7 @@ def verify_alone(
     in rank folders that no manifest lists are differences.
     """
     began = time.monotonic()
-    where = team.bcast(lambda: Path(folder).absolute())
+    where = team.bcast(lambda: record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
@@ -276,12 +285,19 @@ def verify_alone(
 def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
     """Return the checkpoint files of a destination that its manifest does not know."""
     there = FORMS[record.get("form", USUAL)].look(folder, Wish())
-    return [
+    found = [
         Difference(name, rank, "is in no manifest of this folder", whole_file=True)
         for rank, paths in there.files.items()
         for path in paths
         if (name := str(path.relative_to(folder))) not in record["files"]
     ]
+    found += [
+        Difference(name, 0, "is in no manifest of this folder", whole_file=True)
+        for name in tensor_files(there.named)
+        if name not in record["files"]
+    ]
+    wrong = companions.faults(folder, record)
+    return found + [Difference(name, 0, why, whole_file=True) for name, why in wrong.items()]
 
 
 def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:

@@ -10,12 +10,35 @@ from rankxform.errors import UsageError
 OPTIMIZER_STATE = (
     "adam_m", "adam_v", "moment1", "moment2", "moments", "accum", "stat", "accu_grads",
     "exp_avg", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_insta_sim", "muon_m",
+    "exp_insta_row", "max_exp_avg_sq", "main_param",
 )  # fmt: skip
 """What MindSpore's and MindFormers' optimizers put before the name of the parameter they follow."""
 
 
 NEVER_SAVED = "accu_grads"
 """A state that strategies list and that MindSpore does not save."""
+
+COUNTERS = frozenset((
+    "global_step", "learning_rate", "loss_scale", "scale_sense", "epoch_num", "step_num",
+    "beta1_power", "beta2_power", "current_iterator_step", "last_overflow_iterator_step",
+    "momentum",
+))  # fmt: skip
+"""What MindSpore and MindFormers save beside parameters and their optimizer states."""
+
+NOT_SAVED = (
+    "fi_parameter", "zeros_k_pe", "zeros_k_nope", "zeros_value_states", "_cache",
+    "_device_local_norm", "_device_local_loss", "expert_load", "max_logits_val",
+)  # fmt: skip
+"""Parts of names that MindFormers lists in a metadata.json and leaves out of the files."""
+
+
+def natural(name: str) -> list[str | int]:
+    """Return a key by which names are sorted as a person numbers them.
+
+    >>> sorted(["part10", "part9"], key=natural)
+    ['part9', 'part10']
+    """
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def state_of(name: str) -> str | None:

@@ -16,10 +16,11 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.grid import Cell, Grid, overlaps
 
 from .assign import Assigner, Assignment, balance
-from .catalog import Parameter, Shared, Targets
+from .catalog import Parameter
 from .cost_model import IoEstimate, IoPolicy, estimate_io
 from .plan import Planner
 from .read_method import ReadMethod
+from .sharding import Shared, Targets
 from .transfers import (
     Exchange,
     Receivers,

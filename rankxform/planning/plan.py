@@ -21,16 +21,17 @@ from typing import NoReturn
 
 from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import TensorSpec
-from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.geometry.grid import Cell, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
-from .catalog import Catalog, Parameter, Shared, Targets
+from .catalog import Catalog, Parameter
 from .losses import losses_message
 from .parts import Part
+from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
+from .sharding import Shared, Targets
 from .stages import needed_stages
 from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
 
@@ -62,7 +63,7 @@ class Planner:
         """`parts` are the destination's files by id; a file that is none of them is a rank's."""
         self.catalog, self.dst, self.selection, self.parts = catalog, dst, selection, parts
         self._mindspore = replicas == MINDSPORE
-        self._replicas = _replicas(catalog.listed.values())
+        self._replicas = replicas_to_read(catalog.listed.values())
         self._stages: dict[int, dict[str, Layout]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
@@ -94,13 +95,15 @@ class Planner:
         stage = self.dst.stage_of(part.rank)
         key = stage, part.names
         if key not in self._files:
-            layouts = self._layouts_of(stage, part.rank)
+            layouts = self.names_of(part.rank)
             if part.names is not None:
                 layouts = {name: one for name, one in layouts.items() if name in part.names}
             self._files[key] = layouts
         return self._files[key]
 
-    def _layouts_of(self, stage: int, rank: int) -> dict[str, Layout]:
+    def names_of(self, rank: int) -> dict[str, Layout]:
+        """Return the layouts of all parameters that a destination rank gets, in whatever files."""
+        stage = self.dst.stage_of(rank)
         if stage not in self._stages:
             self._stages[stage] = self._stage_layouts(stage)
         if not self._stages[stage]:
@@ -149,10 +152,10 @@ class Planner:
     def replica_key(self, file: int) -> tuple[int, int, tuple[Cell, ...]]:
         """Return stage, names as a number, and cells of a file: they are equal for files that
         hold the same boxes."""
-        part, layouts = self.part(file), self.names(file)
-        stage, local = self.dst.stage_of(part.rank), part.rank % self.dst.stage_size
+        part, layouts = self.part(file), dict.fromkeys(self.names(file).values())
+        stage = self.dst.stage_of(part.rank)
         number = self._numbers.setdefault((stage, part.names), len(self._numbers))
-        return stage, number, tuple(one.cell(local) for one in dict.fromkeys(layouts.values()))
+        return stage, number, tuple(self.cell(one, file) for one in layouts)
 
     # -- which copies make them up --------------------------------------------------------------
 
@@ -161,7 +164,10 @@ class Planner:
         slices = []
         for transfer in self.transfers([self.whole_file(file)]):
             (cell,) = transfer.targets
-            copies = tuple(Copy(transfer.readers[at], box) for at, box in transfer.copies(cell))
+            copies = tuple(
+                Copy(self.catalog.rank_of(transfer.readers[at]), box)
+                for at, box in transfer.copies(cell)
+            )
             slices.append(Slice(transfer.parameter, transfer.grid.box(cell), copies))
         return RankPlan(file, tuple(slices))
 
@@ -376,24 +382,3 @@ class Planner:
                 f"{self.catalog.strategy.label} makes of the source's slices)"
             ) from error
         return layout
-
-
-def _replicas(parameters: Iterable[Parameter]) -> dict[str, int]:
-    """Tell for each parameter which of its equal copies is read.
-
-    The parameters of one stage and layout are taken in file order and divided into as many runs of
-    equal bytes as there are copies, so that each file is read in long stretches: what is skipped
-    in between would be read ahead by the system for nothing.
-    """
-    kinds: dict[tuple[int, Layout], list[Parameter]] = {}
-    for p in parameters:
-        kinds.setdefault((p.sharding.first_rank, p.layout), []).append(p)
-    replicas = {}
-    for (_, layout), alike in kinds.items():
-        sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in alike]
-        total, before = sum(sizes), 0
-        copies = layout.free_ranks // layout.opt_shards
-        for p, nbytes in zip(alike, sizes):
-            replicas[p.name] = (2 * before + nbytes) * copies // (2 * total)
-            before += nbytes
-    return replicas

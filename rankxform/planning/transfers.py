@@ -7,15 +7,16 @@ one destination rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, bounding_boxes
 from rankxform.geometry.grid import Cell, Copies, Grid, overlaps
 
-from .catalog import Parameter, Shared, Targets
+from .catalog import Parameter
 from .read_method import Read, ReadMethod, count_reads
+from .sharding import Shared, Targets
 
 Receivers = Shared[Cell, "Mapping[int, tuple[int, ...]]"]
 """By destination cell the processes that put it into files, each with its global ranks."""
@@ -204,13 +205,15 @@ def reads_of(
         yield transfer, known[key]
 
 
-def read_by_rank(transfers: Iterable[Transfer]) -> dict[int, int]:
-    """Return for each source rank the bytes that `transfers` read of its file."""
+def read_by_rank(
+    transfers: Iterable[Transfer], rank_of: Callable[[int], int] = int
+) -> dict[int, int]:
+    """Return for each source rank the bytes that `transfers` read; `rank_of` tells a file's."""
     found: dict[int, int] = {}
     for transfer in transfers:
         item = item_size(transfer.parameter.src_dtype)
         for dst_cell in transfer.targets:
             for cell, box in transfer.copies(dst_cell):
-                rank = transfer.readers[cell]
+                rank = rank_of(transfer.readers[cell])
                 found[rank] = found.get(rank, 0) + box.size * item
     return found

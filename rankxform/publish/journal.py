@@ -8,7 +8,7 @@ from time import monotonic
 
 from rankxform.engine.checksum import MODULUS
 from rankxform.errors import StorageError
-from rankxform.planning.catalog import Targets
+from rankxform.planning.sharding import Targets
 from rankxform.storage.posix import (
     OnProgress,
     create,

@@ -38,6 +38,9 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
     form = FORMS.get(str(found.get("form", USUAL)))
     if form is None:
         raise FormatError(f"of a form {found['form']!r}, which is not known here")
+    companions = found.get("companions", {})
+    if not isinstance(companions, dict) or not all(isinstance(d, str) for d in companions.values()):
+        raise FormatError("damaged: its companions are no digests by name")
     known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
     for name, facts in found["files"].items():
         if not isinstance(facts, dict):

@@ -3,6 +3,7 @@
 ::
 
     DST/rankxform.json              the manifest: appears last, and means that its files are done
+    DST/<index and the like>        a form's companion files, which appear just before it
     DST/.rankxform/lock             who works here
     DST/.rankxform/job.json         what is being made, of what
     DST/.rankxform/journal-*.jsonl  what each process has written and synced
@@ -14,18 +15,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, USUAL
+from rankxform.checkpoints.base import USUAL
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import FormatError, StorageError
 from rankxform.storage.posix import read_bytes, read_record, remove, sync, write_small
 
-from . import records
+from . import companions, records
 from .facts import Facts, is_own, is_same_file, known_facts, refuse_link, status_of_name
 from .lock import Lock, boot_id, is_of_lock
 from .records import JOB, MANIFEST, Completed
@@ -78,20 +79,23 @@ class TargetFolder:
         finals: Mapping[int, Path],
         *,
         form: str = USUAL,
+        mark: tuple[Path, bytes] | None = None,
         overwrite: bool,
         durable: bool,
     ) -> None:
         """Take the folder and find out what is to be done there.
 
-        `identity` says what is made of what; `finals` are the files by destination rank. Raises
+        `identity` says what is made of what; `finals` are the files by id. `mark` is a file outside
+        the folder, with its content, that says to readers that the folder is complete. Raises
         StorageError where another run is at work, or files would be lost.
         """
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
-        self._form = form
+        self._form, self._mark = form, mark
+        self._companions: dict[str, str] = {}
         self._finals = finals
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
-        self._made = not folder.exists()
+        self._made = [one for one in (folder, *folder.parents) if not one.exists()]
         for inside in dict.fromkeys((self._own, *(final.parent for final in finals.values()))):
             refuse_link(inside)
         self._lock = Lock(self._own / "lock")
@@ -117,6 +121,11 @@ class TargetFolder:
             known = record["identity"]["source files"]
             self._identity["source files"] = {**known, **self._identity["source files"]}
         self.resumed = job is not None
+        noted = {**(manifest or {}).get("companions", {}), **(job or {}).get("companions", {})}
+        if not overwrite:
+            companions.check(
+                self._folder, self._form, map(self._name, self._finals.values()), noted
+            )
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
         kept = frozenset(r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite))
@@ -258,14 +267,16 @@ class TargetFolder:
             if final in digests:
                 noted["digest"] = digests[final]
         self._write_job()
+        if found:
+            companions.remove_mark(self._mark)
+            companions.remove_all(self._folder, self._form, map(self._name, found))
         old = self._read(MANIFEST)
         if old is not None:
             gone = {self._name(final) for final in found}
             left = {name: facts for name, facts in old["files"].items() if name not in gone}
             if records.differences(old["identity"], self._identity):
                 remove(self._folder / MANIFEST_NAME)
-                for name in _companions(old):
-                    remove(self._folder / name)
+                companions.remove_all(self._folder, old.get("form", USUAL), old["files"])
                 self._remove_stale({n: f for n, f in left.items() if n not in self._files})
             elif not left:
                 remove(self._folder / MANIFEST_NAME)
@@ -290,6 +301,7 @@ class TargetFolder:
             "identity": self._identity,
             "seed": self.state.seed,
             "files": self._files,
+            "companions": self._companions,
         }
         write_small(self._own / JOB_NAME, records.document(JOB, content), durable=self._durable)
 
@@ -299,8 +311,17 @@ class TargetFolder:
 
     # -- closing ----------------------------------------------------------------------------
 
-    def finish(self, contents: Mapping[str, Any]) -> None:
-        """Write the manifest: the files of this run are done. `contents` is recorded as it is."""
+    def finish(
+        self,
+        contents: Mapping[str, Any],
+        complete: Collection[str] = (),
+        make_companions: Callable[[], Mapping[str, bytes]] = dict,
+    ) -> None:
+        """Write the manifest: the files of this run are done. `contents` is recorded as it is.
+
+        What `make_companions` returns is written before it, by name, if the files with `complete`
+        names are all there.
+        """
         mine = set(map(self._name, self._finals.values()))
         known = self._read(MANIFEST) or {}
         files = dict(known.get("files", {}))
@@ -310,19 +331,30 @@ class TargetFolder:
                 facts = ("rank", "size", "modified", "digest")
                 files[name] = {key: noted[key] for key in facts if key in noted}
                 del self._files[name]
-        for name, data in _companions({"form": self._form, "files": files}).items():
-            write_small(self._folder / name, data, durable=self._durable)
+        if files.keys() >= set(complete):
+            self._add_companions(make_companions())
         content = {
             "form": self._form,
             "identity": self._identity,
             "seed": self.state.seed,
             "files": files,
+            "companions": self._companions,
             **contents,
         }
         if "stages" in contents:
             content["stages"] = {**known.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)
+        if self._mark is not None and self._companions:
+            companions.set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)
+
+    def _add_companions(self, contents: Mapping[str, bytes]) -> None:
+        """Write companion files; the job knows them first, so that a stopped run is continued."""
+        self._companions = {name: companions.digest(data) for name, data in contents.items()}
+        if contents:
+            self._write_job()
+        for name, data in contents.items():
+            write_small(self._folder / name, data, durable=self._durable)
 
     def close(self, keep: bool) -> None:
         """Release the folder; with `keep`, what is needed to continue stays.
@@ -347,15 +379,9 @@ class TargetFolder:
 
     def _let_go(self) -> None:
         self._lock.release()
-        if self._made:
-            with suppress(OSError):
-                self._folder.rmdir()  # where nothing came of it
-
-
-def _companions(record: Mapping[str, Any]) -> Mapping[str, bytes]:
-    """Return the small files that belong beside the files of a record."""
-    files = {facts["rank"]: name for name, facts in record["files"].items()}
-    return FORMS[record.get("form", USUAL)].companions(files)
+        with suppress(OSError):
+            for one in self._made:
+                one.rmdir()  # where nothing came of it
 
 
 def _read_record(path: Path) -> bytes:

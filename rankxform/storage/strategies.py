@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from rankxform.errors import (
 from rankxform.formats import strategy_json, strategy_proto
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import parameter_of
+from rankxform.layout.names import natural, parameter_of
 from rankxform.layout.strategy import (
     DERIVED,
     SHARD_PREFIX,
@@ -100,11 +99,7 @@ def files(path: Path) -> list[Path]:
 def in_folder(path: Path) -> list[Path]:
     """Return what may be strategy files in a folder, in their order."""
     found = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
-    return sorted(found, key=_natural)
-
-
-def _natural(path: Path) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+    return sorted(found, key=lambda path: natural(path.name))
 
 
 def read(path: Path) -> StrategyRecord:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.checkpoints.base import FORMS, Listing, Shards
+from rankxform.checkpoints.base import FORMS, Arrangement, Listing, Shards
 from rankxform.checkpoints.rank_folders import RankFolders
 from rankxform.formats.base import FORMATS, Entry, FileLayout, Span, build
 from rankxform.formats.dtype import content_bytes
@@ -88,7 +88,7 @@ class FlatFolder(RankFolders):
     name = "flat"
 
     def recognizes(self, where):
-        return (where / "files.json").is_file()
+        return "files.json" if (where / "files.json").is_file() else None
 
     def look(self, where, wish):
         if not where.is_dir():
@@ -99,14 +99,17 @@ class FlatFolder(RankFolders):
     def choose(self, where, there, wanted, wish, searched="", among=None):
         return Shards({file: paths[0] for file, paths in there.files.items()})
 
-    def path(self, file, prefix, suffix):
-        return f"{file:05}{suffix}"
+    def arrange(self, planner, naming):
+        return Arrangement({n: f"{n:05}{naming.suffix}" for n in range(planner.dst.ranks)})
 
     def owns(self, name, file):
         return name.startswith(f"{file:05}.") and "/" not in name
 
-    def companions(self, files):
-        return {"files.json": json.dumps(sorted(files.values())).encode()}
+    def companion_names(self, names):
+        return ("files.json",)
+
+    def companions(self, planner, arrangement, common):
+        return {"files.json": json.dumps(sorted(arrangement.names.values())).encode()}
 
     def strangers(self, own):
         return []

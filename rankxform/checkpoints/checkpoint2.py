@@ -1,0 +1,314 @@
+"""MindFormers' Checkpoint 2.0: an iteration's files, and a metadata.json instead of a strategy.
+
+::
+
+    ROOT/latest_checkpointed_iteration.txt             the number, which is written last
+    ROOT/iteration_00000100/metadata.json              layouts, and which file holds which slice
+                            common.json                global_step and the like
+                            [PREFIX-]model-0000003-0000008.safetensors     of rank 3 of 8
+                            [PREFIX-]opt-0000003-0000008.safetensors       its optimizer states
+
+In a deduplicated checkpoint each slice is in one file, and the number in a file's name need not be
+a rank: metadata.json says which it is. What is written here can be loaded by every version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankxform.errors import CheckpointError, FormatError, UsageError
+from rankxform.formats import checkpoint2 as documents
+from rankxform.layout.names import COUNTERS, ranges, state_of
+from rankxform.planning.parts import Part
+from rankxform.planning.plan import Planner
+from rankxform.storage import metadata
+from rankxform.storage.metadata import Slices
+
+from . import folder
+from .base import Arrangement, Description, Listing, Naming, Shards, Wish
+from .rank_folders import LATEST
+
+TRACKER, METADATA, COMMON = "latest_checkpointed_iteration.txt", "metadata.json", "common.json"
+_ITERATION = re.compile(r"iteration_(\d{8,18})")
+_FILE = re.compile(r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>\d{7,9})-\d{7,9}\.safetensors")
+_END = len("-0000008.safetensors")
+KINDS = ("model", "opt")
+
+
+class Checkpoint2:
+    """A Checkpoint 2.0 (`checkpoints.base.Form`): the root of its iterations, or one of them."""
+
+    name = "checkpoint2"
+    title = "Checkpoint 2.0"
+    options: tuple[str, ...] = ("dedup", "iteration")
+    container: str | None = "safetensors"
+    described = True
+
+    def recognizes(self, where: Path) -> str | None:
+        if not where.is_dir():
+            return None
+        for name in (TRACKER, COMMON):
+            if (where / name).is_file():
+                return name
+        if metadata.is_metadata(where / METADATA):
+            return METADATA
+        names = sorted(path.name for path in where.iterdir())
+        return next((n for n in names if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None)
+
+    def look(self, where: Path, wish: Wish) -> Listing:
+        below: list[str] = []
+        if where.is_dir():
+            below = [path.name for path in where.iterdir() if _ITERATION.fullmatch(path.name)]
+        return folder.look(where, below)
+
+    def choose(
+        self,
+        where: Path,
+        there: Listing,
+        wanted: Iterable[int] | None,
+        wish: Wish,
+        searched: str = "",
+        among: Collection[int] | None = None,
+    ) -> Shards:
+        if wish.suffix is not None:
+            raise UsageError("--suffix chooses among rank files; Checkpoint 2.0 has --step N")
+        chosen = _iteration(where, there, wish, searched)
+        own = Listing(is_folder=True, named=chosen.named)
+        if METADATA not in chosen.named:  # a job of one device has none
+            shards = folder.whole_tensors(chosen.folder, own, None, searched)
+            assert shards.said is not None
+            common = _common(chosen, searched)
+            said = Description(shards.said.source, common=common)
+            return Shards(shards.paths, chosen.step, chosen.others, said=said)
+        return _described(chosen, searched)
+
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
+        if naming.iteration is None:
+            raise UsageError(
+                "say which iteration is written (--iteration N): the source does not tell its "
+                "global_step"
+            )
+        ranks = planner.dst.ranks
+        seen: set[object] = set()
+        split: dict[int, tuple[frozenset[str], ...]] = {}
+        names, parts = {}, {}
+        prefix = f"{naming.prefix}-" if naming.prefix else ""
+        for rank in range(ranks):
+            held = planner.names(rank)
+            if naming.dedup:
+                first = [n for n in held if not _is_seen(planner, n, held[n], rank, seen)]
+                kinds = _kinds(planner, first)
+            else:
+                kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(planner, held))
+            for kind, some in enumerate(kinds):
+                if some:
+                    names[2 * rank + kind] = (
+                        f"{prefix}{KINDS[kind]}-{rank:07}-{ranks:07}.safetensors"
+                    )
+                    parts[2 * rank + kind] = Part(rank, some)
+        mark = TRACKER, str(naming.iteration).encode()
+        return Arrangement(names, parts, f"iteration_{naming.iteration:08}", mark)
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        return folder.plain_metadata(source, "ms")
+
+    def owns(self, name: str, file: int) -> bool:
+        match = _FILE.fullmatch(name)
+        if match is None or "/" in name or "\0" in name:
+            return False
+        return 2 * int(match["rank"]) + KINDS.index(match["kind"]) == file
+
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        return (METADATA, COMMON)
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+    ) -> Mapping[str, bytes]:
+        slices = Slices.of(planner, arrangement.names, is_state=_is_optimizers)
+        return {METADATA: slices.document(), COMMON: documents.common(common)}
+
+    def strangers(self, own: Iterable[Path]) -> list[Path]:
+        return folder.strangers(own)
+
+
+# -- written --------------------------------------------------------------------------------------
+
+
+def _is_seen(planner: Planner, name: str, layout: Any, rank: int, seen: set[object]) -> bool:
+    """Tell whether a lower rank holds the same slice; it is known from now on."""
+    key = name, planner.cell(layout, rank)
+    known = key in seen
+    seen.add(key)
+    return known
+
+
+def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]:
+    """Divide names into those of the network and those of its optimizer.
+
+    Counters go with the latter, if there is any: what no slice is said to be in is not looked for.
+    """
+    every = list(names)
+    states = [name for name in every if state_of(name) is not None]
+    counters = [name for name in every if _is_optimizers(planner, name) and name not in states]
+    rest = [name for name in every if name not in {*states, *counters}]
+    own = (rest, [*states, *counters]) if states or not rest else ([*rest, *counters], [])
+    return tuple(map(frozenset, own))
+
+
+def _is_optimizers(planner: Planner, name: str) -> bool:
+    return state_of(name) is not None or name in COUNTERS
+
+
+# -- found ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """An iteration: its folder and number, its files by name, and other iterations."""
+
+    folder: Path
+    number: int | None
+    named: Mapping[str, Path]
+    others: tuple[tuple[int, ...], ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> tuple[int, ...] | None:
+        return None if self.number is None else (self.number,)
+
+
+def _iteration(where: Path, there: Listing, wish: Wish, searched: str) -> _Iteration:
+    """Return the iteration that is meant. Raises UsageError, CheckpointError."""
+    if not there.is_folder:
+        raise UsageError(f"{where}: no such checkpoint folder{searched}")
+    found: dict[int, dict[str, Path]] = {}
+    folders: dict[int, Path] = {}
+    for name, path in there.named.items():
+        parent, slash, own = name.rpartition("/")
+        match = _ITERATION.fullmatch(parent)
+        if slash and match:
+            found.setdefault(int(match[1]), {})[own] = path
+            folders[int(match[1])] = where / parent
+    if any(folder.tensor_files([name]) for name in there.named):
+        match = _ITERATION.fullmatch(where.name)
+        number = int(match[1]) if match else None
+        if found or (wish.step not in (None, LATEST) and wish.step != str(number)):
+            raise UsageError(
+                f"{where}: is one iteration's folder; --step chooses one in the folder above it"
+                if not found
+                else f"{where}: holds files of a checkpoint beside folders of iterations; name one"
+            )
+        return _Iteration(where, number, there.named)
+    if not found:
+        raise CheckpointError(f"{where}: holds no iteration_N folder with files{searched}")
+    number, notices = _number(where, there, wish, sorted(found), searched)
+    others = tuple((n,) for n in sorted(found) if n != number)
+    return _Iteration(folders[number], number, found[number], others, notices)
+
+
+def _number(
+    where: Path, there: Listing, wish: Wish, known: list[int], searched: str
+) -> tuple[int, tuple[str, ...]]:
+    if wish.step not in (None, LATEST):
+        assert wish.step is not None
+        if not wish.step.isdecimal() or int(wish.step) not in known:
+            raise UsageError(
+                f"--step {wish.step!r}: {where} has iterations {ranges(known)}; say one of them"
+            )
+        return int(wish.step), ()
+    if TRACKER not in there.named:
+        raise CheckpointError(
+            f"{where}: has no {TRACKER}, by which a complete iteration is known; say which one is "
+            f"meant (--step N, of {ranges(known)})"
+        )
+    text = folder.read_own(where / TRACKER, searched).decode(errors="replace").strip()
+    if not text.isdecimal() or int(text) not in known:
+        raise CheckpointError(
+            f"{where / TRACKER}: says {text[:20]!r}, and the iterations that are there are "
+            f"{ranges(known)}; say one of them (--step N)"
+        )
+    newer = [n for n in known if n > int(text)]
+    if newer and wish.step == LATEST:
+        raise CheckpointError(
+            f"{where}: iteration {newer[-1]} is newer than {text}, the last complete one by "
+            f"{TRACKER}; say --step {text} if that is meant"
+        )
+    notices = (
+        (f"{where}: iteration {newer[-1]} is newer, and {TRACKER} does not call it complete",)
+        if newer
+        else ()
+    )
+    return int(text), notices
+
+
+def _common(chosen: _Iteration, searched: str) -> dict[str, Any]:
+    if COMMON not in chosen.named:
+        return {}
+    path = chosen.folder / COMMON
+    try:
+        return documents.parse_common(folder.read_own(path, searched))
+    except FormatError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str, int]:
+    """Return files that belong to the same ranks by their names, and hold nothing that is listed.
+
+    Such a file has counters. Only where the numbers in the files' names are ranks can that be told.
+    """
+    matches = {name: match for name in named if (match := _FILE.fullmatch(name))}
+    if any(name not in matches or int(matches[name]["rank"]) != ranks[name] for name in ranks):
+        return {}
+    ends = {(matches[name]["prefix"], name[-_END:]) for name in ranks}
+    return {
+        name: int(match["rank"])
+        for name, match in matches.items()
+        if name not in ranks
+        and (match["prefix"], name[-_END:]) in ends
+        and int(match["rank"]) in set(ranks.values())
+    }
+
+
+def _described(chosen: _Iteration, searched: str) -> Shards:
+    """Return the files that metadata.json speaks of, and what it says of them."""
+    path = chosen.folder / METADATA
+    if not path.is_file():
+        folder.read_own(path, searched)  # says on which node it is not
+    said = metadata.read(path)
+    for name in said.ranks:
+        folder.in_folder(name, str(path))
+    ranks = {**said.ranks, **_more_of_ranks(said.ranks, chosen.named)}
+    files = sorted(ranks, key=lambda name: (ranks[name], name))
+    ids = {name: number for number, name in enumerate(files)}
+    lost = [name for name in files if name not in chosen.named]
+    others = [name for name in folder.tensor_files(chosen.named) if name not in ids]
+    notices = [*chosen.notices]
+    if lost:
+        notices.append(
+            f"{chosen.folder / lost[0]}{folder.more(lost, 'file')}: {METADATA} speaks of it and it "
+            "is not there; copies in other files serve"
+        )
+    if others:
+        notices.append(
+            f"{chosen.folder / others[0]}{folder.more(others, 'file')}: {METADATA} does not speak "
+            "of it, and it was not used"
+        )
+    return Shards(
+        {ids[name]: chosen.named[name] for name in files if name not in lost},
+        chosen.step,
+        chosen.others,
+        said=Description(
+            str(path),
+            said.strategy,
+            {ids[name]: rank for name, rank in ranks.items()},
+            {ids[name]: listed for name, listed in said.listed.items()},
+            said.stated,
+            common=_common(chosen, searched),
+            notices=tuple(notices),
+        ),
+    )

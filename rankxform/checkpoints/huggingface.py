@@ -1,0 +1,135 @@
+"""Hugging Face folders: whole tensors in shards by size, and an index; or in one file.
+
+::
+
+    model-00001-of-00003.safetensors ...   whole tensors, in the order of names
+    model.safetensors.index.json           {"metadata": {"total_size": N}, "weight_map": {...}}
+    model.safetensors                      instead of both, if one file is enough
+
+Any other folder of safetensors files of whole tensors is read alike, if no name occurs twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankxform.errors import UsageError
+from rankxform.formats.dtype import content_bytes
+from rankxform.layout.names import natural
+from rankxform.planning.parts import Part
+from rankxform.planning.plan import Planner
+
+from . import folder
+from .base import Arrangement, Listing, Naming, Shards, Wish
+
+INDEX = "model.safetensors.index.json"
+DEFAULT_BYTES = 5 * 10**9
+_SHARD = re.compile(r"(?P<prefix>[^/\0]*)model(-(?P<number>\d{5,9})-of-\d{5,9})?\.safetensors")
+
+
+class HuggingFace:
+    """A Hugging Face folder (`checkpoints.base.Form`)."""
+
+    name = "huggingface"
+    title = "Hugging Face"
+    options: tuple[str, ...] = ("max_shard",)
+    container: str | None = "safetensors"
+    described = True
+
+    def recognizes(self, where: Path) -> str | None:
+        """By its index or its shards; else by safetensors files, if nothing else is there."""
+        if not where.is_dir() or where.name.startswith("rank_"):
+            return None
+        names = sorted(path.name for path in where.iterdir())
+        for name in names:
+            if name.endswith(INDEX) or _SHARD.fullmatch(name):
+                return name
+        if any((where / name).is_dir() for name in names if not name.startswith(".")):
+            return None
+        if any(name.endswith(".ckpt") or name in _OTHERS or _OTHER.search(name) for name in names):
+            return None
+        return next((name for name in names if name.endswith(folder.SUFFIX)), None)
+
+    def look(self, where: Path, wish: Wish) -> Listing:
+        return folder.look(where)
+
+    def choose(
+        self,
+        where: Path,
+        there: Listing,
+        wanted: Iterable[int] | None,
+        wish: Wish,
+        searched: str = "",
+        among: Collection[int] | None = None,
+    ) -> Shards:
+        folder.check_no_step(self.name, wish)
+        found = [name for name in there.named if name.endswith(INDEX)]
+        if len(found) > 1:
+            raise UsageError(
+                f"{where}: holds several indexes ({', '.join(found)}), of which one is meant; move "
+                "the others away"
+            )
+        index = where / found[0] if found else None
+        return folder.whole_tensors(where, there, index, searched)
+
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        """In the order of names; a tensor that would exceed the limit opens another shard.
+
+        A tensor over the limit has a shard of its own, and the open one stays open.
+        """
+        folder.check_whole(self.name, planner.dst.ranks)
+        most = naming.most_bytes or DEFAULT_BYTES
+        shards: list[list[str]] = []
+        current: list[str] = []
+        load = 0
+        for one in sorted(planner.tensors(0), key=lambda one: natural(one.name)):
+            nbytes = content_bytes(one.dtype, one.shape)
+            if nbytes > most:
+                shards.append([one.name])
+                continue
+            if current and load + nbytes > most:
+                shards.append(current)
+                current, load = [], 0
+            current.append(one.name)
+            load += nbytes
+        if current:
+            shards.append(current)
+        prefix, count = naming.prefix or "", len(shards)
+        names = {n: f"{prefix}model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)}
+        if count == 1:
+            names = {0: f"{prefix}model.safetensors"}
+        return Arrangement(names, {n: Part(0, frozenset(some)) for n, some in enumerate(shards)})
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        return folder.plain_metadata(source, "pt")
+
+    def owns(self, name: str, file: int) -> bool:
+        match = _SHARD.fullmatch(name)
+        return match is not None and int(match["number"] or 1) == file + 1
+
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        """The index belongs to one file too: left from several, it would be believed."""
+        prefixes = {match["prefix"] for name in names if (match := _SHARD.fullmatch(name))}
+        return tuple(prefix + INDEX for prefix in sorted(prefixes))
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+    ) -> Mapping[str, bytes]:
+        if len(arrangement.names) == 1:
+            return {}
+        held = {name: planner.tensors(file) for file, name in arrangement.names.items()}
+        total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
+        files = {name: [t.name for t in some] for name, some in held.items()}
+        (name,) = self.companion_names(list(held))
+        return {name: folder.index_document(files, total, indent=2, sort_keys=True) + b"\n"}
+
+    def strangers(self, own: Iterable[Path]) -> list[Path]:
+        return folder.strangers(own)
+
+
+_OTHERS = ("param_name_map.json", "part0.safetensors", "metadata.json", "common.json")
+_OTHER = re.compile(r"(^|-)(model|opt)-\d{7}-\d{7}\.safetensors$")
+"""Files by which a folder of safetensors is of another form."""

@@ -1,0 +1,113 @@
+"""Unified safetensors: whole tensors in parts, and a map of them.
+
+::
+
+    part0.safetensors ...     whole tensors
+    param_name_map.json       {"metadata": {"total_size": N}, "weight_map": {name: part}}
+    hyper_param.safetensors   values that are no parameters, such as global_step, if there are some
+
+MindSpore's `unified_safetensors` writes it, and `load_distributed_checkpoint` reads it. In
+MindSpore's own hyper_param there may be slices of one rank, of parameters that it was told to leave
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankxform.formats.base import TensorSpec
+from rankxform.formats.dtype import content_bytes
+from rankxform.layout.names import COUNTERS, natural
+from rankxform.planning.parts import Part
+from rankxform.planning.plan import Planner
+
+from . import folder
+from .base import Arrangement, Listing, Naming, Shards, Wish
+
+MAP, LOOSE = "param_name_map.json", "hyper_param.safetensors"
+DEFAULT_BYTES = 3 << 30
+
+
+class Unified:
+    """A folder of unified safetensors (`checkpoints.base.Form`)."""
+
+    name = "unified"
+    title = "unified safetensors"
+    options: tuple[str, ...] = ("max_part",)
+    container: str | None = "safetensors"
+    described = True
+
+    def recognizes(self, where: Path) -> str | None:
+        for name in (MAP, "part0.safetensors"):
+            if (where / name).is_file():
+                return name
+        return None
+
+    def look(self, where: Path, wish: Wish) -> Listing:
+        return folder.look(where)
+
+    def choose(
+        self,
+        where: Path,
+        there: Listing,
+        wanted: Iterable[int] | None,
+        wish: Wish,
+        searched: str = "",
+        among: Collection[int] | None = None,
+    ) -> Shards:
+        folder.check_no_step(self.name, wish)
+        index = where / MAP if MAP in there.named else None
+        return folder.whole_tensors(where, there, index, searched, loose=LOOSE)
+
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        """As MindSpore deals: the largest tensor first, each to the part with the least bytes."""
+        folder.check_whole(self.name, planner.dst.ranks)
+        loose = [t.name for t in planner.tensors(0) if is_loose(planner, t)]
+        sizes = {
+            t.name: content_bytes(t.dtype, t.shape)
+            for t in planner.tensors(0)
+            if t.name not in loose
+        }
+        most = naming.most_bytes or DEFAULT_BYTES
+        count = max(1, min(-(-sum(sizes.values()) // most), len(sizes)))
+        parts: list[list[str]] = [[] for _ in range(count)]
+        loads = [0] * count
+        for name in sorted(sizes, key=lambda name: (-sizes[name], natural(name))):
+            least = loads.index(min(loads))
+            parts[least].append(name)
+            loads[least] += sizes[name]
+        names = {number: f"part{number}.safetensors" for number, some in enumerate(parts) if some}
+        held = {number: Part(0, frozenset(parts[number])) for number in names}
+        if loose:
+            names[count], held[count] = LOOSE, Part(0, frozenset(loose))
+        return Arrangement(names, held)
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        return folder.plain_metadata(source, "ms")
+
+    def owns(self, name: str, file: int) -> bool:
+        return name == LOOSE or name == f"part{file}.safetensors"
+
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        return (MAP,)
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+    ) -> Mapping[str, bytes]:
+        held = {
+            name: planner.tensors(file) for file, name in arrangement.names.items() if name != LOOSE
+        }
+        total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
+        files = {name: [t.name for t in some] for name, some in held.items()}
+        return {MAP: folder.index_document(files, total, indent=4)}
+
+    def strangers(self, own: Iterable[Path]) -> list[Path]:
+        return folder.strangers(own)
+
+
+def is_loose(planner: Planner, tensor: TensorSpec) -> bool:
+    """Tell whether a tensor is no parameter of the network: in no strategy, or a known counter."""
+    parameter = planner.parameter(tensor.name)
+    return not parameter.listed or parameter.src_name in COUNTERS

@@ -1,0 +1,296 @@
+"""metadata.json of MindFormers' Checkpoint 2.0: what every slice of a parameter is, and where.
+
+::
+
+    {"state_dict_metadata": {name: {"properties": {"dtype": "Float32", ...},
+         "global_shape": [...], "axis_fragmentations": [...], "layout": {...} or null,
+         "chunk": [{"global_offset": [N], "local_shape": [...]}, ...]}, ...},
+     "storage_data": {"('name', (N,))": [{"file_name": ..., "storage_rank": R, ...}, ...], ...}}
+
+N is the number of a slice, in row-major order over `axis_fragmentations`; it is not an offset. An
+optimizer shard is part of the layout: its device axes come last among those of axis 0. Established
+by tests with the code of MindFormers 1.7 to 2.0.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from rankxform.errors import FormatError, StrategyError
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import MOST_RANKS, Layout
+
+from .base import ReadAt
+from .dtype import ITEM_SIZE
+from .json_stream import load, read
+
+PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
+COMMON = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
+"""What `common.json` holds; every version reads these, and some refuse any other."""
+
+_DTYPES = {name.lower(): name for name in ITEM_SIZE}
+_KEY = re.compile(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
+
+Holders = tuple[tuple[str, int], ...]
+"""Where a slice is: (file, global rank) of each copy."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What is stated of a parameter: its type, its full shape, and the layout on `ranks`.
+
+    layout: None if none is stated, which means a whole tensor.
+    """
+
+    dtype: str
+    shape: Shape
+    layout: Layout | None
+    ranks: range
+
+
+@dataclass
+class Metadata:
+    """A metadata.json: parameters by name, and by name the holders of each slice, by number."""
+
+    parameters: dict[str, Stated] = field(default_factory=dict)
+    storage: dict[str, dict[int, Holders]] = field(default_factory=dict)
+
+
+def parse(read_at: ReadAt) -> Metadata:
+    """Read a metadata.json. Raises FormatError, which names the entry that makes no sense."""
+    found = Metadata()
+    same: dict[Any, Any] = {}  # equal values are kept once: most entries are equal to others
+
+    def parameter(name: str, facts: Any) -> None:
+        try:
+            found.parameters[name] = _stated(facts, same)
+        except (KeyError, TypeError, ValueError, FormatError, StrategyError) as error:
+            raise FormatError(f"{name!r}: {_why(error)}") from None
+
+    def entry(key: str, entries: Any) -> None:
+        try:
+            name, number = _slice_of(key)
+            places = tuple((one["file_name"], _rank(one["storage_rank"])) for one in entries)
+            if not all(isinstance(file, str) for file, _ in places):
+                raise FormatError("a file_name is no text")
+        except (KeyError, TypeError, ValueError, FormatError) as error:
+            raise FormatError(f"{key!r}: {_why(error)}") from None
+        slices = found.storage.setdefault(name, {})
+        if number in slices:
+            raise FormatError(f"{key!r}: slice {number} of {name!r} is stated twice")
+        slices[number] = same.setdefault(places, places)
+
+    there = read(read_at, {PARAMETERS: parameter, STORAGE: entry})
+    for section in (PARAMETERS, STORAGE):
+        if section not in there:
+            raise FormatError(f"lacks {section!r}; is it the metadata.json of a checkpoint?")
+    return found
+
+
+def _why(error: Exception) -> str:
+    return f"lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _slice_of(key: str) -> tuple[str, int]:
+    """Return name and slice number of a key, which is a Python tuple's repr."""
+    match = _KEY.fullmatch(key)
+    if match:
+        return match[1], int(match[2])
+    try:
+        value = ast.literal_eval(key)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = None
+    if isinstance(value, tuple) and len(value) == 2:
+        name, numbers = value
+        if isinstance(name, str) and isinstance(numbers, tuple) and [*map(type, numbers)] == [int]:
+            return name, numbers[0]
+    raise FormatError("is no key such as ('name', (0,))")
+
+
+def _rank(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MOST_RANKS:
+        raise FormatError(f"storage_rank {value!r} is no rank")
+    return value
+
+
+def _stated(facts: Any, same: dict[Any, Any]) -> Stated:
+    dtype = _DTYPES.get(str(facts["properties"]["dtype"]).lower())
+    if dtype is None:
+        raise FormatError(f"dtype {facts['properties']['dtype']!r} is not one of MindSpore's")
+    shape, counts = _numbers(facts["global_shape"]), _numbers(facts["axis_fragmentations"])
+    layout, ranks = None, range(0)
+    if facts["layout"] is not None:
+        layout, ranks = _layout(facts["layout"], same)
+        if layout.counts != counts:
+            raise FormatError(
+                f"axis_fragmentations {list(counts)} are not those of its layout, "
+                f"{list(layout.counts)}"
+            )
+    if len(counts) != len(shape) or any(n % count for n, count in zip(shape, counts)):
+        raise FormatError(f"shape {list(shape)} is not divided by {list(counts)}")
+    local = [n // count for n, count in zip(shape, counts)]
+    for chunk in facts["chunk"]:
+        (number,) = chunk["global_offset"]
+        if list(chunk["local_shape"]) != local or not 0 <= number < prod(counts):
+            raise FormatError(
+                f"slice {number} of {list(chunk['local_shape'])} is stated, where "
+                f"{prod(counts)} slices of {local} make {list(shape)}"
+            )
+    if layout is None and any(count != 1 for count in counts):
+        raise FormatError(f"is divided by {list(counts)} and has no layout")
+    key = dtype, shape, layout, ranks
+    if key not in same:
+        same[key] = Stated(*key)
+    return same[key]  # type: ignore[no-any-return]
+
+
+def _numbers(values: Any) -> Shape:
+    found = tuple(values)
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in found):
+        raise FormatError(f"{list(found)[:8]} are no sizes")
+    return found
+
+
+def _layout(facts: Mapping[str, Any], same: dict[Any, Any]) -> tuple[Layout, range]:
+    if facts.get("interleaved_parallel"):
+        raise FormatError("an interleaved layout cannot be converted")
+    axes = tuple(
+        tuple(a for a in (entry if isinstance(entry, list) else [entry]) if a != -1)
+        for entry in facts["tensor_map"]
+    )
+    matrix = _numbers(facts["device_matrix"])
+    ranks = tuple(map(_rank, facts["rank_list"]))
+    stage = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
+    if ranks != tuple(stage) or not ranks or ranks[0] % len(ranks):
+        raise FormatError(
+            f"rank_list {list(ranks[:8])} is not a pipeline stage: consecutive ranks, that start "
+            "at a multiple of their number"
+        )
+    if prod(matrix) != len(ranks):
+        raise FormatError(f"device_matrix {list(matrix)} is not of the {len(ranks)} in rank_list")
+    key = matrix, axes
+    if key not in same:
+        same[key] = Layout(matrix, axes)
+    return same[key], same.setdefault(stage, stage)
+
+
+def parse_common(data: bytes) -> dict[str, Any]:
+    """Read common.json; unknown keys are left out, what is missing is None. Raises FormatError."""
+    found = load(data)
+    if not isinstance(found, dict):
+        raise FormatError("is no JSON object")
+    return {key: found.get(key) for key in COMMON}
+
+
+# -- written --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is to be written of a parameter; `replicas`: of each rank, which copy it has."""
+
+    dtype: str
+    shape: Shape
+    layout: Layout
+    ranks: range
+
+    @property
+    def text(self) -> str:
+        """The JSON of its entry, to be indented."""
+        layout = self.layout
+        counts = layout.counts
+        numbers = [_ravel(layout.cell(rank), counts) for rank in range(len(self.ranks))]
+        seen: dict[int, int] = {}
+        replicas = []
+        for number in numbers:
+            replicas.append(seen.get(number, 0))
+            seen[number] = replicas[-1] + 1
+        local = [n // count for n, count in zip(self.shape, counts)]
+        facts = {
+            "properties": {
+                "dtype": self.dtype,
+                "replica_id": replicas,
+                "allow_shape_mismatch": False,
+                "allow_to_save": True,
+            },
+            "global_shape": list(self.shape),
+            "axis_fragmentations": list(counts),
+            "layout": {
+                "device_matrix": list(layout.device_matrix),
+                "tensor_map": layout.printable_map,
+                "interleaved_parallel": False,
+                "alias_name": [_alias(n) for n in range(len(layout.device_matrix))],
+                "rank_list": list(self.ranks),
+            },
+            "chunk": [{"global_offset": [n], "local_shape": local} for n in dict.fromkeys(numbers)],
+        }
+        return _indented(facts, 2)
+
+
+def _alias(number: int) -> str:
+    """Return a name of one or more letters; "a" is the first."""
+    name = chr(ord("a") + number % 26)
+    return name if number < 26 else _alias(number // 26 - 1) + name
+
+
+def _ravel(cell: Sequence[int], counts: Sequence[int]) -> int:
+    number = 0
+    for at, count in zip(cell, counts):
+        number = number * count + at
+    return number
+
+
+def _indented(value: Any, depth: int) -> str:
+    text = json.dumps(value, indent=4, ensure_ascii=False)
+    return text.replace("\n", "\n" + "    " * depth)
+
+
+def number_of(layout: Layout, rank: int) -> int:
+    """Return the number of the slice that stage-local `rank` holds."""
+    return _ravel(layout.cell(rank), layout.counts)
+
+
+def document(
+    parameters: Mapping[str, Written],
+    storage: Mapping[tuple[str, int], tuple[Holders, tuple[int, ...]]],
+) -> Iterator[str]:
+    """Yield the text of a metadata.json, as MindFormers indents it.
+
+    storage: by name and slice number its holders, and all ranks that have use for the slice.
+    """
+    yield f'{{\n    "{PARAMETERS}": {{'
+    known: dict[Any, str] = {}
+    separator = "\n        "
+    for name, one in parameters.items():
+        if one not in known:
+            known[one] = one.text
+        yield f"{separator}{json.dumps(name, ensure_ascii=False)}: {known[one]}"
+        separator = ",\n        "
+    yield "\n    },\n" if parameters else "},\n"
+    yield f'    "{STORAGE}": {{'
+    separator = "\n        "
+    for key, places in storage.items():
+        if places not in known:
+            holders, group = places
+            known[places] = _indented(
+                [
+                    {"file_name": file, "storage_rank": rank, "rank_group": list(group)}
+                    for file, rank in holders
+                ],
+                2,
+            )
+        written = json.dumps(repr((key[0], (key[1],))), ensure_ascii=False)
+        yield f"{separator}{written}: {known[places]}"
+        separator = ",\n        "
+    yield "\n    }\n}" if storage else "}\n}"
+
+
+def common(facts: Mapping[str, Any]) -> bytes:
+    """Return a common.json with the five keys that every version reads."""
+    return json.dumps({key: facts.get(key) for key in COMMON}, indent=4).encode()

@@ -1,0 +1,137 @@
+"""Members of a large JSON document, one after the other, without the document in memory.
+
+A `metadata.json` of a thousand ranks has hundreds of megabytes, most of which says the same again.
+Only one member of it is decoded at a time, by the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rankxform.errors import FormatError
+
+from .base import ReadAt
+
+_BLOCK = 1 << 22
+MOST_BYTES, MOST_OF_ONE = 1 << 32, 1 << 26
+"""Of a whole document, and of one member."""
+
+_BLANKS = " \t\n\r"
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of the members of a JSON object. Raises FormatError for a name twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FormatError(f"names {twice!r} twice in one object")
+    return found
+
+
+def load(data: bytes) -> Any:
+    """Decode a small document. Raises FormatError."""
+    try:
+        return json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"is not JSON: {error}") from None
+
+
+class _Text:
+    """The part of a document that has been read and not yet used."""
+
+    def __init__(self, read_at: ReadAt) -> None:
+        self._read_at, self._decoder = read_at, getincrementaldecoder("utf-8")()
+        self._decode = json.JSONDecoder(object_pairs_hook=unique).raw_decode
+        self._offset, self._ended = 0, False
+        self._buffer, self._at = "", 0
+
+    def _more(self) -> bool:
+        """Read on; twice as much if the buffer did not suffice. Return whether there was more."""
+        if self._ended:
+            return False
+        want = max(_BLOCK, len(self._buffer) - self._at)
+        data = self._read_at(self._offset, want)
+        self._offset += len(data)
+        self._ended = len(data) < want
+        if self._offset > MOST_BYTES:
+            raise FormatError(f"has over {MOST_BYTES} bytes")
+        try:
+            text = self._decoder.decode(data, self._ended)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"is not UTF-8: {error}") from None
+        self._buffer, self._at = self._buffer[self._at :] + text, 0
+        return True
+
+    def peek(self) -> str:
+        """Return the next character that is no blank; "" at the end."""
+        while True:
+            while self._at < len(self._buffer) and self._buffer[self._at] in _BLANKS:
+                self._at += 1
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._more():
+                return ""
+
+    def take(self, expected: str) -> None:
+        found = self.peek()
+        if found != expected:
+            raise FormatError(f"is not JSON: expected {expected!r}, found {found or 'its end'!r}")
+        self._at += 1
+
+    def value(self) -> Any:
+        """Decode the next value; numbers at the end of what was read are read on."""
+        self.peek()
+        while True:
+            try:
+                found, end = self._decode(self._buffer, self._at)
+            except json.JSONDecodeError as error:
+                if len(self._buffer) - self._at > MOST_OF_ONE or not self._more():
+                    raise FormatError(f"is not JSON: {error.msg}") from None
+                continue
+            except RecursionError:
+                raise FormatError("is not JSON: nested too deeply") from None
+            if end < len(self._buffer) or self._ended or not self._more():
+                self._at = end
+                return found
+
+    def members(self) -> Iterator[str]:
+        """Yield the names of an object's members; the value is to be taken before the next."""
+        self.take("{")
+        seen: set[str] = set()
+        while self.peek() != "}":
+            if seen:
+                self.take(",")
+            name = self.value()
+            if not isinstance(name, str) or name in seen:
+                raise FormatError(f"names {name!r} twice, or by no text")
+            seen.add(name)
+            self.take(":")
+            yield name
+        self.take("}")
+
+
+def read(read_at: ReadAt, sections: dict[str, Callable[[str, Any], None]]) -> dict[str, Any]:
+    """Read a document that is one object; call a section's function with each of its members.
+
+    Return the members that are no sections, and None for each section that was there. Raises
+    FormatError.
+    """
+    text = _Text(read_at)
+    found: dict[str, Any] = {}
+    if text.peek() != "{":
+        raise FormatError("is no JSON object")
+    for name in text.members():
+        take = sections.get(name)
+        if take is None:
+            found[name] = text.value()
+            continue
+        found[name] = None
+        for member in text.members():
+            take(member, text.value())
+    if text.peek():
+        raise FormatError("goes on after its end")
+    return found

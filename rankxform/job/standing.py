@@ -1,0 +1,126 @@
+"""A destination that is there, in whatever files: which slices of which ranks each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankxform.checkpoints.base import FORMS, Listing, Shards, Wish, form_of
+from rankxform.engine.compare_sink import Difference
+from rankxform.errors import CheckpointError
+from rankxform.formats.base import Index, Schema
+from rankxform.geometry.grid import Cell
+from rankxform.ops.base import Derivation
+from rankxform.planning.parts import Part
+from rankxform.planning.plan import Planner
+from rankxform.publish.target import MANIFEST_NAME
+from rankxform.transport import Team
+
+from .described import check_files, own_names
+from .prepare import Conversion
+from .request import Request
+from .visibility import look_on_all, searched_nodes
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is at a destination. shards: its files, if their form says what they hold; rank folders
+    do not, and their files are chosen when the ranks are known."""
+
+    folder: Path
+    there: Listing
+    shards: Shards | None
+
+
+def record_folder(folder: Path) -> Path:
+    """Return where the records of a destination are: in it, or with the files that readers find."""
+    if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
+        return folder
+    form = form_of(folder, None, "--dst-form")
+    if not form.described:
+        return folder
+    shards = form.choose(folder, form.look(folder, Wish()), None, Wish())
+    return next((path.parent for path in shards.paths.values()), folder)
+
+
+def standing_files(request: Request, team: Team) -> tuple[Request, Standing, frozenset[int]]:
+    """Find the files of a destination, of any form; collective.
+
+    The request is returned with the form, and with the strategy that the destination itself says,
+    if none was given; and the nodes that see what node 0 sees.
+    """
+    folder = team.bcast(lambda: Path(request.dst or "").absolute())
+    name = team.bcast(lambda: form_of(folder, request.dst_form, "--dst-form").name)
+    request = replace(request, dst_form=name)
+    there, as_first = look_on_all(team, folder, Wish(), FORMS[name])
+    if not FORMS[name].described:
+        return request, Standing(folder, there, None), as_first
+    step = None if request.iteration is None else str(request.iteration)
+    searched = searched_nodes(team)
+    shards = team.bcast(lambda: FORMS[name].choose(folder, there, None, Wish(step=step), searched))
+    assert shards.said is not None
+    if request.dst_strategy is None and not request.derives:
+        request = replace(request, dst_strategy=shards.said.strategy)
+    if request.iteration is None and "iteration" in FORMS[name].options:
+        number = shards.step[0] if shards.step else 0
+        request = replace(request, iteration=number)
+    parent = next((path.parent for path in shards.paths.values()), folder)
+    return request, Standing(parent, there, shards), as_first
+
+
+def compare_files(
+    conversion: Conversion, shards: Shards, indexes: dict[int, Index], team: Team
+) -> tuple[Planner, list[Difference]]:
+    """Return the plan of the files that are there, and, on process 0, what is missing or too much.
+
+    What is not to be compared is taken out of `indexes`.
+    """
+    schemas = own_names(shards, indexes)
+    for file, schema in schemas.items():
+        if schema is not indexes[file].schema:
+            indexes[file] = indexes[file].only(schema)
+    planner, found = team.agree(lambda: _compare(conversion, shards, schemas))
+    return planner, found if team.rank == 0 else []
+
+
+def _compare(
+    conversion: Conversion, shards: Shards, schemas: Mapping[int, Schema]
+) -> tuple[Planner, list[Difference]]:
+    planner, said = conversion.planner, shards.said
+    assert said is not None
+    found: list[Difference] = []
+    try:
+        check_files(shards, schemas, Derivation())
+    except CheckpointError as error:
+        found.append(Difference(Path(said.source).name, 0, str(error), whole_file=True))
+    parts: dict[int, Part] = {}
+    ranks = set(conversion.ranks)
+    same: dict[frozenset[str], frozenset[str]] = {}
+    held: set[tuple[str, Cell]] = set()
+    for file, schema in schemas.items():
+        rank = said.ranks.get(file, 0)
+        if rank >= planner.dst.ranks:
+            why = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
+            found.append(Difference(shards.paths[file].name, file, why, whole_file=True))
+            parts[file] = Part(0, frozenset())
+            continue
+        names = frozenset(schema.names)
+        parts[file] = Part(rank, same.setdefault(names, names))
+        known = planner.names_of(rank)
+        found += [
+            Difference(name, file, f"should not be in {shards.paths[file].name}")
+            for name in schema.names
+            if name not in known
+        ]
+    there = planner.with_parts(parts)
+    for file in schemas:
+        held |= {(name, there.cell(one, file)) for name, one in there.names(file).items()}
+    missing: dict[tuple[str, Cell], int] = {}
+    for rank in ranks:
+        local = rank % planner.dst.stage_size
+        for name, layout in planner.names_of(rank).items():
+            if (name, layout.cell(local)) not in held:
+                missing.setdefault((name, layout.cell(local)), rank)
+    found += [Difference(name, rank, "is in no file") for (name, _), rank in missing.items()]
+    return there, found

@@ -1,0 +1,229 @@
+"""A metadata.json of Checkpoint 2.0 as a strategy, and a plan as a metadata.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankxform.errors import CheckpointError, FormatError, RequestError
+from rankxform.formats.checkpoint2 import (
+    PARAMETERS,
+    Holders,
+    Metadata,
+    Stated,
+    Written,
+    document,
+    number_of,
+    parse,
+)
+from rankxform.geometry.box import Shape
+from rankxform.layout.folded import with_optimizer
+from rankxform.layout.layout import Layout, whole
+from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.plan import Planner
+
+from .posix import opened, range_reader
+
+_START = 1 << 12
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a metadata.json says: the strategy; of each file its rank and the parameters in it; and
+    by parameter type and full shape, in elements."""
+
+    strategy: Strategy
+    ranks: Mapping[str, int]
+    listed: Mapping[str, tuple[str, ...]]
+    stated: Mapping[str, tuple[str, Shape]]
+
+
+def is_metadata(path: Path) -> bool:
+    """Tell whether a file is the metadata.json of a checkpoint, by how it starts."""
+    if not path.is_file():
+        return False
+    with opened(path) as (fd, _):
+        return f'"{PARAMETERS}"'.encode() in range_reader(fd, path)(0, _START)
+
+
+def read(path: Path) -> Said:
+    """Read a metadata.json. Raises CheckpointError, which says what contradicts what."""
+    try:
+        with opened(path) as (fd, _):
+            found = parse(range_reader(fd, path))
+        return _said(found, str(path))
+    except FormatError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _said(found: Metadata, label: str) -> Said:
+    size = _stage_size(found)
+    stages: list[dict[str, Layout]] = []
+    ranks: dict[str, int] = {}
+    listed: dict[str, dict[str, None]] = {}
+    checked: dict[object, tuple[int, ...]] = {}
+    for name, one in found.parameters.items():
+        slices = found.storage.get(name, {})
+        layout = one.layout or whole(len(one.shape))
+        where = tuple((number, id(holders)) for number, holders in slices.items())
+        key = layout, one.ranks, where
+        if key not in checked:
+            checked[key] = _stages_of(name, one, layout, slices, size, ranks)
+        for stage in checked[key]:
+            stages += [{} for _ in range(stage + 1 - len(stages))]
+            stages[stage][name] = layout
+        for holders in slices.values():
+            for file, _ in holders:
+                listed.setdefault(file, {})[name] = None
+    extra = [name for name in found.storage if name not in found.parameters]
+    if extra:
+        raise FormatError(f"says where slices of {extra[0]!r} are, and not what they are")
+    alike: dict[tuple[str, ...], tuple[str, ...]] = {}
+    return Said(
+        Strategy(tuple(stages), size, label),
+        ranks,
+        {
+            f: alike.setdefault(names, names)
+            for f, some in listed.items()
+            for names in (tuple(some),)
+        },
+        {name: (one.dtype, one.shape) for name, one in found.parameters.items()},
+    )
+
+
+def _stage_size(found: Metadata) -> int:
+    """Return the ranks of a pipeline stage; all ranks, if no layout says how many."""
+    sizes = {len(one.ranks): name for name, one in found.parameters.items() if one.layout}
+    if len(sizes) > 1:
+        (a, name_a), (b, name_b), *_ = sizes.items()
+        raise FormatError(f"{name_a!r} is on a stage of {a} ranks, {name_b!r} on one of {b}")
+    if sizes:
+        return next(iter(sizes))
+    every = (r for some in found.storage.values() for held in some.values() for _, r in held)
+    return max(every, default=0) + 1
+
+
+def _stages_of(
+    name: str,
+    one: Stated,
+    layout: Layout,
+    slices: Mapping[int, Holders],
+    size: int,
+    ranks: dict[str, int],
+) -> tuple[int, ...]:
+    """Return the stages that hold a parameter; check that layout and storage say the same."""
+    stages = {one.ranks.start // size} if one.layout else set()
+    for number, holders in slices.items():
+        for file, rank in holders:
+            if ranks.setdefault(file, rank) != rank:
+                raise FormatError(f"{file!r} is said to be rank {ranks[file]}'s and rank {rank}'s")
+            if number_of(layout, rank % size) != number:
+                raise FormatError(
+                    f"{name!r}: slice {number} is said to be rank {rank}'s, in {file!r}, which by "
+                    f"its layout has slice {number_of(layout, rank % size)}"
+                )
+            stages.add(rank // size)
+    lost = [n for n in {number_of(layout, r) for r in range(size)} if n not in slices]
+    if lost and state_of(name) != NEVER_SAVED:
+        raise FormatError(f"{name!r}: does not say where slice {min(lost)} is")
+    return tuple(sorted(stages or {0}))
+
+
+# -- written --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What a metadata.json is to say: of each parameter what it is, of each slice where it is."""
+
+    parameters: Mapping[str, Written]
+    storage: Mapping[tuple[str, int], tuple[Holders, tuple[int, ...]]]
+
+    def document(self) -> bytes:
+        return "".join(document(self.parameters, self.storage)).encode()
+
+    @classmethod
+    def of(
+        cls,
+        planner: Planner,
+        names: Mapping[int, str],
+        is_state: Callable[[Planner, str], bool],
+    ) -> Slices:
+        """Return what the destination of `planner` is, of files with these `names` by id.
+
+        `is_state` tells the optimizer's parameters, which come after the network's. A gradient that
+        the strategy lists is stated like its parameter, though no file holds it: MindFormers does.
+        """
+        parameters: dict[str, Written] = {}
+        holders: dict[tuple[str, int], list[tuple[str, int]]] = {}
+        groups: dict[tuple[str, int], list[int]] = {}
+        files = {(planner.part(file).rank, file): name for file, name in names.items()}
+        by_rank: dict[int, list[tuple[int, str]]] = {}
+        for (rank, file), name in sorted(files.items()):
+            by_rank.setdefault(rank, []).append((file, name))
+        known: dict[int, list[tuple[str, Written]]] = {}
+        for rank in range(planner.dst.ranks):
+            stage = planner.dst.stage_of(rank)
+            if stage not in known:
+                known[stage] = _in_stage(planner, stage, rank, is_state)
+                for name, one in known[stage]:
+                    if parameters.setdefault(name, one).layout != one.layout:
+                        raise RequestError(
+                            f"{planner.dst.label}: {name!r} is sharded in two ways by two stages, "
+                            "and a metadata.json states one"
+                        )
+            local = rank % planner.dst.stage_size
+            numbers = {one.layout: number_of(one.layout, local) for _, one in known[stage]}
+            own = by_rank.get(rank, [])
+            of_state = next((name for file, name in own if file % 2), None)
+            held = {n: name for file, name in own for n in planner.names(file)}
+            for name, one in known[stage]:
+                key = name, numbers[one.layout]
+                groups.setdefault(key, []).append(rank)
+                never = state_of(name) == NEVER_SAVED
+                file_name = of_state if never else held.get(name)
+                if file_name is not None and not (never and key in holders and len(own) < 2):
+                    holders.setdefault(key, []).append((file_name, rank))
+        same: dict[object, object] = {}
+
+        def once(key: tuple[str, int]) -> tuple[Holders, tuple[int, ...]]:
+            value = tuple(holders[key]), tuple(groups[key])
+            return same.setdefault(value, value)  # type: ignore[return-value]
+
+        return cls(parameters, {key: once(key) for key in holders})
+
+
+def _in_stage(
+    planner: Planner, stage: int, rank: int, is_state: Callable[[Planner, str], bool]
+) -> list[tuple[str, Written]]:
+    """Return what the ranks of a stage hold: the network's parameters, then the optimizer's."""
+    size = planner.dst.stage_size
+    ranks = range(stage * size, (stage + 1) * size)
+    layouts = planner.names_of(rank)
+    listed = [
+        name for name in planner.dst.stages[stage] if name in layouts or _follows(name, layouts)
+    ]
+    order = dict.fromkeys([*listed, *layouts])
+    found: tuple[list[tuple[str, Written]], list[tuple[str, Written]]] = ([], [])
+    folded: dict[Layout, Layout] = {}
+    for name in order:
+        own = name if name in layouts else parameter_of(name)
+        parameter, layout = planner.parameter(own), layouts[own]
+        if own in planner.selection.replicated and (is_state(planner, own) or not parameter.shape):
+            continue  # a counter, which no layout describes
+        if not parameter.shape:
+            continue
+        if layout not in folded:
+            try:
+                folded[layout] = with_optimizer(layout, size)
+            except RequestError as error:
+                raise RequestError(f"{planner.dst.label}: {name!r}: {error}") from error
+        one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
+        found[is_state(planner, name)].append((name, one))
+    return [*found[0], *found[1]]
+
+
+def _follows(name: str, layouts: Iterable[str]) -> bool:
+    return state_of(name) == NEVER_SAVED and parameter_of(name) in layouts

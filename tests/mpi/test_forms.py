@@ -1,0 +1,110 @@
+"""Every form to every other, over random models, at several numbers of processes."""
+
+from __future__ import annotations
+
+import random
+from itertools import count, islice, product
+
+import pytest
+
+import rankxform
+from tests import reference, reference_forms
+from tests.cases import random_case
+from tests.mpi.conftest import world
+from tests.reference_forms import FORMS
+
+MODELS = 25
+
+
+def with_states(case, seed):
+    """Return a case with optimizer states, a tied embedding, and a strategy on both sides."""
+    rng = random.Random(seed)
+    for name in list(case.params):
+        if rng.random() < 0.5:
+            for state in ("adam_m.", "adam_v."):
+                case.params[state + name] = case.params[name]
+                for stage in (*case.src, *case.dst):
+                    if name in stage:
+                        stage[state + name] = stage[name]
+    name = next(n for n in case.src[0] if "." in n and not n.startswith("adam"))
+    if rng.random() < 0.5:
+        for stages in (case.src, case.dst):
+            own = next(stage[name] for stage in stages if name in stage)
+            stages[0][name] = stages[-1][name] = own  # tied
+    return case
+
+
+def models():
+    """Yield (seed, case) whose layouts every form can state."""
+    for seed in count():
+        case = with_states(random_case(seed, mindspore_agrees=False, whole=False), seed)
+        if all(reference_forms.can_be_2(stages, case.params) for stages in (case.src, case.dst)):
+            yield seed, case
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return list(islice(models(), MODELS))
+
+
+def strategies(case, tmp):
+    """Write both strategies; return them."""
+    return (
+        reference.write_stage_files(tmp / f"{side}_strategy", stages)
+        for side, stages in (("src", case.src), ("dst", case.dst))
+    )
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3, 5))
+@pytest.mark.parametrize(("src", "dst"), product(FORMS, FORMS))
+def test_every_form_to_every_other(src, dst, cases, tmp):
+    for seed, case in cases:
+        here = tmp / str(seed)
+        if world().rank == 0:
+            reference_forms.write_any(src, here / "src", case, seed)
+            list(strategies(case, here))
+        world().Barrier()
+        a = str(here / "src_strategy") if src == "ranks" else None
+        b = str(here / "dst_strategy") if dst in ("ranks", "checkpoint2") else None
+        options = {
+            "huggingface": {"max_shard": (1 << 30, 5000)[seed % 2]},
+            "unified": {"max_part": (1 << 30, 5000)[seed % 2]},
+            "checkpoint2": {"dedup": seed % 2 == 1, "prefix": ("", "llm")[seed % 3 == 0]},
+            "ranks": {"format": "safetensors"},
+        }[dst]
+        told = {"read_method": ("auto", "two-phase")[seed % 5 == 0], "comm": world()}
+        rankxform.transform(
+            here / "src", here / "dst", a, b, dst_form=dst, fsync=False, verify=True,
+            memory=(1 << 20, 64 << 20)[seed % 2], **options, **told,
+        )  # fmt: skip
+        wrong = []
+        if world().rank == 0:
+            lost = case.extras if src == "checkpoint2" and seed % 3 == 0 else ()
+            wrong = reference_forms.wrong_in(dst, here / "dst", case, lost)
+        assert world().bcast(wrong) == [], (seed, src, dst)
+        assert rankxform.verify(here / "dst", comm=world()).same, seed
+        own = b if dst == "ranks" else None
+        assert rankxform.verify(here / "src", here / "dst", a, own, **told).same, seed
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.parametrize("seed", range(12))
+def test_through_any_three_forms_and_back(seed, cases, tmp):
+    _, case = cases[seed]
+    rng = random.Random(seed)
+    if world().rank == 0:
+        reference_forms.write_any("ranks", tmp / "0", case)
+        list(strategies(case, tmp))
+    world().Barrier()
+    a, b = str(tmp / "src_strategy"), str(tmp / "dst_strategy")
+    before, of = tmp / "0", a
+    for number, form in enumerate([*rng.choices(FORMS, k=3), "ranks"], 1):
+        to = (a if number == 4 else b) if form in ("ranks", "checkpoint2") else None
+        after = tmp / str(number)
+        rankxform.transform(
+            before, after, of, to, dst_form=form, fsync=False, comm=world(),
+            **({"format": "safetensors"} if form == "ranks" else {}),
+        )  # fmt: skip
+        before, of = after, to if form == "ranks" else None
+    wrong = reference.wrong_slices(tmp / "4", case.src, case.params, "safetensors")
+    assert wrong == []
