@@ -56,7 +56,7 @@ def strategies(case, tmp):
 
 
 @pytest.mark.mpi(min_size=1, sizes=(1, 2, 3, 5))
-@pytest.mark.parametrize(("src", "dst"), product(FORMS, FORMS))
+@pytest.mark.parametrize(("src", "dst"), list(product(FORMS, FORMS)))
 def test_every_form_to_every_other(src, dst, cases, tmp):
     for seed, case in cases:
         here = tmp / str(seed)
