@@ -35,6 +35,7 @@ from rankxform.job.request import LOAD, OPTIONS, SEVERAL, Request, affecting
 from rankxform.job.transform import Report
 from rankxform.job.verify import Verdict
 from rankxform.layout.strategy import Strategy
+from rankxform.planning.needed import needed_ranks
 from rankxform.storage import strategies
 from rankxform.transport import Team, team
 
@@ -182,7 +183,7 @@ def ranks(
             strategies.load(_strategy("dst_strategy", dst_strategy)),
         )
     numbers = [_number("wanted", rank) for rank in _several("wanted", wanted)]
-    return inspection.needed_ranks(src, dst, numbers)
+    return needed_ranks(src, dst, numbers)
 
 
 def derive(

@@ -6,36 +6,33 @@ command line and for programs; nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from math import lcm
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, USUAL, Listing, Wish
+from rankxform.checkpoints.base import FORMS, USUAL, Form, Listing, Wish, form_of
+from rankxform.checkpoints.checks import file_faults, own_names
 from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN, find
 from rankxform.errors import (
-    CheckpointError,
     RankxformError,
-    RequestError,
     StorageError,
     StrategyError,
     UsageError,
 )
 from rankxform.formats.base import Index, suffixes
-from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
-from rankxform.planning.stages import check_ranks, needed_stages
+from rankxform.publish.companions import faults
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.storage import strategies
-from rankxform.storage.index import container, index
+from rankxform.storage.index import Indexer, container, index
 
 
 def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     """Describe what is at `path`: a checkpoint file or folder, a strategy, or a folder with these.
 
-    ``kind`` says which: "checkpoint", "folder" (rank folders), "destination" (what rankxform wrote
+    ``kind`` says which: "checkpoint", "folder" (rank folders), "described" (a folder that says
+    itself what its files hold), "destination" (what rankxform wrote
     or began), "strategy", "strategies" (a folder of several), "files" (a rank's folder), "json" (of
     another kind) or "collection" (a folder with some of these). Raises UsageError where nothing is,
     and CheckpointError or StrategyError for one file that cannot be read; in a folder, such a file
@@ -51,6 +48,9 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
         return _destination(path)
     entries = sorted(path.iterdir())
     why = {}
+    form = recognized(path)
+    if form is not None:
+        return _described(path, form)
     try:
         listing = _look(path, pattern)
         if listing.files:
@@ -65,6 +65,48 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
         return {"kind": "files", "path": str(path), "files": list(map(_facts, files))}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
     return {"kind": "collection", "path": str(path), **why, "parts": parts}
+
+
+def recognized(path: Path) -> Form | None:
+    """Return the form of a folder that describes itself; None of any other."""
+    with suppress(RankxformError, OSError):
+        form = form_of(path, None)
+        return form if form.described else None
+    return None
+
+
+def _described(path: Path, form: Form) -> dict[str, Any]:
+    """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
+    known: dict[str, Any] = {"kind": "described", "path": str(path), "form": form.title}
+    there = form.look(path, Wish())
+    try:
+        shards = form.choose(path, there, None, Wish())
+    except RankxformError as error:
+        files = [_facts(path / name) for name in there.named if name.endswith(suffixes())]
+        return {**known, "step": None, "steps": [], "faults": [str(error)], "files": files}
+    assert shards.said is not None
+    indexes: dict[int, Index] = {}
+    files, indexer = [], Indexer()
+    for number, file in shards.paths.items():
+        try:
+            indexes[number] = indexer.index(file)
+            facts: dict[str, Any] = {"file": str(file), **_totals(indexes[number])}
+        except RankxformError as error:
+            facts = {"file": str(file), "error": str(error)}
+        if number in shards.said.ranks:
+            facts["rank"] = shards.said.ranks[number]
+        files.append(facts)
+    steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
+    schemas = own_names(shards, indexes)
+    return {
+        **known,
+        "step": shards.step_name,
+        "steps": ["_".join(map(str, step)) for step in steps],
+        "ranks": shards.said.strategy.ranks if shards.said.strategy else None,
+        "faults": list(file_faults(shards, schemas, lambda name: False)),
+        "notices": list(shards.said.notices),
+        "files": files,
+    }
 
 
 def _look(path: Path, pattern: str) -> Listing:
@@ -103,6 +145,9 @@ def _in_words(path: Path) -> str | None:
 
 
 def _folder_in_words(path: Path, pattern: str) -> str | None:
+    form = recognized(path)
+    if form is not None:
+        return f"checkpoint, {form.title}"
     ranks = _look(path, pattern).files
     if ranks:
         shards = _shards(path, pattern)
@@ -236,8 +281,11 @@ def _destination(path: Path) -> dict[str, Any]:
     files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
     ranks = [_written(path / name, facts) for name, facts in files]
     options = record.get("verify")
+    form = FORMS[record.get("form", USUAL)]
     return {
         **known,
+        "form": form.title if form.described else None,
+        "faults": [f"{path / name}: {why}" for name, why in faults(path, record).items()],
         "complete": not begun and not any("error" in one for one in ranks),
         "source": record["identity"].get("source") or "-",
         "options": list(map(str, options)) if isinstance(options, list) else [],
@@ -254,55 +302,3 @@ def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         return {"rank": facts["rank"], **_facts(path)}
     error = f"is not the file of {facts['size']:,} bytes that was written"
     return {"rank": facts["rank"], "file": str(path), "error": error}
-
-
-def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int, tuple[int, ...]]:
-    """Return for each destination rank the source ranks whose bytes it needs, ascending.
-
-    This uses the strategies alone. If several ranks hold the same box, it is the one that MindSpore
-    reads; parameters in no strategy come from the rank that corresponds to the destination rank.
-    """
-    for strategy in (src, dst):
-        if isinstance(strategy, PatternStrategy):
-            raise UsageError(
-                f"{strategy.label!r}: which names it means, the checkpoint tells; name SRC"
-            )
-    return {rank: tuple(sorted(_needed(src, dst, rank))) for rank in check_ranks(ranks, dst)}
-
-
-def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
-    stage, local = dst.stage_of(rank), rank % dst.stage_size
-    stages = needed_stages(src, dst, stage)
-    if not stages:
-        raise RequestError(
-            f"destination rank {rank} needs nothing: {src.label} lists none of the parameters that "
-            f"{dst.label} lists for pipeline stage {stage}"
-        )
-    found = {src.ranks_in(stages[0])[local % src.stage_size]}
-    names = src.stages_of if isinstance(dst, WholeStrategy) else dst.stages[stage]
-    seen: set[tuple[Layout, Layout, int]] = set()
-    for name in names:
-        if name not in src or isinstance(src, WholeStrategy):
-            continue
-        src_stage = src.stages_of[name][0]
-        have = src.layout(name, src_stage, 0)
-        want = dst.layout(name, stage, len(have.tensor_map))
-        if (have, want, src_stage) not in seen:
-            seen.add((have, want, src_stage))
-            first = src.ranks_in(src_stage).start
-            found |= {first + r for r in _holding(have, want, local, name)}
-    return found
-
-
-def _holding(have: Layout, want: Layout, local: int, name: str) -> set[int]:
-    """Return the stage-local ranks of `have` that hold what rank `local` of `want` needs."""
-    if len(have.tensor_map) != len(want.tensor_map):
-        raise CheckpointError(
-            f"{name!r}: a nested tensor map in JSON needs the checkpoint's shapes; name SRC too"
-        )
-    shape = tuple(map(lcm, have.counts, want.counts))
-    if have.split_rows or want.split_rows:
-        shape = (sum(have.split_rows or want.split_rows), *shape[1:])
-    box = want.grid(shape).box(want.cell(local)) if shape else Box((), ())
-    replica = have.replica(local)
-    return {have.holders[cell][replica] for cell in have.grid(shape).cells_over(box)}

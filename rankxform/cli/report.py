@@ -255,6 +255,7 @@ def inspection(found: Mapping[str, Any]) -> str:
         "collection": _parts_table,
         "checkpoint": _checkpoint_table,
         "folder": _folder_table,
+        "described": _described_table,
         "files": _files_table,
         "destination": _destination_table,
         "json": lambda found: f"{found['path']}: JSON, and no strategy; {size(found['size'])}",
@@ -310,10 +311,30 @@ def _folder_table(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", _rank_rows(found)])
 
 
+def _described_table(found: Mapping[str, Any]) -> str:
+    step = f", iteration {found['step']}" if found["step"] else ""
+    others = [one for one in found["steps"] if one != found["step"]]
+    also = f" (there are {', '.join(others)} too)" if others else ""
+    ranks = f" of {_count(found['ranks'], 'rank')}" if found.get("ranks") else ""
+    files = found["files"]
+    total = size(sum(one.get("nbytes", 0) for one in files))
+    what = f"{found['form']}{step}{also}, {_count(len(files), 'file')}{ranks}, {total}"
+    lines = [f"{found['path']}: {what}"]
+    lines += [f"WRONG: {fault}" for fault in found["faults"]]
+    lines += [f"note: {notice}" for notice in found.get("notices", ())]
+    head: tuple[str, ...] = ("parameters", "bytes", "file")
+    rows: list[tuple[object, ...]] = [_numbers(one) for one in files]
+    if any("rank" in one for one in files):
+        head = ("rank", *head)
+        rows = [(one.get("rank", "-"), *row) for one, row in zip(files, rows)]
+    return "\n".join([*lines, "", table(head, rows)])
+
+
 def _rank_rows(found: Mapping[str, Any]) -> str:
     head = ("rank", "parameters", "bytes", "file")
-    rows = [(r["rank"], *_numbers(r)) for r in found["ranks"]]
-    return table(head, rows)
+    if found.get("form"):
+        return table(head[1:], [_numbers(r) for r in found["ranks"]])
+    return table(head, [(r["rank"], *_numbers(r)) for r in found["ranks"]])
 
 
 def _numbers(one: Mapping[str, Any]) -> tuple[object, object, str]:
@@ -345,16 +366,20 @@ def _destination_table(found: Mapping[str, Any]) -> str:
         why = found.get("unclear") or "a run that was stopped; the same command continues it"
         return f"{found['path']}: unfinished work of rankxform ({why})"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written"]))
-    ranks = _count(len(found["ranks"]), "rank")
+    number = len(found["ranks"])
+    what = f"checkpoint of {_count(number, 'rank')}"
+    if found["form"]:
+        what = f"{found['form']}, {_count(number, 'file')}"
     state = "complete" if found["complete"] else "NOT COMPLETE"
     kept = "kept (verify can compare all bytes with them)" if found["fingerprints"] else "none"
     lines = [
-        f"{found['path']}: checkpoint of {ranks}, {_sum(found)}, {state}",
+        f"{found['path']}: {what}, {_sum(found)}, {state}",
         f"written       by rankxform, {when}",
         f"from          {found['source']}",
         f"options       {shlex.join(found['options']) or '-'}",
         f"fingerprints  {kept}",
     ]
+    lines += [f"WRONG: {fault}" for fault in found["faults"]]
     if found["begun"]:
         lines.append("a run into this folder was stopped; the same command continues it")
     return "\n".join([*lines, "", _rank_rows(found)])

@@ -113,9 +113,9 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
 
 
 def _ranks(options: argparse.Namespace, processes: Team) -> None:
-    from rankxform.inspection import needed_ranks
     from rankxform.job.prepare import prepare
     from rankxform.ops.base import Derivation
+    from rankxform.planning.needed import needed_ranks
     from rankxform.storage import strategies
 
     if options.src:

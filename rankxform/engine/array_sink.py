@@ -10,7 +10,7 @@ import numpy as np
 
 from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import TensorSpec
-from rankxform.formats.dtype import TEXT, content_bytes
+from rankxform.formats.dtype import NOT_MINDSPORES, TEXT, content_bytes
 from rankxform.storage.posix import Buffer
 
 _NUMPY = {
@@ -28,6 +28,7 @@ _NUMPY = {
     "Float32": "<f4",
     "Float64": "<f8",
     "Int4": "i1",
+    **dict.fromkeys(NOT_MINDSPORES, "u1"),
 }
 
 
@@ -74,9 +75,10 @@ def _text(name: str, data: bytes) -> str:
 def value_type(dtype: str) -> np.dtype[Any]:
     """Return the type of numpy that knows the values of one of MindSpore's types.
 
-    Raises RequestError where there is none: of Int4 and texts, and of BFloat16 without ml_dtypes.
+    Raises RequestError where there is none: of Int4, texts and F8, and of BFloat16 without
+    ml_dtypes.
     """
-    if dtype in ("Int4", TEXT):
+    if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
         raise RequestError(f"{dtype} cannot be converted to another type, nor another type to it")
     found = numpy_type(dtype)
     if dtype == "BFloat16" and found == np.dtype(_NUMPY[dtype]):

@@ -27,14 +27,14 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.layout import MOST_RANKS, Layout
 
 from .base import ReadAt
-from .dtype import ITEM_SIZE
+from .dtype import ITEM_SIZE, TEXT
 from .json_stream import load, read
 
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
 COMMON = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
 """What `common.json` holds; every version reads these, and some refuse any other."""
 
-_DTYPES = {name.lower(): name for name in ITEM_SIZE}
+_DTYPES = {name.lower(): name for name in ITEM_SIZE if name != TEXT}
 _KEY = re.compile(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
 
 Holders = tuple[tuple[str, int], ...]

@@ -13,10 +13,11 @@ dims [0]. A checksum, if any, stands behind the last Value: ``crc_num`` and ten 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rankxform.errors import FormatError
+from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 
 from .base import (
@@ -30,7 +31,7 @@ from .base import (
     TensorSpec,
     build,
 )
-from .dtype import ITEM_SIZE, TEXT, content_bytes
+from .dtype import ITEM_SIZE, NOT_MINDSPORES, TEXT, content_bytes
 from .wire import (
     BYTES,
     FIXED32,
@@ -250,6 +251,12 @@ class Ckpt:
     ) -> FileLayout:
         headers, spans, at = [], {}, 0
         for name, dtype, shape in tensors:
+            if dtype in NOT_MINDSPORES:
+                raise RequestError(
+                    f".ckpt cannot hold {name!r}, which is {dtype}, a type that MindSpore does not "
+                    f"have; leave it out (--exclude '^{re.escape(name)}$') or write --format "
+                    "safetensors"
+                )
             found = []
             for nbytes in pieces(content_bytes(dtype, shape)):
                 head = header(name, dtype, shape, nbytes)

@@ -1,7 +1,8 @@
 """Element types: MindSpore's names, the names in safetensors, and bytes an element.
 
 Data are opaque here: a type is a label with an item size. Int4 counts bytes, two values in
-each; ``str`` is the UTF-32 text of an `append_dict` entry.
+each; ``str`` is the UTF-32 text of an `append_dict` entry. Types that MindSpore does not have
+are called as in safetensors, and are carried from one such file to another.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _TYPES = (
     ("Float64", "F64", 8),
     (INT4, None, 1),
     (TEXT, None, 1),
+    ("F8_E4M3", "F8_E4M3", 1),
+    ("F8_E5M2", "F8_E5M2", 1),
+    ("F8_E8M0", "F8_E8M0", 1),
 )
+NOT_MINDSPORES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 ITEM_SIZE = {name: size for name, _, size in _TYPES}
 TO_SAFETENSORS = {**{name: other for name, other, _ in _TYPES if other}, INT4: "I8"}
 FROM_SAFETENSORS = {other: name for name, other, _ in _TYPES if other}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Form, Shards, Target
+from rankxform.checkpoints.checks import check_files, own_names
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import FORMATS, Format, Index, Schema
 from rankxform.layout.names import summarize_names
@@ -24,7 +25,7 @@ from rankxform.planning.visibility import Visibility
 from rankxform.storage.index import Indexer, container
 from rankxform.transport import Team
 
-from .described import check_files, check_loose, naming, own_names, training_facts
+from .described import check_loose, naming, training_facts
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
 from .request import Request
@@ -200,7 +201,7 @@ def _catalog(
     """
     derived = None
     read = own_names(found.shards, files.indexes)
-    check_files(found.shards, read, derivation)
+    check_files(found.shards, read, derivation.drops)
     ranks = found.shards.said.ranks if found.shards.said else {}
     src = resolve(src, read)
     listed = list(src.stages_of)

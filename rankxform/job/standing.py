@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankxform.checkpoints.base import FORMS, Listing, Shards, Wish, form_of
+from rankxform.checkpoints.checks import file_faults, own_names
 from rankxform.engine.compare_sink import Difference
-from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.grid import Cell
-from rankxform.ops.base import Derivation
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.transport import Team
 
-from .described import check_files, own_names
 from .prepare import Conversion
 from .request import Request
 from .visibility import look_on_all, searched_nodes
@@ -90,10 +88,8 @@ def _compare(
     planner, said = conversion.planner, shards.said
     assert said is not None
     found: list[Difference] = []
-    try:
-        check_files(shards, schemas, Derivation())
-    except CheckpointError as error:
-        found.append(Difference(Path(said.source).name, 0, str(error), whole_file=True))
+    for number, fault in enumerate(file_faults(shards, schemas, lambda name: False)):
+        found.append(Difference(Path(said.source).name, number, fault, whole_file=True))
     parts: dict[int, Part] = {}
     ranks = set(conversion.ranks)
     same: dict[frozenset[str], frozenset[str]] = {}

@@ -92,9 +92,8 @@ def verify(
     files, planner, target = conversion.files, conversion.planner, conversion.target
     _, notices = compare_ranks(request, files, planner, team)
     there, searched = standing.there, searched_nodes(team)
-    paths = standing.shards.paths if standing.shards else {}
-    if standing.shards is None:
-        paths = team.bcast(lambda: _choose(conversion, there, searched).paths)
+    shards = standing.shards or team.bcast(lambda: _choose(conversion, there, searched))
+    paths = shards.paths
     visibility, _ = visibility_of(team, paths, as_first)
     indexes, found = _indexes(paths, team, visibility)
     if standing.shards is not None:

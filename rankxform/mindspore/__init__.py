@@ -18,6 +18,7 @@ from .calls import (
 )
 from .network import LoadReport, load_into, parameters, strategy_of
 from .slices import merge_sliced_parameter
+from .unified import unified_safetensors
 
 __all__ = [
     "LoadReport",
@@ -31,4 +32,5 @@ __all__ = [
     "strategy_of",
     "transform_checkpoint_by_rank",
     "transform_checkpoints",
+    "unified_safetensors",
 ]

@@ -17,6 +17,7 @@ from rankxform.planning.stages import needed_stages
 from rankxform.storage import strategies
 
 from .network import load_for, parameters, strategy_of
+from .unified import load_unified
 
 
 def transform_checkpoints(
@@ -47,6 +48,7 @@ def transform_checkpoints(
         dst_checkpoints_dir,
         src_strategy_file,
         dst_strategy_file,
+        src_form="ranks",
         prefix=ckpt_prefix,
         format=output_format,
         overwrite=True,
@@ -162,14 +164,25 @@ def load_distributed_checkpoint(
     """Load a checkpoint, one file for each rank of the training job, into a network.
 
     checkpoint_filenames: in rank order. predict_strategy: a dictionary as ``parameter_layout_dict``
-    or ``infer_predict_layout`` give it, a file, or None for a network on one device. The forms
-    that read MindSpore's unified safetensors, or that decrypt, are MindSpore's own.
+    or ``infer_predict_layout`` give it, a file, or None for a network on one device. With `format`
+    "safetensors" unified safetensors are read, into the network, or without one into files of the
+    ranks, ``rank_N/net.<output_format>``. The form that decrypts is MindSpore's own.
     """
     import mindspore
 
     if {format, output_format} - {"ckpt", "safetensors"}:
         raise ValueError(f"format {format!r}, {output_format!r}: expected ckpt or safetensors")
-    if format == "safetensors" or dec_key is not None:
+    if format == "safetensors" and dec_key is None:
+        if unified_safetensors_dir is None or checkpoint_filenames or train_strategy_filename:
+            raise ValueError(
+                "format 'safetensors' takes unified_safetensors_dir, and neither "
+                "checkpoint_filenames nor train_strategy_filename"
+            )
+        return load_unified(
+            network, unified_safetensors_dir, predict_strategy, dst_safetensors_dir, rank_id,
+            output_format, name_map, return_param_dict,
+        )  # fmt: skip
+    if dec_key is not None:
         from mindspore.parallel.checkpoint_transform import load_distributed_checkpoint as own
 
         return own(

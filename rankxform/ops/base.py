@@ -62,6 +62,10 @@ class Derivation:
         """Return the name that a source tensor gets, written or not."""
         return self(Tensor(src_name, src_name, "", "", ())).name
 
+    def drops(self, src_name: str) -> bool:
+        """Tell whether a source tensor of this name is not written."""
+        return bool(self(Tensor(src_name, src_name, "", "", ())).dropped)
+
     def strategy(self, src: Strategy) -> Strategy:
         """Return a source strategy under the names that its parameters get. Raises RequestError."""
         new = self._renamed(src.stages_of)

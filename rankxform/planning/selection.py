@@ -158,13 +158,9 @@ def _lost(
         name: missing
         for name, missing in catalog.unreachable.items()
         if name in dst
-        and not _is_dropped(catalog.src_name(name), derivation)
+        and not derivation.drops(catalog.src_name(name))
         and made.intersection(dst.stages_of.get(name, made))
     }
-
-
-def _is_dropped(src_name: str, derivation: Derivation) -> bool:
-    return bool(derivation(Tensor(src_name, src_name, "", "", ())).dropped)
 
 
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:

@@ -29,6 +29,7 @@ from rankxform.layout.strategy import (
     combine,
 )
 
+from . import metadata
 from .posix import is_same, opened, range_reader, read_bytes, write_small
 
 SUFFIXES = (".ckpt", ".json")
@@ -37,7 +38,8 @@ SUFFIXES = (".ckpt", ".json")
 def load(where: str | Strategy | None) -> Strategy:
     """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
-    ``shard:REGEX=AXIS@RANKS`` is a strategy by patterns (`PatternStrategy`).
+    ``shard:REGEX=AXIS@RANKS`` is a strategy by patterns (`PatternStrategy`). The metadata.json of a
+    Checkpoint 2.0 is a strategy too.
     ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
     ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
     not accept (`rankxform.job.unsharded`). Raises StrategyError that names the file.
@@ -48,7 +50,16 @@ def load(where: str | Strategy | None) -> Strategy:
         return WholeStrategy()
     if where.startswith(SHARD_PREFIX):
         return PatternStrategy.parse(where)
+    found = metadata_at(Path(where))
+    if found is not None:
+        return metadata.read(found).strategy
     return combine([read(path) for path in files(Path(where))], where)
+
+
+def metadata_at(where: Path) -> Path | None:
+    """Return the metadata.json of a Checkpoint 2.0 that `where` is, or that lies in it."""
+    known = (path for path in (where, where / "metadata.json") if metadata.is_metadata(path))
+    return next(known, None)
 
 
 def is_none(where: str | Strategy | None) -> bool:
@@ -131,6 +142,8 @@ def first_byte(path: Path) -> bytes:
 def is_strategy(path: Path) -> bool:
     """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
     if path.suffix == ".json":
+        if metadata.is_metadata(path):
+            return True
         with opened(path) as (fd, status):
             read_at = range_reader(fd, path)
             ends = 0, max(0, status.st_size - _JSON_BYTES)

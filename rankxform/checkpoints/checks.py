@@ -1,0 +1,142 @@
+"""What a checkpoint says of its files, compared with their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from rankxform.errors import CheckpointError
+from rankxform.formats.base import Index, Schema
+from rankxform.layout.names import NEVER_SAVED, NOT_SAVED, state_of
+
+from .base import Shards
+
+_SHOWN = 3
+
+Dropped = Callable[[str], bool]
+"""Tells the parameters that are not converted."""
+
+
+def own_names(shards: Shards, indexes: Mapping[int, Index]) -> dict[int, Schema]:
+    """Return what files hold, without what a file of loose values repeats.
+
+    MindSpore puts one rank's slices there, of what it was told to leave out.
+    """
+    schemas = {file: one.schema for file, one in indexes.items()}
+    said = shards.said
+    if said is None or said.loose is None or said.loose not in schemas:
+        return schemas
+    known = {n for file, one in schemas.items() if file != said.loose for n in one.names}
+    one = schemas[said.loose]
+    kept = [i for i, n in enumerate(one.names) if n not in known and state_of(n) is None]
+    schemas[said.loose] = Schema(
+        *(tuple(some[i] for i in kept) for some in (one.names, one.dtypes, one.shapes))  # type: ignore[arg-type]
+    )
+    return schemas
+
+
+def check_files(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped) -> None:
+    """Raise CheckpointError for the first thing that a checkpoint says wrongly of its files."""
+    faults = list(file_faults(shards, schemas, dropped))
+    if faults:
+        more = len(faults) - 1
+        also = f" ({more} more such fault{'s' if more > 1 else ''}; inspect lists them)"
+        raise CheckpointError(faults[0] + (also if more else ""))
+
+
+def file_faults(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped) -> Iterator[str]:
+    """Yield what a checkpoint says wrongly of its files, in words. `schemas` are by file."""
+    said = shards.said
+    if said is None:
+        return
+    if said.strategy is None:
+        yield from _twice(shards, schemas)
+    there = {name for one in schemas.values() for name in one.names}
+    for file, names in said.listed.items():
+        if file not in schemas:
+            continue
+        position = schemas[file].position
+        gone = [n for n in names if n not in position and (n in there or not _is_never_saved(n))]
+        if gone:
+            yield (
+                f"{shards.paths[file]}: does not hold {_named(gone)}, which {said.source} "
+                "says is in it; save the checkpoint again, or mend that list"
+            )
+        if said.strategy is None:
+            yield from _unlisted(shards, file, schemas[file], names, dropped)
+        else:
+            yield from _slices(shards, file, schemas[file], names)
+
+
+def _is_never_saved(name: str) -> bool:
+    return state_of(name) == NEVER_SAVED or any(part in name for part in NOT_SAVED)
+
+
+def _twice(shards: Shards, schemas: Mapping[int, Schema]) -> Iterator[str]:
+    """Yield whole tensors of one name in two files: it is not known which is meant."""
+    first: dict[str, int] = {}
+    found: dict[tuple[int, int], list[str]] = {}
+    for file, one in schemas.items():
+        for name in one.names:
+            other = first.setdefault(name, file)
+            if other != file:
+                found.setdefault((other, file), []).append(name)
+    for (a, b), names in found.items():
+        yield (
+            f"{shards.paths[a]} and {shards.paths[b]}: both hold {_named(names)}; of whole tensors "
+            "each is in one file. Remove one, or, if these are ranks' files, put each into its "
+            "rank_N folder"
+        )
+
+
+def _unlisted(
+    shards: Shards, file: int, schema: Schema, names: Iterable[str], dropped: Dropped
+) -> Iterator[str]:
+    """Yield tensors that the index does not list, if they are to be converted."""
+    assert shards.said is not None
+    listed = set(names)
+    more = [n for n in schema.names if n not in listed and not dropped(n)]
+    if more:
+        yield (
+            f"{shards.paths[file]}: holds {_named(more)}, which {shards.said.source} does not "
+            "list; leave it out (--exclude), or mend the index"
+        )
+
+
+def _slices(shards: Shards, file: int, schema: Schema, names: Iterable[str]) -> Iterator[str]:
+    """Compare type and shape of slices with what metadata says of them."""
+    said = shards.said
+    assert said is not None
+    assert said.strategy is not None
+    layouts = said.strategy.stages[said.strategy.stage_of(said.ranks[file])]
+    other_shapes, other_types = [], []
+    for name in names:
+        at = schema.position.get(name)
+        if at is None:
+            continue
+        dtype, shape = said.stated[name]
+        local = tuple(n // count for n, count in zip(shape, layouts[name].counts))
+        if schema.shapes[at] != local:
+            other_shapes.append((name, schema.shapes[at], local))
+        if schema.dtypes[at] != dtype:
+            other_types.append((name, schema.dtypes[at], dtype))
+    if other_shapes:
+        name, have, want = other_shapes[0]
+        more = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
+        yield (
+            f"{shards.paths[file]}: the slice of {name!r} has shape {list(have)}, and "
+            f"{said.source} says {list(want)}{more}. MindSpore states a wrong layout where the "
+            "optimizer shards in groups that are not along the axes of the device matrix "
+            "(optimizer_weight_shard_size): convert the rank folders of this job with their "
+            "strategy instead"
+        )
+    if other_types:
+        name, a, b = other_types[0]
+        yield (
+            f"{shards.paths[file]}: {name!r} is {a}, and {said.source} says {b}; these are not of "
+            "one checkpoint"
+        )
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")

@@ -1,0 +1,202 @@
+"""MindSpore's functions for unified safetensors: same names, arguments and return types."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankxform import api
+from rankxform.checkpoints.folder import weight_map
+from rankxform.checkpoints.unified import LOOSE, MAP
+from rankxform.errors import RankxformError, UsageError
+from rankxform.job.prepare import prepare
+from rankxform.job.request import Request
+from rankxform.job.transform import convert_one
+from rankxform.layout.names import parameter_of
+from rankxform.layout.strategy import Strategy
+from rankxform.storage import strategies
+from rankxform.storage.index import index
+from rankxform.transport import Team, team
+
+from .network import load_for, parameters, strategy_of
+
+_STEP = re.compile(r"-?(\d+_\d+)")
+
+
+def unified_safetensors(
+    src_dir: str,
+    src_strategy_file: str | None,
+    dst_dir: str,
+    merge_with_redundancy: bool = True,
+    file_suffix: str | None = None,
+    max_process_num: int = 64,
+    choice_func: Callable[[str], bool | str] | None = None,
+    split_dst_file: tuple[int, ...] = (),
+) -> None:
+    """Write the checkpoint of a distributed job as unified safetensors, in `dst_dir`.
+
+    Whether parameters are stored once or on every rank (`merge_with_redundancy`), the files tell.
+    Under mpirun every process calls this, and the work is shared among them; `max_process_num` is
+    ignored, and so `split_dst_file` is refused. `hyper_param.safetensors` holds values that no
+    strategy lists, and never one rank's slice of what `choice_func` leaves out. Raises what
+    `rankxform.transform` does, and ValueError for what `choice_func` must not return.
+    """
+    if split_dst_file:
+        raise UsageError(
+            "split_dst_file: start one program under mpirun instead; its processes share the parts"
+        )
+    options: dict[str, Any] = {"src_form": "ranks"}
+    if file_suffix:
+        step = _STEP.fullmatch(file_suffix)
+        options.update({"step": step[1]} if step else {"suffix": file_suffix})
+    if choice_func is not None:
+        names = _names(Request(src_dir, None, src_strategy_file, **options))
+        options.update(_chosen(names, choice_func))
+    api.transform(
+        src_dir, dst_dir, src_strategy_file, dst_form="unified", overwrite=True, **options
+    )
+
+
+def _names(request: Request) -> list[str]:
+    """Return the names of a checkpoint's parameters. Collective."""
+    processes: Team = team(None)
+    try:
+        names = [p.name for p in prepare(request, processes).planner.catalog.parameters]
+    except RankxformError:  # raised on every process
+        processes.free()
+        raise
+    processes.free()
+    return names
+
+
+def _chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> dict[str, Any]:
+    """Return the options that say what `choice_func` says."""
+    dropped, renamed = [], {}
+    for name in names:
+        choice = choice_func(name)
+        if not isinstance(choice, (bool, str)):
+            raise ValueError(f"choice_func({name!r}) is {choice!r}; expected a bool or a new name")
+        if choice is False:
+            dropped.append(name)
+        elif isinstance(choice, str) and choice != name:
+            renamed[name] = choice
+    rules: dict[str, str] = {}
+    for name, new in renamed.items():
+        base = parameter_of(name)
+        prefix = name[: len(name) - len(base)]
+        if (
+            not new.startswith(prefix)
+            or rules.setdefault(base, new[len(prefix) :]) != new[len(prefix) :]
+        ):
+            raise UsageError(
+                f"choice_func renames {name!r} to {new!r}, and its parameter otherwise; an "
+                "optimizer state keeps its prefix and follows its parameter"
+            )
+    texts = [f"^{re.escape(old)}$={_literal(new)}" for old, new in rules.items()]
+    return {
+        **({"exclude": (_exactly(dropped),)} if dropped else {}),
+        **({"rename": tuple(texts)} if texts else {}),
+    }
+
+
+def _exactly(names: Sequence[str]) -> str:
+    return f"^(?:{'|'.join(map(re.escape, names))})$"
+
+
+def _literal(text: str) -> str:
+    """Return a replacement that stands for itself. Raises UsageError for what a rule cannot say."""
+    if "=" in text:
+        raise UsageError(f"a new name {text!r} has a '=', which a rule ends at; choose another")
+    return text.replace("\\", "\\\\")
+
+
+# -- read -----------------------------------------------------------------------------------------
+
+
+def load_unified(
+    network: Any,
+    unified_safetensors_dir: str,
+    predict_strategy: Any,
+    dst_safetensors_dir: str | None,
+    rank_id: int | None,
+    output_format: str,
+    name_map: Mapping[str, str] | None,
+    return_param_dict: bool,
+) -> Any:
+    """Load unified safetensors into a network, or write the slices of ranks as files."""
+    if isinstance(predict_strategy, Mapping):
+        predict_strategy = strategy_of(predict_strategy)
+    renamed = {
+        "rename": tuple(
+            f"^{re.escape(theirs)}$={_literal(own)}" for own, theirs in (name_map or {}).items()
+        )
+    }
+    src = os.fspath(unified_safetensors_dir)
+    options: dict[str, Any] = {"src_form": "unified", **renamed}
+    if network is None:
+        _save(src, predict_strategy, dst_safetensors_dir, rank_id, output_format, options)
+        return True
+    import mindspore
+
+    rank = _own_rank() if not strategies.is_none(predict_strategy) else None
+    found = load_for(network, src, None, predict_strategy or None, rank=rank, **options)
+    made = parameters(found)
+    if return_param_dict:
+        return made
+    return mindspore.load_param_into_net(network, made)
+
+
+def _own_rank() -> int:
+    from mindspore.communication import get_rank
+
+    try:
+        return int(get_rank())
+    except RuntimeError:
+        return 0
+
+
+def _save(
+    src: str,
+    given: str | Strategy | None,
+    folder: str | None,
+    rank_id: int | None,
+    output_format: str,
+    options: Mapping[str, Any],
+) -> None:
+    """Write ``rank_N/net.<format>`` for one rank, or for all, which processes share."""
+    if folder is None:
+        raise ValueError("dst_safetensors_dir must be given where network is None")
+    strategy = strategies.load(given)
+    processes = team(None)
+    mine = range(strategy.ranks)[processes.rank :: processes.size]
+    listed = _listed(src, options)
+    unwanted = [] if strategies.is_none(given) else [n for n in listed if n not in strategy]
+    for rank in mine if rank_id is None else (rank_id,):
+        request = Request(
+            src,
+            None,
+            dst_strategy=given,
+            ranks=(rank,),
+            format=output_format,
+            exclude=(_exactly(unwanted),) if unwanted else (),
+            **options,
+        )
+        convert_one(request, Path(folder) / f"rank_{rank}" / f"net.{output_format}")
+    processes.barrier()
+    processes.free()
+
+
+def _listed(src: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the parameters of a folder of unified safetensors, without its loose values."""
+    from rankxform.ops.base import Derivation
+
+    folder = Path(src)
+    if (folder / MAP).is_file():
+        names = list(weight_map(folder / MAP, ""))
+    else:
+        files = (path for path in folder.glob("*.safetensors") if path.name != LOOSE)
+        names = [name for path in files for name in index(path).schema.names]
+    return [Derivation.of(options).name_of(name) for name in names]
