@@ -56,7 +56,8 @@ class Description:
     all are whole. ranks: by file the global rank whose slices it holds; {} if the tensors are
     whole. listed: by file the parameters that it is said to hold. stated: by name type and full
     shape, in elements. loose: the file with values that are listed nowhere, if there is one.
-    common: facts on the training, such as its global_step. notices: what to know.
+    common: facts on the training, such as its global_step. gone: by rank a file that is spoken of
+    and not there. notices: what to know.
     """
 
     source: str = ""
@@ -66,6 +67,7 @@ class Description:
     stated: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
     loose: int | None = None
     common: Mapping[str, Any] = field(default_factory=dict)
+    gone: Mapping[int, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
 

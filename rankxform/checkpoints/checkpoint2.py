@@ -309,6 +309,7 @@ def _described(chosen: _Iteration, searched: str) -> Shards:
             {ids[name]: listed for name, listed in said.listed.items()},
             said.stated,
             common=_common(chosen, searched),
+            gone={ranks[name]: str(chosen.folder / name) for name in lost},
             notices=tuple(notices),
         ),
     )

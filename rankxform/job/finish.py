@@ -15,7 +15,8 @@ from rankxform.planning.transfers import SliceRange
 from rankxform.publish.facts import Facts, facts_of, known_facts
 from rankxform.publish.journal import Journal
 from rankxform.publish.links import HARD, link_all
-from rankxform.publish.target import State, TargetFolder
+from rankxform.publish.state import State
+from rankxform.publish.target import TargetFolder
 from rankxform.storage.posix import publish, remove
 from rankxform.transport import Team
 

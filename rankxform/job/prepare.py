@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import FORMS, USUAL, Form, Shards, Target
+from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Shards, Target
 from rankxform.checkpoints.checks import check_files, own_names
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import FORMATS, Format, Index, Schema
@@ -202,7 +202,8 @@ def _catalog(
     derived = None
     read = own_names(found.shards, files.indexes)
     check_files(found.shards, read, derivation.drops)
-    ranks = found.shards.said.ranks if found.shards.said else {}
+    said = found.shards.said or Description()
+    ranks = said.ranks
     src = resolve(src, read)
     listed = list(src.stages_of)
     src = derivation.strategy(src)
@@ -220,7 +221,7 @@ def _catalog(
     _check_extra_names(found, files, src)
     paths = {rank: str(path) for rank, path in files.paths.items()}
     catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names, ranks)
-    return src, dst, catalog, derived
+    return src, dst, replace(catalog, gone=said.gone), derived
 
 
 def _check_extra_names(found: Inputs, files: SourceFiles, src: Strategy) -> None:

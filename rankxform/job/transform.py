@@ -24,7 +24,8 @@ from rankxform.planning.assign import remaining
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.transfers import SliceRange, bytes_to_write, needed_bytes
 from rankxform.publish.journal import Journal
-from rankxform.publish.target import State, TargetFolder
+from rankxform.publish.state import State
+from rankxform.publish.target import TargetFolder
 from rankxform.publish.write import write_parts
 from rankxform.storage.posix import (
     OnProgress,

@@ -86,6 +86,7 @@ class Catalog:
     searched: for messages, on which nodes files were searched for, if on several.
     src_names: what files and strategy call the tensors that were renamed.
     ranks: of which rank a file is, by its id; a file that is not among them has its rank for an id.
+    gone: by rank a file that the checkpoint speaks of and that is not there.
     """
 
     strategy: Strategy
@@ -97,6 +98,7 @@ class Catalog:
     searched: str = ""
     src_names: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[int, int] = field(default_factory=dict)
+    gone: Mapping[int, str] = field(default_factory=dict)
 
     def rank_of(self, file: int) -> int:
         """Return the global rank that a file is of."""

@@ -52,19 +52,22 @@ def losses_message(
     parameter, box = max(gone, key=_weight)
     files = {catalog.rank_of(file): file for file in catalog.paths}
     missing = [rank for rank in should if rank not in files]
-    where = (
-        f"{_ranks(missing)} no file"
-        if missing
-        else f"{catalog.paths[files[should[0]]]}: is incomplete"
-    )
+    gone_files = [catalog.gone[rank] for rank in should if rank in catalog.gone]
+    if gone_files:
+        where = f"{gone_files[0]}: is not there"
+    elif missing:
+        where = f"{_ranks(missing)} no file"
+    else:
+        where = f"{catalog.paths[files[should[0]]]}: is incomplete"
     also = f", and none of {names}" if names else ""
     more = len(groups) - 1
     its, one = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
     others = f" Slices of {more} more rank{'s' if more > 1 else ''} are lost too." if more else ""
+    bring = "that file" if gone_files else f"the folder of {one}"
     return (
         f"{where}{searched}: no source file holds {len(gone):,} of {its} slices, "
         f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.src_name!r} ({label})"
-        f"{also}.{others} Bring the folder of {one}, or use another checkpoint"
+        f"{also}.{others} Bring {bring}, or use another checkpoint"
     )
 
 

@@ -22,7 +22,8 @@ from rankxform.storage.posix import (
 from . import records
 from .lock import boot_id
 from .records import Part
-from .target import FOLDER_NAME, State
+from .state import State
+from .target import FOLDER_NAME
 
 JOURNAL_SECONDS = 30.0
 """Between two entries of a journal: what is lost at most when a run is killed."""

@@ -41,6 +41,9 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
     companions = found.get("companions", {})
     if not isinstance(companions, dict) or not all(isinstance(d, str) for d in companions.values()):
         raise FormatError("damaged: its companions are no digests by name")
+    stale = found.setdefault("stale", {})
+    if not isinstance(stale, dict) or not all(map(_is_stale, stale, stale.values())):
+        raise FormatError("damaged: what it calls stale are no files of a checkpoint")
     known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
     for name, facts in found["files"].items():
         if not isinstance(facts, dict):
@@ -49,6 +52,14 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
         if not form.owns(name, facts["rank"]):
             raise FormatError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
     return found
+
+
+def _is_stale(name: str, facts: Any) -> bool:
+    """Tell whether a record speaks of a file that some form may have made in a destination."""
+    known = isinstance(facts, dict) and all(
+        isinstance(facts.get(key), int) for key in ("rank", "size", "modified")
+    )
+    return known and any(form.owns(name, facts["rank"]) for form in FORMS.values())
 
 
 def _check(found: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:

@@ -17,11 +17,11 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import USUAL
+from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import FormatError, StorageError
 from rankxform.storage.posix import read_bytes, read_record, remove, sync, write_small
@@ -30,32 +30,11 @@ from . import companions, records
 from .facts import Facts, is_own, is_same_file, known_facts, refuse_link, status_of_name
 from .lock import Lock, boot_id, is_of_lock
 from .records import JOB, MANIFEST, Completed
+from .state import State
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
 JOB_NAME = "job.json"
-
-
-@dataclass(frozen=True)
-class State:
-    """What was found in a target when it was opened; every process gets it.
-
-    kept: ranks whose files are complete. completed: of those that are not. seed: of fingerprints.
-    """
-
-    folder: Path
-    token: str
-    seed: int
-    kept: frozenset[int]
-    completed: Completed
-
-    def with_all(self, states: Iterable[State]) -> State:
-        """Return this folder's state with what is complete in all folders, of which it is one."""
-        kept, completed = self.kept, Completed()
-        for state in states:
-            kept |= state.kept
-            completed.add(state.completed)
-        return replace(self, kept=kept, completed=completed)
 
 
 class TargetFolder:
@@ -92,6 +71,7 @@ class TargetFolder:
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
         self._form, self._mark = form, mark
         self._companions: dict[str, str] = {}
+        self._stale: dict[str, Any] = {}
         self._finals = finals
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
@@ -110,6 +90,7 @@ class TargetFolder:
     def _open(self, overwrite: bool) -> None:
         manifest, job = self._read(MANIFEST), self._read(JOB)
         self.begun = job is not None
+        self._stale = dict(job.get("stale", {})) if job else {}
         if job is not None and self._changed(job, overwrite, "a run that was stopped"):
             self._discard(job)
             job = None
@@ -189,10 +170,16 @@ class TargetFolder:
         return bool(changed)
 
     def _discard(self, job: Mapping[str, Any]) -> None:
-        """Remove what a stopped run left that is not to be continued."""
-        for name in job["files"]:
+        """Remove what a stopped run left that is not to be continued, or note it as stale."""
+        for name, noted in job["files"].items():
             remove(part_of(self._folder / name))
-        self._remove_records()
+            if "inode" in noted:
+                self._stale[name] = noted
+        names = FORMS[job.get("form", USUAL)].companion_names(list(job["files"]))
+        for name in set(names).intersection(job.get("companions", {})):
+            remove(self._folder / name)
+        for path in self._journals():
+            remove(path)
 
     def _journals(self) -> list[Path]:
         return sorted(self._own.glob("journal-*.jsonl"))
@@ -275,22 +262,26 @@ class TargetFolder:
             gone = {self._name(final) for final in found}
             left = {name: facts for name, facts in old["files"].items() if name not in gone}
             if records.differences(old["identity"], self._identity):
-                remove(self._folder / MANIFEST_NAME)
+                self._stale.update(left)
+                self._write_job()
                 companions.remove_all(self._folder, old.get("form", USUAL), old["files"])
-                self._remove_stale({n: f for n, f in left.items() if n not in self._files})
+                remove(self._folder / MANIFEST_NAME)
             elif not left:
                 remove(self._folder / MANIFEST_NAME)
             elif left != old["files"]:
                 self._write_manifest({**old, "files": left})
+        self._remove_stale()
 
-    def _remove_stale(self, files: Mapping[str, Any]) -> None:
-        """Remove what another conversion made here, and nobody has changed since.
+    def _remove_stale(self) -> None:
+        """Remove what other conversions made here, and nobody has changed since.
 
         Its ranks beyond this one's would be taken for ranks of this one.
         """
-        for name, known in files.items():
+        for name, known in self._stale.items():
             path = self._folder / name
-            if is_same_file(known, known_facts(path), "size", "modified"):
+            if name not in self._files and is_same_file(
+                known, known_facts(path), "size", "modified"
+            ):
                 remove(path)
                 with suppress(OSError):
                     path.parent.rmdir()
@@ -302,6 +293,7 @@ class TargetFolder:
             "seed": self.state.seed,
             "files": self._files,
             "companions": self._companions,
+            "stale": self._stale,
         }
         write_small(self._own / JOB_NAME, records.document(JOB, content), durable=self._durable)
 

@@ -164,6 +164,7 @@ class Slices:
         for (rank, file), name in sorted(files.items()):
             by_rank.setdefault(rank, []).append((file, name))
         known: dict[int, list[tuple[str, Written]]] = {}
+        once_only = _stores_once(planner, by_rank)
         for rank in range(planner.dst.ranks):
             stage = planner.dst.stage_of(rank)
             if stage not in known:
@@ -184,7 +185,7 @@ class Slices:
                 groups.setdefault(key, []).append(rank)
                 never = state_of(name) == NEVER_SAVED
                 file_name = of_state if never else held.get(name)
-                if file_name is not None and not (never and key in holders and len(own) < 2):
+                if file_name is not None and not (never and once_only and key in holders):
                     holders.setdefault(key, []).append((file_name, rank))
         same: dict[object, object] = {}
 
@@ -193,6 +194,15 @@ class Slices:
             return same.setdefault(value, value)  # type: ignore[return-value]
 
         return cls(parameters, {key: once(key) for key in holders})
+
+
+def _stores_once(planner: Planner, by_rank: Mapping[int, list[tuple[int, str]]]) -> bool:
+    """Tell whether some rank's files lack what another's hold."""
+    return any(
+        sum(len(planner.names(file)) for file, _ in by_rank.get(rank, ()))
+        < len(planner.names_of(rank))
+        for rank in range(planner.dst.ranks)
+    )
 
 
 def _in_stage(

@@ -1,0 +1,31 @@
+"""What was found in a destination folder when it was opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .records import Completed
+
+
+@dataclass(frozen=True)
+class State:
+    """What was found in a target when it was opened; every process gets it.
+
+    kept: ranks whose files are complete. completed: of those that are not. seed: of fingerprints.
+    """
+
+    folder: Path
+    token: str
+    seed: int
+    kept: frozenset[int]
+    completed: Completed
+
+    def with_all(self, states: Iterable[State]) -> State:
+        """Return this folder's state with what is complete in all folders, of which it is one."""
+        kept, completed = self.kept, Completed()
+        for state in states:
+            kept |= state.kept
+            completed.add(state.completed)
+        return replace(self, kept=kept, completed=completed)

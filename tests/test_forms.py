@@ -1,0 +1,499 @@
+"""Checkpoints that describe themselves: the samples of real code, and what they may say wrongly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.cli import report
+from rankxform.errors import FormatError
+from rankxform.formats import checkpoint2, json_stream
+from rankxform.storage import strategies
+from tests import reference, reference_forms
+
+DATA = Path(__file__).parent / "data" / "formats"
+FULL = reference.read_safetensors(DATA / "expected_full.safetensors")
+STRATEGY = str(DATA / "unified" / "strategy.ckpt")
+SECONDS = (
+    "checkpoint2",
+    "checkpoint2_2026",
+    "checkpoint2_2026_dedup",
+    "checkpoint2_noprefix_dedup",
+)
+UNIFIED = ("unified/out", "unified/out_3parts")
+METADATA = "iteration_00000100/metadata.json"
+COUNTERS = {"global_step", "learning_rate", "only_rank5"}
+
+
+def plain(found):
+    return {n: (d, w.shape, w.tobytes()) for n, (d, w) in found.items() if n not in COUNTERS}
+
+
+# -- samples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", [*SECONDS, *UNIFIED])
+def test_samples_of_real_code_hold_the_model(sample, tmp_path):
+    rankxform.transform(DATA / sample, tmp_path / "hf", dst_form="huggingface", max_shard=3000)
+    assert plain(reference_forms.read_huggingface(tmp_path / "hf")) == FULL
+    assert rankxform.verify(DATA / sample, tmp_path / "hf").same
+    found = rankxform.inspect(DATA / sample)
+    assert found["kind"] == "described" and found["faults"] == []
+    assert report.inspection(found)
+
+
+@pytest.mark.parametrize("sample", ["checkpoint2", "checkpoint2_2026"])
+def test_metadata_is_what_mindformers_writes(sample, tmp_path):
+    """Value for value, key order included; the older sample has no `rank_group`."""
+    src = DATA / "unified" / "src"
+    rankxform.transform(
+        src, tmp_path / "dst", STRATEGY, STRATEGY, dst_form="checkpoint2", prefix="llm"
+    )
+    ours = (tmp_path / "dst" / METADATA).read_text()
+    theirs = (DATA / sample / METADATA).read_text()
+    if sample == "checkpoint2_2026":
+        assert ours == theirs
+        return
+    known = json.loads(ours)
+    for entries in known["storage_data"].values():
+        for one in entries:
+            del one["rank_group"]
+    assert json.dumps(known) == json.dumps(json.loads(theirs))
+
+
+def test_dedup_states_the_same_and_stores_each_slice_once(tmp_path):
+    src, dst = DATA / "unified" / "src", tmp_path / "dst"
+    rankxform.transform(src, dst, STRATEGY, STRATEGY, dst_form="checkpoint2", dedup=True)
+    ours = json.loads((dst / METADATA).read_text())
+    theirs = json.loads((DATA / "checkpoint2_2026_dedup" / METADATA).read_text())
+    assert ours["state_dict_metadata"] == theirs["state_dict_metadata"]
+    assert ours["storage_data"].keys() == theirs["storage_data"].keys()
+    for key, (entry,) in ours["storage_data"].items():
+        assert entry["rank_group"] == theirs["storage_data"][key][0]["rank_group"]
+        assert entry["storage_rank"] == min(entry["rank_group"])
+    held = [n for p in dst.rglob("*.safetensors") for n in reference.read_safetensors(p)]
+    slices = [key for key in ours["storage_data"] if "accu_grads" not in key]
+    assert len([n for n in held if n not in COUNTERS]) == len(slices)
+
+
+@pytest.mark.parametrize("sample", ["checkpoint2_noprefix_dedup", "checkpoint2_2026_dedup"])
+def test_a_deduplicated_checkpoint_becomes_one_that_every_version_loads(sample, tmp_path):
+    """From 1.9 on the loader finds nothing in a folder that 1.7 or 1.8 deduplicated."""
+    old = DATA / sample / METADATA
+    rankxform.transform(DATA / sample, tmp_path / "dst", dst_strategy=str(old),
+                        dst_form="checkpoint2")  # fmt: skip
+    for new in (True, False):
+        assert plain(reference_forms.read_checkpoint2(tmp_path / "dst", new)) == FULL
+    common = json.loads((tmp_path / "dst/iteration_00000100/common.json").read_text())
+    assert common == json.loads(
+        (DATA / "checkpoint2" / METADATA).with_name("common.json").read_text()
+    )
+    if sample == "checkpoint2_noprefix_dedup":
+        with pytest.raises((KeyError, StopIteration)):
+            reference_forms.read_checkpoint2(DATA / sample, True)
+
+
+def test_there_and_back(tmp_path):
+    """1.0 to 2.0 and back, by its own metadata as a strategy: the files are the same again."""
+    src = DATA / "unified" / "src"
+    rankxform.transform(src, tmp_path / "2", STRATEGY, STRATEGY, dst_form="checkpoint2")
+    metadata = tmp_path / "2" / METADATA
+    rankxform.transform(tmp_path / "2", tmp_path / "1", dst_strategy=str(metadata))
+    for rank in range(8):
+        (theirs,) = (src / f"rank_{rank}").iterdir()
+        (ours,) = (tmp_path / "1" / f"rank_{rank}").iterdir()
+        a, b = reference.read_safetensors(ours), reference.read_safetensors(theirs)
+        assert {n: a[n] for n in a if n != "only_rank5"} == {
+            n: b[n] for n in b if n != "only_rank5"
+        }
+
+
+def test_loading_takes_any_form(tmp_path):
+    b = str(DATA / "unified" / "predict_mp4.ckpt")
+    sources = [DATA / "checkpoint2_2026_dedup", DATA / "unified" / "out_3parts"]
+    rankxform.transform(DATA / "checkpoint2", tmp_path / "hf", dst_form="huggingface")
+    for src in [*sources, tmp_path / "hf"]:
+        for rank in range(4):
+            known = reference.read_safetensors(
+                DATA / "unified" / "loaded_mp4" / f"rank_{rank}" / "net.safetensors"
+            )
+            found = rankxform.load(src, dst_strategy=b, rank=rank)
+            for name, (_, shape, data) in known.items():
+                if name not in COUNTERS:
+                    assert (found[name].shape, found[name].tobytes()) == (shape, data)
+        assert rankxform.plan(src, dst_strategy=b).dst_ranks == 4
+
+
+def test_iterations_in_one_root(tmp_path):
+    """The tracker names the latest that is complete; `--step` chooses another."""
+    root = tmp_path / "root"
+    for number, sample in ((200, "checkpoint2"), (100, "checkpoint2_2026")):
+        rankxform.transform(DATA / sample, root, dst_strategy=str(DATA / sample / METADATA),
+                            dst_form="checkpoint2", iteration=number)  # fmt: skip
+    tracker = root / "latest_checkpointed_iteration.txt"
+    assert tracker.read_text() == "200"
+    assert rankxform.inspect(root)["steps"] == ["100", "200"]
+    assert rankxform.plan(root).step == "200" and rankxform.plan(root, step="100").step == "100"
+    tracker.write_text("100")
+    assert any("200 is newer" in text for text in rankxform.plan(root).notices)
+    with pytest.raises(rankxform.CheckpointError, match="iteration 200 is newer"):
+        rankxform.plan(root, step="latest")
+    with pytest.raises(rankxform.UsageError, match="iterations 100, 200"):
+        rankxform.plan(root, step="150")
+    tracker.unlink()
+    with pytest.raises(rankxform.CheckpointError, match=r"--step N, of 100, 200"):
+        rankxform.plan(root)
+    assert rankxform.plan(root / "iteration_00000100").step == "100"
+    assert rankxform.verify(root / "iteration_00000100").same is None
+
+
+def test_a_given_strategy_is_compared(tmp_path):
+    sample = DATA / "checkpoint2"
+    assert rankxform.plan(sample, STRATEGY).src_ranks == 8
+    with pytest.raises(rankxform.UsageError, match=r"shard '.*' in two ways"):
+        rankxform.plan(sample, str(DATA / "unified" / "predict_mp4.ckpt"))
+    with pytest.raises(rankxform.UsageError, match="leave out --src-strategy"):
+        rankxform.plan(sample, "none")
+    with pytest.raises(rankxform.UsageError, match="tensors are whole"):
+        rankxform.plan(DATA / "unified" / "out", STRATEGY)
+    assert rankxform.plan(DATA / "unified" / "out", "none").src_ranks == 2
+
+
+def test_metadata_is_a_strategy():
+    known = strategies.load(str(DATA / "checkpoint2" / METADATA))
+    assert known.extent == "2 stages of 4 ranks"
+    assert strategies.load(str(DATA / "checkpoint2" / "iteration_00000100")).stages == known.stages
+
+
+def test_two_forms_in_one_folder_are_a_question(tmp_path):
+    shutil.copytree(DATA / "unified" / "out", tmp_path / "both")
+    (tmp_path / "both" / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(rankxform.UsageError, match=r"--src-form: unified .* or huggingface"):
+        rankxform.plan(tmp_path / "both")
+    assert rankxform.plan(tmp_path / "both", src_form="unified").parameters == 47
+
+
+def test_options_of_another_form_are_refused(tmp_path):
+    for options, text in (
+        ({"max_part": 1}, "--max-part is for --dst-form unified"),
+        ({"dst_form": "unified", "dedup": True}, "--dedup is for --dst-form checkpoint2"),
+        ({"dst_form": "huggingface", "format": "ckpt"}, "leave out --format"),
+        ({"dst_form": "huggingface", "dst_strategy": STRATEGY}, "holds whole tensors"),
+        ({"src_pattern": "x_{rank}/*"}, "holds no checkpoint at"),
+        ({"suffix": "x"}, "--suffix"),
+    ):
+        with pytest.raises(rankxform.RankxformError, match=text):
+            rankxform.transform(DATA / "checkpoint2", tmp_path / "dst", **options)
+        assert not (tmp_path / "dst").exists()
+
+
+def test_any_folder_of_safetensors_with_disjoint_names(tmp_path):
+    tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abc"}
+    reference.write_safetensors(tmp_path / "src" / "first.safetensors", {"a": tensors["a"]})
+    reference.write_safetensors(
+        tmp_path / "src" / "second.safetensors", {n: tensors[n] for n in "bc"}
+    )
+    found = rankxform.load(tmp_path / "src")
+    assert {n: v.tobytes() for n, v in found.items()} == {
+        n: w.tobytes() for n, (_, w) in tensors.items()
+    }
+    reference.write_safetensors(tmp_path / "src" / "third.safetensors", {"a": tensors["a"]})
+    with pytest.raises(rankxform.CheckpointError, match=r"first.* and .*third.*: both hold 'a'"):
+        rankxform.load(tmp_path / "src")
+
+
+# -- what may be wrong ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second(tmp_path):
+    """A Checkpoint 2.0 that may be damaged, and its metadata."""
+    shutil.copytree(DATA / "checkpoint2_2026", tmp_path / "c2")
+    path = tmp_path / "c2" / METADATA
+
+    def damage(change):
+        document = json.loads((DATA / "checkpoint2_2026" / METADATA).read_text())
+        change(document["state_dict_metadata"], document["storage_data"])
+        path.write_text(json.dumps(document))
+        return tmp_path / "c2"
+
+    return damage
+
+
+NAME = "decoder.layers.0.mlp.linear_fc1.weight"
+KEY = f"('{NAME}', (0,))"
+
+
+def _set(*path, to):
+    def change(parameters, storage):
+        at = {"p": parameters, "s": storage}[path[0]]
+        for step in path[1:-1]:
+            at = at[step]
+        at[path[-1]] = to
+
+    return change
+
+
+WRONG = {
+    "a slice that is nowhere": (lambda p, s: s.pop(KEY), "does not say where slice 0 is"),
+    "a parameter that is nothing": (
+        lambda p, s: p.pop(NAME),
+        "and not what they are",
+    ),
+    "another local_shape": (
+        _set("p", NAME, "chunk", 0, "local_shape", to=[2, 8]),
+        r"slice 0 of \[2, 8\] is stated",
+    ),
+    "other counts": (_set("p", NAME, "axis_fragmentations", to=[2, 1]), "not those of its layout"),
+    "a path that leaves": (
+        _set("s", KEY, 0, "file_name", to="../../etc/passwd.safetensors"),
+        "not below its folder",
+    ),
+    "an absolute path": (_set("s", KEY, 0, "file_name", to="/x.safetensors"), "not below"),
+    "a rank too large": (_set("s", KEY, 0, "storage_rank", to=1 << 40), "is no rank"),
+    "another rank": (_set("s", KEY, 0, "storage_rank", to=3), "is said to be rank"),
+    "a rank list with gaps": (
+        _set("p", NAME, "layout", "rank_list", to=[0, 2, 4, 6]),
+        "not a pipeline stage",
+    ),
+    "a device matrix of other ranks": (
+        _set("p", NAME, "layout", "device_matrix", to=[2, 4]),
+        "is not of the 4",
+    ),
+    "an unknown type": (_set("p", NAME, "properties", "dtype", to="Float3"), "'Float3'"),
+    "another type": (_set("p", NAME, "properties", "dtype", to="Int32"), "is Float32, and"),
+    "an axis twice": (_set("p", NAME, "layout", "tensor_map", to=[[0, 0], -1]), "twice"),
+    "no chunk": (lambda p, s: p[NAME].pop("chunk"), "lacks 'chunk'"),
+    "an interleaved layout": (
+        _set("p", NAME, "layout", "interleaved_parallel", to=True),
+        "interleaved",
+    ),
+    "a key that is code": (
+        lambda p, s: s.update({"__import__('os').getcwd()": s[KEY]}),
+        "is no key such as",
+    ),
+    "a shape that the files do not have": (
+        lambda p, s: (
+            p[NAME].update(global_shape=[64, 8]),
+            [c.update(local_shape=[16, 8]) for c in p[NAME]["chunk"]],
+        ),
+        r"has shape \[8, 8\].*optimizer_weight_shard_size",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_metadata_that_makes_no_sense(what, second, tmp_path):
+    change, text = WRONG[what]
+    src = second(change)
+    with pytest.raises(rankxform.CheckpointError, match=text) as caught:
+        rankxform.transform(src, tmp_path / "dst", dst_form="huggingface")
+    assert METADATA in str(caught.value)
+    assert not (tmp_path / "dst").exists()
+    found = rankxform.inspect(src)
+    assert found["kind"] == "described" and len(found["faults"]) >= 1
+    assert "WRONG" in report.inspection(found)
+
+
+def test_a_missing_file_is_served_by_copies_or_named(second, tmp_path):
+    src = second(lambda p, s: None)
+    folder = src / "iteration_00000100"
+    (folder / "llm-opt-0000001-0000008.safetensors").unlink()
+    with pytest.raises(
+        rankxform.CheckpointError, match=r"opt-0000001.*: is not there.*Bring that file"
+    ):
+        rankxform.load(src)
+    found = rankxform.load(src, include="layernorm")  # of which every rank has a copy
+    assert found["adam_m.decoder.layers.0.input_layernorm.weight"].shape == (8,)
+    assert any("llm-opt-0000001" in text for text in found.notices)
+
+
+@pytest.mark.parametrize("name", ["it's", 'say "x"', "a, (b)", "a\\b", "größe", "a\nb"])
+def test_names_with_quotes_and_brackets(name, tmp_path):
+    stages = [{name: ([2], [0], 0, 0), "w": ([2], [-1], 0, 0)}]
+    params = {name: ((4,), "Float32"), "w": ((4,), "Float32")}
+    extras = {"global_step": ("Int32", np.array([3], "<i4"))}
+    reference_forms.write_checkpoint2(tmp_path / "c2", stages, params, extras)
+    strategy = reference.write_strategy(tmp_path / "s.ckpt", stages)
+    rankxform.transform(tmp_path / "c2", tmp_path / "dst", dst_strategy=strategy,
+                        dst_form="checkpoint2")  # fmt: skip
+    for new in (True, False):
+        found = reference_forms.read_checkpoint2(tmp_path / "dst", new)
+        assert found[name][1].tobytes() == reference.full_tensor(name, (4,), "Float32").tobytes()
+
+
+def test_a_layout_of_null_is_a_whole_tensor(second, tmp_path):
+    name = "decoder.final_layernorm.weight"
+    src = second(_set("p", name, "layout", to=None))
+    assert rankxform.load(src)[name].tobytes() == FULL[name][2]
+    src = second(_set("p", NAME, "layout", to=None))
+    with pytest.raises(rankxform.CheckpointError, match="no layout"):
+        rankxform.load(src)
+
+
+def test_a_job_of_one_device_has_no_metadata(tmp_path):
+    folder = tmp_path / "root" / "iteration_00000005"
+    whole = {n: ("Float32", np.arange(4, dtype="<u4")) for n in ("w", "adam_m.w")}
+    for kind, name in (("model", "w"), ("opt", "adam_m.w")):
+        reference.write_safetensors(
+            folder / f"{kind}-0000000-0000001.safetensors", {name: whole[name]}
+        )
+    (folder / "common.json").write_text(json.dumps({"global_step": 5, "unknown": 1}))
+    (tmp_path / "root" / "latest_checkpointed_iteration.txt").write_text("5")
+    assert sorted(rankxform.load(tmp_path / "root")) == ["adam_m.w", "w"]
+    rankxform.transform(tmp_path / "root", tmp_path / "dst", dst_form="checkpoint2")
+    assert plain(reference_forms.read_checkpoint2(tmp_path / "dst", True)) == plain(whole)
+
+
+def test_an_index_that_lies(tmp_path):
+    tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}
+    reference_forms.write_huggingface(tmp_path / "hf", tensors, files=2)
+    index = tmp_path / "hf" / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+
+    def says(change):
+        document = json.loads(json.dumps(good))
+        change(document["weight_map"])
+        index.write_text(json.dumps(document))
+        return rankxform.load(tmp_path / "hf")
+
+    assert sorted(says(lambda names: None)) == list("abcd")
+    first, second = sorted(set(good["weight_map"].values()))
+    for change, text in (
+        (lambda names: names.update(ghost=first), "does not hold 'ghost'"),
+        (lambda names: names.update(a=second), "holds 'a', which .* does not list.*1 more"),
+        (lambda names: names.pop("a"), "holds 'a', which .* does not list"),
+        (lambda names: names.update(x="model-00003-of-00003.safetensors"), "is not there"),
+        (lambda names: names.update(x="../x.safetensors"), "not below its folder"),
+        (lambda names: names.update(x=7), "names 7"),
+    ):
+        with pytest.raises(rankxform.CheckpointError, match=text):
+            says(change)
+        found = rankxform.inspect(tmp_path / "hf")
+        assert found["faults"], text
+    with pytest.raises(rankxform.CheckpointError):
+        says(lambda names: names.pop("a"))
+    assert sorted(rankxform.load(tmp_path / "hf", exclude="^a$")) == list("bcd")
+    index.write_text('{"weight_map": {"a": "x", "a": "y"}}')
+    with pytest.raises(rankxform.CheckpointError, match="twice"):
+        rankxform.load(tmp_path / "hf")
+
+
+def test_a_truncated_shard_is_named(tmp_path):
+    tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}
+    reference_forms.write_huggingface(tmp_path / "hf", tensors, files=2)
+    path = tmp_path / "hf" / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(rankxform.CheckpointError, match="00002-of-00002.*cut off"):
+        rankxform.load(tmp_path / "hf")
+    found = rankxform.inspect(tmp_path / "hf")
+    assert [bool(one.get("error")) for one in found["files"]] == [False, True]
+
+
+def test_one_ranks_slices_among_loose_values_are_not_taken(tmp_path):
+    """MindSpore leaves rank 0's slices in hyper_param, of what `choice_func` refuses."""
+    src = DATA / "unified" / "out_noopt"
+    found = rankxform.load(src)
+    kept = {n for n in FULL if not n.startswith("adam")}
+    assert set(found) == kept | {"global_step", "learning_rate"}
+    copy = tmp_path / "src"
+    shutil.copytree(src, copy)
+    loose = {"embedding.position.weight": ("Float32", np.zeros((4, 8), "<u4"))}
+    reference.write_safetensors(copy / "hyper_param.safetensors", loose)
+    stages = [dict.fromkeys([*found, *loose], ([4], [0, -1], 0, 0))]
+    listed = {n: one for n, one in stages[0].items() if n in loose or "mlp" in n}
+    strategy = reference.write_strategy(tmp_path / "b.ckpt", [listed])
+    with pytest.raises(rankxform.RequestError, match="hyper_param.*one rank's slice"):
+        rankxform.load(copy, dst_strategy=strategy, rank=0)
+
+
+def test_types_that_mindspore_does_not_have(tmp_path):
+    tensors = {"scale": ("F8_E4M3", np.arange(8, dtype="u1")),
+               "w": ("BFloat16", np.arange(8, dtype="<u2")),
+               "n": ("Int64", np.array(7, "<i8"))}  # fmt: skip
+    reference.SAFE["F8_E4M3"], reference.ITEM["F8_E4M3"] = "F8_E4M3", 1
+    try:
+        reference_forms.write_huggingface(tmp_path / "hf", tensors)
+        for form in ("unified", "huggingface", "ranks"):
+            rankxform.transform(tmp_path / "hf", tmp_path / form, dst_form=form)
+            assert rankxform.verify(tmp_path / "hf", tmp_path / form).same
+        read = reference_forms.read_unified(tmp_path / "unified")
+        assert plain(read) == plain(tensors)
+    finally:
+        del reference.SAFE["F8_E4M3"], reference.ITEM["F8_E4M3"]
+    with pytest.raises(rankxform.RequestError, match="'scale', which is F8_E4M3"):
+        rankxform.transform(tmp_path / "hf", tmp_path / "dst", format="ckpt")
+
+
+def test_a_large_document_is_read_in_parts(monkeypatch):
+    """Any size of what is read at once gives the same; an entry is never half read."""
+    data = (DATA / "checkpoint2_2026" / METADATA).read_bytes()
+    whole = checkpoint2.parse(lambda offset, n: data[offset : offset + n])
+    for block in (1, 7, 1000):
+        monkeypatch.setattr(json_stream, "_BLOCK", block)
+        assert checkpoint2.parse(lambda offset, n: data[offset : offset + n]) == whole
+    for cut in range(0, len(data), 997):
+        short = data[:cut]
+        with pytest.raises(FormatError):
+            checkpoint2.parse(lambda offset, n, short=short: short[offset : offset + n])
+
+
+def test_complete_files_on_every_rank(tmp_path):
+    """What `integrated_save` leaves: accepted after all copies were compared, with a notice."""
+    words = {"w": ("Float32", np.arange(6, dtype="<u4"))}
+    for rank in range(4):
+        reference.write_ckpt(tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt", words)
+    done = rankxform.transform(tmp_path / "src", tmp_path / "hf", "none", dst_form="huggingface")
+    assert any("taken as whole" in text and "all copies" in text for text in done.notices)
+    assert plain(reference_forms.read_huggingface(tmp_path / "hf")) == plain(words)
+    words = {"w": ("Float32", np.arange(1, 7, dtype="<u4"))}
+    reference.write_ckpt(tmp_path / "src" / "rank_3" / "net-1_1.ckpt", words)
+    with pytest.raises(rankxform.CheckpointError, match="not the same in"):
+        rankxform.transform(tmp_path / "src", tmp_path / "hf2", "none", dst_form="huggingface")
+
+
+# -- the libraries that read what is written ------------------------------------------------------
+
+
+def test_hugging_faces_libraries(tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub.serialization._base import split_state_dict_into_shards_factory
+
+    for limit, text in ((3000, "3000"), (1 << 30, "5GB")):
+        dst = tmp_path / text
+        rankxform.transform(
+            DATA / "checkpoint2", dst, dst_form="huggingface", max_shard=limit,
+            exclude=("global_step",),
+        )  # fmt: skip
+        index = dst / "model.safetensors.index.json"
+        found, order = {}, []
+        for path in sorted(dst.glob("*.safetensors")):
+            held = safetensors.load_file(path)
+            found |= held
+            order.append(set(held))
+        assert {n: v.tobytes() for n, v in found.items()} == {n: d for n, (_, _, d) in FULL.items()}
+        arrays = {n: found[n] for n in sorted(found, key=_natural)}
+        split = split_state_dict_into_shards_factory(
+            arrays, get_storage_size=lambda a: a.nbytes, max_shard_size=limit,
+            filename_pattern="model{suffix}.safetensors",
+        )  # fmt: skip
+        assert {p.name for p in dst.glob("*.safetensors")} == set(split.filename_to_tensors)
+        assert index.exists() == split.is_sharded
+        if split.is_sharded:
+            document = json.loads(index.read_text())
+            assert document["weight_map"] == split.tensor_to_filename
+            assert document["metadata"]["total_size"] == split.metadata["total_size"]
+            text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+            assert index.read_text() == text
+
+
+def _natural(name):
+    from rankxform.layout.names import natural
+
+    return natural(name)

@@ -1,0 +1,162 @@
+"""Killed at any call, a destination of any form is never believed to be what it is not."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.publish import journal
+from tests import reference, reference_forms
+from tests.cases import Case
+from tests.trust import victim
+from tests.trust.test_kills import forked, kill_self
+
+NAMES = ["embedding.weight", *(f"layers.{i}.w" for i in range(3))]
+PARAMS = dict.fromkeys((*NAMES, *(f"adam_m.{n}" for n in NAMES)), ((8, 6), "Float32"))
+SRC = [{n: ([4], [0, -1], 0, 0) for n in PARAMS}]
+DST = [{n: ([2], [-1, 0], 0, 0) for n in PARAMS}]
+CASE = Case(PARAMS, SRC, DST, {"global_step": ("Int32", np.array([7], "<i4"))})
+FORMS = {
+    "huggingface": {"max_shard": 600},
+    "unified": {"max_part": 900},
+    "checkpoint2": {"dedup": True},
+}
+OTHERS = {  # another conversion into the same folder, whose files have other names or contents
+    "huggingface": {"max_shard": 400},
+    "unified": {"max_part": 500},
+    "checkpoint2": {"dedup": False},
+}
+
+
+def complete(folder, form):
+    """Return the tensors that a reader finds; None if nothing says that the folder is complete."""
+    marks = {
+        "huggingface": "model.safetensors.index.json",
+        "unified": "param_name_map.json",
+        "checkpoint2": "latest_checkpointed_iteration.txt",
+    }
+    if not (folder / marks[form]).exists():
+        return None
+    return reference_forms.wrong_in(form, folder, CASE)
+
+
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and path.name != "rankxform.json"
+    }
+
+
+class FormPlace:
+    def __init__(self, tmp, form, before):
+        self.tmp, self.form = tmp, form
+        self.src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, CASE.extras, "safetensors")
+        self.a, self.b = (
+            reference.write_strategy(tmp / f"{side}.ckpt", stages)
+            for side, stages in (("a", SRC), ("b", DST))
+        )
+        self.begin = self.convert_old if before else lambda dst: None
+        self.convert(tmp / "whole")
+        self.whole = files(tmp / "whole")
+        assert complete(tmp / "whole", form) == []
+
+    def convert(self, dst, **more):
+        to = self.b if self.form == "checkpoint2" else None
+        options = {**FORMS[self.form], "overwrite": True, **more}
+        rankxform.transform(self.src, dst, self.a, to, dst_form=self.form, **options)
+
+    def convert_old(self, dst):
+        self.convert(dst, **OTHERS[self.form])
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["empty", "over-another"])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_reader_believes_what_is_not_complete(form, before, tmp_path, monkeypatch):
+    """Killed at every fifth call, a run is begun again, killed again, and then continued."""
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
+    place, counts = FormPlace(tmp_path, form, before), tmp_path / "count"
+
+    def convert(dst, at):
+        number = victim.count_calls(lambda n: kill_self() if n == at else None)
+        place.convert(dst)
+        counts.write_text(str(number[0]))
+
+    place.begin(tmp_path / "all")
+    assert forked(lambda: convert(tmp_path / "all", 0)) == 0
+    assert files(tmp_path / "all") == place.whole, "nothing of another conversion is left"
+    calls = int(counts.read_text())
+    assert calls > 60
+    unfinished = 0
+    for at in range(1 + random.Random(form).randrange(5), calls + 1, 5):
+        dst = tmp_path / f"dst{at}"
+        place.begin(dst)
+        assert forked(lambda at=at, dst=dst: convert(dst, at)) == -signal.SIGKILL
+        assert complete(dst, form) in (None, []), at
+        unfinished += complete(dst, form) is None
+        assert forked(lambda at=at, dst=dst: convert(dst, at // 2)) in (0, -signal.SIGKILL)
+        assert complete(dst, form) in (None, []), at
+        assert forked(lambda dst=dst: convert(dst, 0)) == 0
+        assert files(dst) == place.whole, at
+    assert unfinished
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_index_of_somebody_elses_files_is_not_replaced(form, tmp_path):
+    place = FormPlace(tmp_path, form, before=False)
+    names = {
+        "huggingface": "model.safetensors.index.json",
+        "unified": "param_name_map.json",
+        "checkpoint2": "iteration_00000007/metadata.json",
+    }
+    index = tmp_path / "dst" / names[form]
+    index.parent.mkdir(parents=True)
+    index.write_text(json.dumps({"weight_map": {"w": "other.safetensors"}}))
+    with pytest.raises(rankxform.StorageError, match=r"already there.*--overwrite"):
+        place.convert(tmp_path / "dst", overwrite=False)
+    assert "other" in index.read_text()
+    place.convert(tmp_path / "dst")
+    assert complete(tmp_path / "dst", form) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_second_run_writes_nothing(form, tmp_path):
+    place = FormPlace(tmp_path, form, before=False)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "whole").rglob("*.safetensors")}
+    to = place.b if form == "checkpoint2" else None
+    done = rankxform.transform(
+        place.src, tmp_path / "whole", place.a, to, dst_form=form, **FORMS[form]
+    )
+    assert done.kept == len(done.files) == len(before)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    with pytest.raises(rankxform.StorageError, match="--overwrite"):
+        rankxform.transform(place.src, tmp_path / "whole", place.a, to, dst_form=form,
+                            **OTHERS[form])  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_changed_is_found(form, tmp_path):
+    """`verify DST` knows the companion files; so does a comparison with the source."""
+    place = FormPlace(tmp_path, form, before=False)
+    dst = tmp_path / "whole"
+    (index,) = (
+        path
+        for path in dst.rglob("*.json")
+        if path.name in ("model.safetensors.index.json", "param_name_map.json", "metadata.json")
+    )
+    own = place.b if form == "checkpoint2" else None
+    assert rankxform.verify(place.src, dst, place.a, own).same
+    text = index.read_text()
+    index.write_text(text.replace("embedding.weight", "embedding.other"))
+    assert rankxform.verify(dst).same is False
+    assert rankxform.verify(place.src, dst, place.a, own).same is False
+    index.write_text(text)
+    assert rankxform.verify(dst).same is not False
+    index.unlink()
+    assert rankxform.verify(dst if form != "checkpoint2" else index.parent).same is False
