@@ -28,6 +28,7 @@ NAMES = (
     "merge_sliced_parameter",
     "build_searched_strategy",
     "load_distributed_checkpoint",
+    "unified_safetensors",
 )
 
 
