@@ -67,6 +67,9 @@ def place(tmp_path, monkeypatch):
     parallel = ["--src-parallel", "dp=1,mp=4", "--dst-parallel", "dp=1,mp=2", "--predict"]
     strategy = ["strategy", "derive", "--from", "A", *parallel, "-o", "predict.ckpt"]
     assert main(strategy) == 0
+    second = ["--dst-form", "checkpoint2", "--dst-strategy", "A", "--iteration", "100"]
+    for dst, more in (("C2", second), ("HF", ["--dst-form", "huggingface"])):
+        assert main(["transform", "SRC", dst, "--src-strategy", "A", *more]) == 0
     (tmp_path / "compiled.ckpt").write_bytes((tmp_path / "predict.ckpt").read_bytes())
     return tmp_path
 
