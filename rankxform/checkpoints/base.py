@@ -196,11 +196,11 @@ class Form(Protocol):
 
     def companions(
         self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
-    ) -> Mapping[str, bytes]:
+    ) -> Mapping[str, Iterable[bytes]]:
         """Return small files that belong to a complete destination, by their relative names.
 
-        They are written when all its files are complete. `common` are facts on the training, as in
-        `Description`.
+        The content comes in parts, one behind the other. They are written when all its files are
+        complete. `common` are facts on the training, as in `Description`.
         """
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:

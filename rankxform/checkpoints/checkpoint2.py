@@ -128,9 +128,9 @@ class Checkpoint2:
 
     def companions(
         self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
-    ) -> Mapping[str, bytes]:
+    ) -> Mapping[str, Iterable[bytes]]:
         slices = Slices.of(planner, arrangement.names, is_state=_is_optimizers)
-        return {METADATA: slices.document(), COMMON: documents.common(common)}
+        return {METADATA: slices.document(), COMMON: [documents.common(common)]}
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:
         return folder.strangers(own)

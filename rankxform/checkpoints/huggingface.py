@@ -117,14 +117,15 @@ class HuggingFace:
 
     def companions(
         self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
-    ) -> Mapping[str, bytes]:
+    ) -> Mapping[str, Iterable[bytes]]:
         if len(arrangement.names) == 1:
             return {}
         held = {name: planner.tensors(file) for file, name in arrangement.names.items()}
         total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
         files = {name: [t.name for t in some] for name, some in held.items()}
         (name,) = self.companion_names(list(held))
-        return {name: folder.index_document(files, total, indent=2, sort_keys=True) + b"\n"}
+        content = folder.index_document(files, total, indent=2, sort_keys=True)
+        return {name: [content, b"\n"]}
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:
         return folder.strangers(own)

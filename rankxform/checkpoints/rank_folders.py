@@ -113,7 +113,7 @@ class RankFolders:
 
     def companions(
         self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
-    ) -> Mapping[str, bytes]:
+    ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:

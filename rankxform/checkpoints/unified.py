@@ -95,13 +95,13 @@ class Unified:
 
     def companions(
         self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
-    ) -> Mapping[str, bytes]:
+    ) -> Mapping[str, Iterable[bytes]]:
         held = {
             name: planner.tensors(file) for file, name in arrangement.names.items() if name != LOOSE
         }
         total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
         files = {name: [t.name for t in some] for name, some in held.items()}
-        return {MAP: folder.index_document(files, total, indent=4)}
+        return {MAP: [folder.index_document(files, total, indent=4)]}
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:
         return folder.strangers(own)

@@ -86,7 +86,7 @@ def parse(read_at: ReadAt) -> Metadata:
             raise FormatError(f"{key!r}: slice {number} of {name!r} is stated twice")
         slices[number] = same.setdefault(places, places)
 
-    there = read(read_at, {PARAMETERS: parameter, STORAGE: entry})
+    there = read(read_at, {PARAMETERS: (parameter, "\n        },"), STORAGE: (entry, "],")})
     for section in (PARAMETERS, STORAGE):
         if section not in there:
             raise FormatError(f"lacks {section!r}; is it the metadata.json of a checkpoint?")

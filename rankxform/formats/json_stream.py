@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rankxform.errors import FormatError
 
 from .base import ReadAt
 
-_BLOCK = 1 << 22
+_BLOCK, _BATCH = 1 << 22, 1 << 18
 MOST_BYTES, MOST_OF_ONE = 1 << 32, 1 << 26
 """Of a whole document, and of one member."""
 
@@ -113,25 +113,66 @@ class _Text:
             yield name
         self.take("}")
 
+    def pairs(self, mark: str) -> Iterator[tuple[str, Any]]:
+        """Yield the members of an object, many decoded at once.
 
-def read(read_at: ReadAt, sections: dict[str, Callable[[str, Any], None]]) -> dict[str, Any]:
+        `mark` mostly is the end of a member, and the comma behind it. Where it is not, in a name or
+        inside of a value, the text does not make an object, and one member is decoded by itself.
+        """
+        self.take("{")
+        seen: set[str] = set()
+        while self.peek() != "}":
+            if seen:
+                self.take(",")
+                self.peek()
+            for name, value in self._many(mark) or [self._one()]:
+                if name in seen:
+                    raise FormatError(f"names {name!r} twice")
+                seen.add(name)
+                yield name, value
+        self.take("}")
+
+    def _many(self, mark: str) -> list[tuple[str, Any]]:
+        end = self._buffer.rfind(mark, self._at, self._at + _BATCH)
+        if end < 0:
+            return []
+        text = self._buffer[self._at : end + len(mark) - 1]
+        try:
+            found = json.loads("{" + text + "}", object_pairs_hook=unique)
+        except (ValueError, RecursionError):
+            return []
+        self._at = end + len(mark) - 1
+        return list(found.items())
+
+    def _one(self) -> tuple[str, Any]:
+        name = self.value()
+        if not isinstance(name, str):
+            raise FormatError(f"names {name!r}, which is no text")
+        self.take(":")
+        return name, self.value()
+
+
+def read(
+    read_at: ReadAt,
+    sections: Mapping[str, tuple[Callable[[str, Any], None], str]],
+) -> dict[str, Any]:
     """Read a document that is one object; call a section's function with each of its members.
 
-    Return the members that are no sections, and None for each section that was there. Raises
-    FormatError.
+    With the function goes the text that mostly ends a member, such as "],". Return the members
+    that are no sections, and None for each section that was there. Raises FormatError.
     """
     text = _Text(read_at)
     found: dict[str, Any] = {}
     if text.peek() != "{":
         raise FormatError("is no JSON object")
     for name in text.members():
-        take = sections.get(name)
-        if take is None:
+        if name not in sections:
             found[name] = text.value()
             continue
         found[name] = None
-        for member in text.members():
-            take(member, text.value())
+        take, mark = sections[name]
+        for member, value in text.pairs(mark):
+            take(member, value)
     if text.peek():
         raise FormatError("goes on after its end")
     return found

@@ -6,32 +6,49 @@ takes a folder for complete that is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.errors import StorageError
-from rankxform.storage.posix import read_bytes, remove, write_small
+from rankxform.storage.posix import opened, range_reader, read_bytes, remove, write_small
 
 from .facts import status_of_name
+
+_DIGEST, _BLOCK = 16, 1 << 20
 
 
 def check(folder: Path, form: str, files: Iterable[str], noted: Mapping[str, str]) -> None:
     """Refuse an index of somebody else's files, which the destination's own would replace.
 
-    `noted` are the digests of those that are its own. Raises StorageError.
+    `noted` are those that are its own, with their digests; "" is of one that a stopped run was
+    about to write. Raises StorageError.
     """
     for name in FORMS[form].companion_names(list(files)):
         path = folder / name
         if status_of_name(path) is None:
             continue
-        if not path.is_file() or noted.get(name) != digest(read_bytes(path)):
+        known = noted.get(name)
+        if not path.is_file() or known is None or known not in ("", _digest_of(path)):
             raise StorageError(
                 f"{path}: is already there, of other files than these; remove it, choose another "
                 "folder, or say --overwrite"
             )
+
+
+def write(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
+    """Write a companion file; return its digest."""
+    state = blake2b(digest_size=_DIGEST)
+
+    def parts() -> Iterator[bytes]:
+        for some in content:
+            state.update(some)
+            yield some
+
+    write_small(path, parts(), durable=durable)
+    return state.hexdigest()
 
 
 def remove_all(folder: Path, form: str, files: Iterable[str]) -> None:
@@ -56,8 +73,12 @@ def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
         write_small(path, content, durable=durable)
 
 
-def digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+def _digest_of(path: Path) -> str:
+    with opened(path) as (fd, status):
+        read_at, state = range_reader(fd, path), blake2b(digest_size=_DIGEST)
+        for start in range(0, status.st_size, _BLOCK):
+            state.update(read_at(start, _BLOCK))
+    return state.hexdigest()
 
 
 def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
@@ -69,7 +90,7 @@ def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
         path = folder / name
         if name in known and not path.is_file():
             found[name] = "is missing"
-        elif name in known and digest(read_bytes(path)) != known[name]:
+        elif name in known and _digest_of(path) != known[name]:
             found[name] = "was changed since it was written"
         elif name not in known and path.exists():
             found[name] = "is in no manifest of this folder"

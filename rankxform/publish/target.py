@@ -307,7 +307,7 @@ class TargetFolder:
         self,
         contents: Mapping[str, Any],
         complete: Collection[str] = (),
-        make_companions: Callable[[], Mapping[str, bytes]] = dict,
+        make_companions: Callable[[], Mapping[str, Iterable[bytes]]] = dict,
     ) -> None:
         """Write the manifest: the files of this run are done. `contents` is recorded as it is.
 
@@ -340,13 +340,14 @@ class TargetFolder:
             companions.set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)
 
-    def _add_companions(self, contents: Mapping[str, bytes]) -> None:
+    def _add_companions(self, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Write companion files; the job knows them first, so that a stopped run is continued."""
-        self._companions = {name: companions.digest(data) for name, data in contents.items()}
+        self._companions = dict.fromkeys(contents, "")
         if contents:
             self._write_job()
         for name, data in contents.items():
-            write_small(self._folder / name, data, durable=self._durable)
+            path = self._folder / name
+            self._companions[name] = companions.write(path, data, durable=self._durable)
 
     def close(self, keep: bool) -> None:
         """Release the folder; with `keep`, what is needed to continue stays.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from rankxform.planning.plan import Planner
 
 from .posix import opened, range_reader
 
-_START = 1 << 12
+_START, _PART = 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,17 @@ class Slices:
     parameters: Mapping[str, Written]
     storage: Mapping[tuple[str, int], tuple[Holders, tuple[int, ...]]]
 
-    def document(self) -> bytes:
-        return "".join(document(self.parameters, self.storage)).encode()
+    def document(self) -> Iterator[bytes]:
+        """Yield the text of the metadata.json, in parts of some size."""
+        texts: list[str] = []
+        size = 0
+        for text in document(self.parameters, self.storage):
+            texts.append(text)
+            size += len(text)
+            if size > _PART:
+                yield "".join(texts).encode()
+                texts, size = [], 0
+        yield "".join(texts).encode()
 
     @classmethod
     def of(

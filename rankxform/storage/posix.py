@@ -343,10 +343,13 @@ def own_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.uname().nodename}-{os.getpid()}")
 
 
-def write_small(path: Path, data: bytes, *, durable: bool = True, shared: bool = False) -> None:
+def write_small(
+    path: Path, data: bytes | Iterable[bytes], *, durable: bool = True, shared: bool = False
+) -> None:
     """Write a small file under its final name, complete or not at all.
 
-    shared: several processes may write it at the same moment.
+    data: the bytes, or parts of them, one behind the other. shared: several processes may write it
+    at the same moment.
     """
     make_folder(path.parent)
     beside = own_name(path) if shared else path
@@ -361,7 +364,10 @@ def write_small(path: Path, data: bytes, *, durable: bool = True, shared: bool =
         raise
 
 
-def _write_all(part: Path, data: bytes) -> None:
+def _write_all(part: Path, data: bytes | Iterable[bytes]) -> None:
     create(part)
     with opened_to_write(part) as fd:
-        write_from(fd, part, 0, memoryview(data))
+        at = 0
+        for some in (data,) if isinstance(data, bytes) else data:
+            write_from(fd, part, at, memoryview(some))
+            at += len(some)

@@ -109,7 +109,7 @@ class FlatFolder(RankFolders):
         return ("files.json",)
 
     def companions(self, planner, arrangement, common):
-        return {"files.json": json.dumps(sorted(arrangement.names.values())).encode()}
+        return {"files.json": [json.dumps(sorted(arrangement.names.values())).encode()]}
 
     def strangers(self, own):
         return []
