@@ -34,7 +34,9 @@ from .rank_folders import LATEST
 
 TRACKER, METADATA, COMMON = "latest_checkpointed_iteration.txt", "metadata.json", "common.json"
 _ITERATION = re.compile(r"iteration_(\d{8,18})")
-_FILE = re.compile(r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>\d{7,9})-\d{7,9}\.safetensors")
+_FILE = re.compile(
+    r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>[0-9]{7,9})-(?P<of>[0-9]{7,9})\.safetensors"
+)
 _END = len("-0000008.safetensors")
 KINDS = ("model", "opt")
 
@@ -44,7 +46,7 @@ class Checkpoint2:
 
     name = "checkpoint2"
     title = "Checkpoint 2.0"
-    options: tuple[str, ...] = ("dedup", "iteration")
+    options: tuple[str, ...] = ("dedup", "iteration", "prefix")
     container: str | None = "safetensors"
     described = True
 
@@ -79,6 +81,7 @@ class Checkpoint2:
         chosen = _iteration(where, there, wish, searched)
         own = Listing(is_folder=True, named=chosen.named)
         if METADATA not in chosen.named:  # a job of one device has none
+            _check_one_device(chosen)
             shards = folder.whole_tensors(chosen.folder, own, None, searched)
             assert shards.said is not None
             common = _common(chosen, searched)
@@ -93,6 +96,8 @@ class Checkpoint2:
                 "say which iteration is written (--iteration N): the source does not tell its "
                 "global_step"
             )
+        if naming.iteration >= documents.MOST_STEPS:
+            raise UsageError(f"iteration {naming.iteration} has too many digits")
         ranks = planner.dst.ranks
         seen: set[object] = set()
         split: dict[int, tuple[frozenset[str], ...]] = {}
@@ -216,21 +221,21 @@ def _number(
 ) -> tuple[int, tuple[str, ...]]:
     if wish.step not in (None, LATEST):
         assert wish.step is not None
-        if not wish.step.isdecimal() or int(wish.step) not in known:
+        if not _is_number(wish.step) or int(wish.step) not in known:
             raise UsageError(
                 f"--step {wish.step!r}: {where} has iterations {ranges(known)}; say one of them"
             )
         return int(wish.step), ()
     if TRACKER not in there.named:
         raise CheckpointError(
-            f"{where}: has no {TRACKER}, by which a complete iteration is known; say which one is "
-            f"meant (--step N, of {ranges(known)})"
+            f"{where}: has no {TRACKER}, by which a complete iteration is known; name the folder "
+            f"of the one that is meant, such as {where / f'iteration_{known[-1]:08}'}"
         )
     text = folder.read_own(where / TRACKER, searched).decode(errors="replace").strip()
-    if not text.isdecimal() or int(text) not in known:
+    if not _is_number(text) or int(text) not in known:
         raise CheckpointError(
             f"{where / TRACKER}: says {text[:20]!r}, and the iterations that are there are "
-            f"{ranges(known)}; say one of them (--step N)"
+            f"{ranges(known)}; name the folder of one of them"
         )
     newer = [n for n in known if n > int(text)]
     if newer and wish.step == LATEST:
@@ -244,6 +249,21 @@ def _number(
         else ()
     )
     return int(text), notices
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,18}", text) is not None
+
+
+def _check_one_device(chosen: _Iteration) -> None:
+    """Refuse files of several ranks without metadata, which alone says how they are sharded."""
+    for name in folder.tensor_files(chosen.named):
+        match = _FILE.fullmatch(name)
+        if match and int(match["of"]) > 1:
+            raise CheckpointError(
+                f"{chosen.folder}: has no {METADATA}, and {name} is one of {int(match['of'])} "
+                "ranks'; bring it, or save the checkpoint again"
+            )
 
 
 def _common(chosen: _Iteration, searched: str) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, Schema
-from rankxform.layout.names import NEVER_SAVED, NOT_SAVED, state_of
+from rankxform.layout.names import COUNTERS, NEVER_SAVED, NOT_SAVED, state_of
 
 from .base import Shards
 
@@ -50,12 +51,15 @@ def file_faults(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped)
         return
     if said.strategy is None:
         yield from _twice(shards, schemas)
+    if said.loose is not None and said.loose in schemas:
+        yield from _large_among_loose(shards, schemas[said.loose], dropped)
     there = {name for one in schemas.values() for name in one.names}
     for file, names in said.listed.items():
         if file not in schemas:
             continue
         position = schemas[file].position
-        gone = [n for n in names if n not in position and (n in there or not _is_never_saved(n))]
+        excused = _is_never_saved if said.strategy is not None else lambda name: False
+        gone = [n for n in names if n not in position and (n in there or not excused(n))]
         if gone:
             yield (
                 f"{shards.paths[file]}: does not hold {_named(gone)}, which {said.source} "
@@ -65,10 +69,57 @@ def file_faults(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped)
             yield from _unlisted(shards, file, schemas[file], names, dropped)
         else:
             yield from _slices(shards, file, schemas[file], names)
+    if said.strategy is not None:
+        yield from _copies(shards, schemas, dropped)
 
 
 def _is_never_saved(name: str) -> bool:
-    return state_of(name) == NEVER_SAVED or any(part in name for part in NOT_SAVED)
+    return state_of(name) == NEVER_SAVED or any(
+        part.endswith(NOT_SAVED) for part in name.split(".")
+    )
+
+
+def _large_among_loose(shards: Shards, schema: Schema, dropped: Dropped) -> Iterator[str]:
+    """Yield tensors among loose values that may be one rank's slices."""
+    assert shards.said is not None
+    assert shards.said.loose is not None
+    large = [
+        name
+        for name, shape in zip(schema.names, schema.shapes)
+        if prod(shape) > 1 and name not in COUNTERS and not dropped(name)
+    ]
+    if large:
+        yield (
+            f"{shards.paths[shards.said.loose]}: holds {_named(large)}, which may be one rank's "
+            "slice: MindSpore leaves there what it was told not to unify; leave it out (--exclude)"
+        )
+
+
+def _copies(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped) -> Iterator[str]:
+    """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
+    said = shards.said
+    assert said is not None
+    of_rank: dict[tuple[int, str], int] = {}
+    for file, schema in schemas.items():
+        listed = set(said.listed.get(file, ()))
+        rank = said.ranks[file]
+        more = [
+            n
+            for n in schema.names
+            if n not in listed and (n in said.stated or state_of(n) is not None) and not dropped(n)
+        ]
+        if more:
+            yield (
+                f"{shards.paths[file]}: holds {_named(more)}, which {said.source} does not say is "
+                "in it; it is another checkpoint's file, or the list is wrong"
+            )
+        for name in schema.names:
+            other = of_rank.setdefault((rank, name), file)
+            if other != file:
+                yield (
+                    f"{shards.paths[other]} and {shards.paths[file]}: both are rank {rank}'s and "
+                    f"hold {name!r}; remove the one that does not belong there"
+                )
 
 
 def _twice(shards: Shards, schemas: Mapping[int, Schema]) -> Iterator[str]:

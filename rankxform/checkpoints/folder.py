@@ -46,6 +46,8 @@ def in_folder(name: object, source: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name:
         raise CheckpointError(f"{source}: names {name!r}, which is not below its folder")
+    if not name.endswith(SUFFIX):
+        raise CheckpointError(f"{source}: names {name!r}, which is no safetensors file")
     return name
 
 

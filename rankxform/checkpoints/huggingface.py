@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform.errors import UsageError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import natural
+from rankxform.layout.names import natural, ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 
@@ -27,7 +27,9 @@ from .base import Arrangement, Listing, Naming, Shards, Wish
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
-_SHARD = re.compile(r"(?P<prefix>[^/\0]*)model(-(?P<number>\d{5,9})-of-\d{5,9})?\.safetensors")
+_SHARD = re.compile(
+    r"(?P<prefix>[^/\0]*?)model(-(?P<number>[0-9]{5,9})-of-(?P<of>[0-9]{5,9}))?\.safetensors"
+)
 
 
 class HuggingFace:
@@ -35,7 +37,7 @@ class HuggingFace:
 
     name = "huggingface"
     title = "Hugging Face"
-    options: tuple[str, ...] = ("max_shard",)
+    options: tuple[str, ...] = ("max_shard", "prefix")
     container: str | None = "safetensors"
     described = True
 
@@ -72,6 +74,7 @@ class HuggingFace:
                 f"{where}: holds several indexes ({', '.join(found)}), of which one is meant; move "
                 "the others away"
             )
+        _check_clear(where, there, bool(found))
         index = where / found[0] if found else None
         return folder.whole_tensors(where, there, index, searched)
 
@@ -128,7 +131,37 @@ class HuggingFace:
         return {name: [content, b"\n"]}
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:
-        return folder.strangers(own)
+        """Return other tensor files, and indexes of others."""
+        mine = list(own)
+        known = self.companion_names([path.name for path in mine])
+        folders = dict.fromkeys(path.parent for path in mine)
+        indexes = (path for one in folders for path in sorted(one.glob("*" + INDEX)))
+        return [*folder.strangers(mine), *(path for path in indexes if path.name not in known)]
+
+
+def _check_clear(where: Path, there: Listing, indexed: bool) -> None:
+    """Refuse files of which it is not clear which are the model."""
+    files = folder.tensor_files(there.named)
+    matches = {name: match for name in files if (match := _SHARD.fullmatch(name))}
+    alone = [name for name, match in matches.items() if match["number"] is None]
+    others = [name for name in files if name not in alone]
+    if alone and (indexed or others or len(alone) > 1):
+        other = "an index" if indexed else (others or alone[1:])[0]
+        raise UsageError(
+            f"{where}: say which is meant: {alone[0]} (name the file itself) or {other}; move what "
+            "is not the model away"
+        )
+    if indexed:
+        return
+    shards = [match for match in matches.values() if match["of"]]
+    for count in {match["of"] for match in shards}:
+        have = {int(match["number"]) for match in shards if match["of"] == count}
+        gone = sorted(set(range(1, int(count) + 1)) - have)
+        if gone:
+            raise CheckpointError(
+                f"{where}: has {len(have)} of {int(count)} shards, and no index; number "
+                f"{ranges(gone)} is not there. Bring it, and {INDEX}"
+            )
 
 
 _OTHERS = ("param_name_map.json", "part0.safetensors", "metadata.json", "common.json")

@@ -40,7 +40,7 @@ class RankFolders:
 
     name = USUAL
     title = "rank folders"
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("prefix",)
     container: str | None = None
     described = False
 

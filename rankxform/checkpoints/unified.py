@@ -13,13 +13,16 @@ out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from rankxform.errors import CheckpointError
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import COUNTERS, natural
+from rankxform.layout.names import COUNTERS, natural, ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 
@@ -28,6 +31,7 @@ from .base import Arrangement, Listing, Naming, Shards, Wish
 
 MAP, LOOSE = "param_name_map.json", "hyper_param.safetensors"
 DEFAULT_BYTES = 3 << 30
+_PART = re.compile(r"part(0|[1-9][0-9]{0,8})\.safetensors")
 
 
 class Unified:
@@ -59,6 +63,8 @@ class Unified:
     ) -> Shards:
         folder.check_no_step(self.name, wish)
         index = where / MAP if MAP in there.named else None
+        if index is None:
+            _check_no_gap(where, there)
         return folder.whole_tensors(where, there, index, searched, loose=LOOSE)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
@@ -107,7 +113,19 @@ class Unified:
         return folder.strangers(own)
 
 
+def _check_no_gap(where: Path, there: Listing) -> None:
+    """Refuse parts without a map if one of them is not there."""
+    matches = (_PART.fullmatch(name) for name in there.named)
+    numbers = {int(match[1]) for match in matches if match}
+    gone = sorted(set(range(max(numbers, default=0))) - numbers)
+    if gone:
+        raise CheckpointError(
+            f"{where}: has no {MAP}, and part {ranges(gone)} is not there; bring what is missing"
+        )
+
+
 def is_loose(planner: Planner, tensor: TensorSpec) -> bool:
-    """Tell whether a tensor is no parameter of the network: in no strategy, or a known counter."""
+    """Tell whether a tensor is no parameter of the network: a counter, or one value that no
+    strategy lists."""
     parameter = planner.parameter(tensor.name)
-    return not parameter.listed or parameter.src_name in COUNTERS
+    return parameter.src_name in COUNTERS or (not parameter.listed and prod(tensor.shape) == 1)

@@ -52,10 +52,11 @@ def plan_facts(plan: Plan, prediction: tuple[float, Costs] | None) -> dict[str, 
 
 def plan_table(head: str, plan: Plan, prediction: tuple[float, Costs] | None) -> str:
     """Write a plan for people, under `head`."""
-    titles = ("rank", "process", "parameters", "copies", "needs", "writes", "from source ranks")
+    first = "file" if any(r.file for r in plan.ranks) else "rank"
+    titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
         (
-            r.rank, abbreviate(r.processes), r.parameters, r.copies, size(r.bytes_needed),
+            r.file or r.rank, abbreviate(r.processes), r.parameters, r.copies, size(r.bytes_needed),
             size(r.bytes_written), abbreviate(r.src_ranks),
         )
         for r in plan.ranks

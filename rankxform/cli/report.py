@@ -136,14 +136,14 @@ def verdict(found: Verdict) -> str:
     rows = [
         (
             one.name,
-            one.rank,
+            found.names.get(one.rank, "-") if found.names else one.rank,
             one.why,
             "" if one.index is None else str(list(one.index)),
             "" if one.index is None else f"{one.count:,} of {one.size:,}",
         )
         for one in found.differences
     ]
-    head = ("what", "rank", "", "first at", "elements")
+    head = ("what", "file" if found.names else "rank", "", "first at", "elements")
     slices = [one for one in found.differences if not one.whole_file]
     files = {one.rank for one in found.differences if one.whole_file or found.by_manifest}
     names = {one.name for one in slices}

@@ -47,7 +47,7 @@ def parse_limit(text: str) -> int:
     >>> parse_limit("5GB"), parse_limit("3GiB"), parse_limit("4096")
     (5000000000, 3221225472, 4096)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(?:([KMGT])(i?))?B)?", text.strip(), re.IGNORECASE)
     if not match:
         raise ValueError(text)
     power = " KMGT".index((match[2] or " ").upper())

@@ -30,12 +30,16 @@ from .base import ReadAt
 from .dtype import ITEM_SIZE, TEXT
 from .json_stream import load, read
 
+MOST_STEPS = 10**17
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
 COMMON = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
 """What `common.json` holds; every version reads these, and some refuse any other."""
 
 _DTYPES = {name.lower(): name for name in ITEM_SIZE if name != TEXT}
 _KEY = re.compile(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
+
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+"""What a document of another structure leads to."""
 
 Holders = tuple[tuple[str, int], ...]
 """Where a slice is: (file, global rank) of each copy."""
@@ -70,7 +74,7 @@ def parse(read_at: ReadAt) -> Metadata:
     def parameter(name: str, facts: Any) -> None:
         try:
             found.parameters[name] = _stated(facts, same)
-        except (KeyError, TypeError, ValueError, FormatError, StrategyError) as error:
+        except (*_WRONG, FormatError, StrategyError) as error:
             raise FormatError(f"{name!r}: {_why(error)}") from None
 
     def entry(key: str, entries: Any) -> None:
@@ -79,7 +83,7 @@ def parse(read_at: ReadAt) -> Metadata:
             places = tuple((one["file_name"], _rank(one["storage_rank"])) for one in entries)
             if not all(isinstance(file, str) for file, _ in places):
                 raise FormatError("a file_name is no text")
-        except (KeyError, TypeError, ValueError, FormatError) as error:
+        except (*_WRONG, FormatError) as error:
             raise FormatError(f"{key!r}: {_why(error)}") from None
         slices = found.storage.setdefault(name, {})
         if number in slices:
@@ -90,11 +94,15 @@ def parse(read_at: ReadAt) -> Metadata:
     for section in (PARAMETERS, STORAGE):
         if section not in there:
             raise FormatError(f"lacks {section!r}; is it the metadata.json of a checkpoint?")
+    if not found.parameters:
+        raise FormatError("lists no parameter")
     return found
 
 
 def _why(error: Exception) -> str:
-    return f"lacks {error}" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError):
+        return f"lacks {error}"
+    return str(error) if isinstance(error, (FormatError, StrategyError)) else "makes no sense"
 
 
 def _slice_of(key: str) -> tuple[str, int]:
@@ -185,6 +193,9 @@ def parse_common(data: bytes) -> dict[str, Any]:
     found = load(data)
     if not isinstance(found, dict):
         raise FormatError("is no JSON object")
+    step = found.get("global_step")
+    if step is not None and (type(step) is not int or not 0 <= step < MOST_STEPS):
+        raise FormatError(f"global_step is {str(step)[:20]!r}, which is no number of steps")
     return {key: found.get(key) for key in COMMON}
 
 

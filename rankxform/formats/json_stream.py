@@ -92,6 +92,8 @@ class _Text:
                 if len(self._buffer) - self._at > MOST_OF_ONE or not self._more():
                     raise FormatError(f"is not JSON: {error.msg}") from None
                 continue
+            except ValueError:
+                raise FormatError("has a number of too many digits") from None
             except RecursionError:
                 raise FormatError("is not JSON: nested too deeply") from None
             if end < len(self._buffer) or self._ended or not self._more():

@@ -94,6 +94,10 @@ def _header(data: bytes) -> dict[str, Any]:
         raise FormatError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise FormatError("the header is not a JSON object")
+    try:
+        "".join(header).encode()
+    except UnicodeEncodeError:
+        raise FormatError("the name of a parameter is not UTF-8") from None
     return header
 
 

@@ -81,8 +81,8 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
         return []
     more = f" and {len(found) - 1} more" if found[1:] else ""
     return [
-        f"{found[0]}{more}: another checkpoint file lies in a rank folder of this destination, and "
-        "may be loaded instead; remove what does not belong there"
+        f"{found[0]}{more}: another checkpoint file lies beside those of this destination, and may "
+        "be loaded instead; remove what does not belong there"
     ]
 
 

@@ -105,6 +105,8 @@ def training_facts(
         common[_STEP_KEY] = _global_step(shards, indexes, visibility, team)
     if common[_STEP_KEY] is None and shards.step is not None and len(shards.step) == 1:
         common[_STEP_KEY] = shards.step[0]
+    if common[_STEP_KEY] is None:
+        common[_STEP_KEY] = found.request.iteration
     return common
 
 

@@ -55,7 +55,7 @@ def fits(conversion: Conversion) -> bool:
     request selects files or parameters, or asks for another form: only a conversion does that.
     """
     shards, target = conversion.files.shards, conversion.target
-    if _is_choice(conversion.request, shards, target):
+    if shards.said is not None or _is_choice(conversion.request, shards, target):
         return False
     return _same_slices(conversion.planner)
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankxform.checkpoints.base import FORMS, USUAL, Form, Listing, Shards, Wish, form_of
+from rankxform.checkpoints.base import (
+    FORMS,
+    USUAL,
+    Description,
+    Form,
+    Listing,
+    Shards,
+    Wish,
+    form_of,
+)
 from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
 from rankxform.errors import CheckpointError, FormatError, RequestError, UsageError
 from rankxform.formats.base import Index, Schema
@@ -19,6 +28,7 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.ops.base import Derivation
 from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
 
@@ -88,6 +98,14 @@ def _absolute(request: Request, where: Path) -> Request:
     return replace(request, src=str(where), dst=dst)
 
 
+def check_finished(folder: Path) -> None:
+    """Refuse a folder in which a run of rankxform was stopped, whatever it holds."""
+    if (folder / FOLDER_NAME / JOB_NAME).exists():
+        raise CheckpointError(
+            f"{folder}: is unfinished work of rankxform; the command that began it continues it"
+        )
+
+
 def source_form(request: Request, where: Path) -> Form:
     """Return the form of the source. Raises UsageError where two are recognized."""
     if request.src_form is None and (
@@ -113,6 +131,7 @@ def _described(
     shards = form.choose(where, there or form.look(where, asked), None, asked, searched)
     said = shards.said
     assert said is not None
+    check_finished(next((path.parent for path in shards.paths.values()), where))
     src = said.strategy or WholeStrategy(stage_size=max(shards.paths) + 1)
     if request.src_strategy is not None:
         check_described(said, given)
@@ -130,8 +149,19 @@ def _described(
         form.name,
         replace(shards, paths=kept),
         tuple(sorted(wanted)),
-        list(said.notices),
+        [*said.notices, *_unplaced(request, said, shards)],
     )
+
+
+def _unplaced(request: Request, said: Description, shards: Shards) -> Iterator[str]:
+    """Say what other forms have no place for."""
+    step = said.common.get("global_step")
+    second = "iteration" in FORMS[request.dst_form or USUAL].options
+    if step is not None and not second and request.dst is not None:
+        yield (
+            f"{said.source}: global_step is {step}, by the common.json beside it; it is written "
+            "only if a file has it too"
+        )
 
 
 def _question(request: Request) -> Given | None:

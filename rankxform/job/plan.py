@@ -19,7 +19,10 @@ from .prepare import Conversion
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One destination rank: processes that write it, parameters, copies, bytes, source ranks."""
+    """One destination file: processes that write it, parameters, copies, bytes, source ranks.
+
+    rank: whose slices it holds; file: its name, in a form with other files than one of each rank.
+    """
 
     rank: int
     processes: tuple[int, ...]
@@ -28,6 +31,7 @@ class RankSummary:
     bytes_needed: int
     bytes_written: int
     src_ranks: tuple[int, ...]
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
     request, planner, selection = (
         conversion.request, conversion.planner, conversion.planner.selection,
     )  # fmt: skip
-    processes = len(found.workloads)
+    processes, arrangement = len(found.workloads), conversion.target.arrangement
     assignment = assign(planner, conversion.made, processes)
     plans = [planner.plan(file) for file in conversion.made]
     writers: dict[int, list[int]] = {}
@@ -103,13 +107,14 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         bytes_from_source_rank={str(r): from_rank[r] for r in sorted(from_rank)},
         ranks=tuple(
             RankSummary(
-                plan.rank,
+                planner.part(plan.rank).rank,
                 tuple(writers[plan.rank]),
                 len(plan.slices),
                 sum(len(one.copies) for one in plan.slices),
                 plan.nbytes,
                 plan.nbytes,
                 plan.src_ranks,
+                arrangement.names[plan.rank] if arrangement.parts else None,
             )
             for plan in plans
         ),

@@ -176,6 +176,8 @@ def _target(
 ) -> Target:
     """Return the destination's files. Raises UsageError for what its form does not have."""
     form = FORMS[request.dst_form or USUAL]
+    if request.ranks and form.described:
+        raise UsageError(f"leave out --ranks: a {form.name} checkpoint is made and compared whole")
     written = _container(request, form, files)
     arrangement = form.arrange(planner, naming(request, form, written, common))
     folder = Path(request.dst or "") / arrangement.folder

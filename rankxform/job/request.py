@@ -319,6 +319,8 @@ class Request:
                     _check_text(name, text)
         if self.prefix is not None and ("/" in self.prefix or self.prefix.startswith(".")):
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
+        if self.prefix is not None and not self.prefix.isprintable():
+            raise UsageError(f"prefix {self.prefix!r} has characters that no file's name should")
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
 

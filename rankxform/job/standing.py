@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankxform.checkpoints.base import FORMS, Listing, Shards, Wish, form_of
+from rankxform.checkpoints.base import FORMS, Description, Listing, Shards, Wish, form_of
 from rankxform.checkpoints.checks import file_faults, own_names
 from rankxform.engine.compare_sink import Difference
 from rankxform.formats.base import Index, Schema
@@ -14,6 +14,7 @@ from rankxform.geometry.grid import Cell
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
+from rankxform.storage.metadata import is_stated
 from rankxform.transport import Team
 
 from .prepare import Conversion
@@ -29,6 +30,15 @@ class Standing:
     folder: Path
     there: Listing
     shards: Shards | None
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of its files, by id, if ids are no ranks."""
+        return {n: path.name for n, path in self.shards.paths.items()} if self.shards else {}
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return self.shards.said.notices if self.shards and self.shards.said else ()
 
 
 def record_folder(folder: Path) -> Path:
@@ -88,8 +98,13 @@ def _compare(
     planner, said = conversion.planner, shards.said
     assert said is not None
     found: list[Difference] = []
-    for number, fault in enumerate(file_faults(shards, schemas, lambda name: False)):
-        found.append(Difference(Path(said.source).name, number, fault, whole_file=True))
+    faults = [
+        *file_faults(shards, schemas, lambda name: False),
+        *(f"{path}: is not there" for path in said.gone.values()),
+        *_common_faults(conversion, said),
+    ]
+    for number, fault in enumerate(faults, 1):
+        found.append(Difference(Path(said.source).name, -number, fault, whole_file=True))
     parts: dict[int, Part] = {}
     ranks = set(conversion.ranks)
     same: dict[frozenset[str], frozenset[str]] = {}
@@ -105,18 +120,54 @@ def _compare(
         parts[file] = Part(rank, same.setdefault(names, names))
         known = planner.names_of(rank)
         found += [
-            Difference(name, file, f"should not be in {shards.paths[file].name}")
+            Difference(name, file, "should not be here")
             for name in schema.names
             if name not in known
         ]
     there = planner.with_parts(parts)
     for file in schemas:
         held |= {(name, there.cell(one, file)) for name, one in there.names(file).items()}
-    missing: dict[tuple[str, Cell], int] = {}
+    missing: dict[str, None] = {}
     for rank in ranks:
         local = rank % planner.dst.stage_size
         for name, layout in planner.names_of(rank).items():
             if (name, layout.cell(local)) not in held:
-                missing.setdefault((name, layout.cell(local)), rank)
-    found += [Difference(name, rank, "is in no file") for (name, _), rank in missing.items()]
+                missing[name] = None
+    found += [Difference(name, -1, "is in no file, or not all of it") for name in missing]
+    if said.strategy is not None:
+        found += _stated(planner, said, missing)
     return there, found
+
+
+def _common_faults(conversion: Conversion, said: Description) -> Iterator[str]:
+    """Yield what is wrong with the facts on the training, of a form that states some."""
+    if "iteration" not in conversion.target.form.options:
+        return
+    want, have = (one.get("global_step") for one in (conversion.common, said.common))
+    if not said.common:
+        yield "there is no common.json, by which a training job knows its step"
+    elif want is not None and have != want:
+        yield f"common.json: global_step is {have}, and the source's is {want}"
+
+
+def _stated(
+    planner: Planner, said: Description, missing: Mapping[str, None]
+) -> Iterator[Difference]:
+    """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""
+    assert said.strategy is not None
+    own = said.strategy
+    for stage in range(len(planner.dst.stages)):
+        for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
+            shape = planner.parameter(name).shape
+            if name in missing or not shape or not is_stated(planner, name):
+                continue
+            if name not in own.stages_of:
+                yield Difference(name, -1, "is not stated in metadata.json")
+                continue
+            stated = own.stages[own.stages_of[name][0]][name]
+            ranks = range(planner.dst.stage_size)
+            if said.stated[name][1] != shape or any(
+                stated.grid(shape).box(stated.cell(r)) != layout.grid(shape).box(layout.cell(r))
+                for r in ranks
+            ):
+                yield Difference(name, -1, "is stated otherwise in metadata.json")

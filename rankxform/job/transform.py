@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -154,9 +155,20 @@ def _check_shared(conversion: Conversion, placement: Placement) -> None:
         )
 
 
+def _check_root(conversion: Conversion) -> None:
+    """Refuse one iteration's folder as the root of iterations."""
+    dst = Path(conversion.request.dst or "")
+    folder = conversion.target.arrangement.folder
+    if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
+        raise UsageError(
+            f"{dst}: is one iteration's folder; name the folder above it, {dst.parent}"
+        )
+
+
 def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     """See that the source fits and the target is free; return bytes compared, and notices."""
     request, files, planner = conversion.request, conversion.files, conversion.planner
+    team.agree(lambda: _check_root(conversion))
     check_target(request, files.paths.values(), conversion.finals.values(), team)
     compared, notices = compare_ranks(request, files, planner, team)
     if request.check_replicas != "no":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,9 @@ class Verdict:
     differences: by parameter and rank. files, compared: how many destination files, and how many
     bytes of them, were compared. by_manifest: differences are of files, not of parameters; with
     `sizes_only` no byte but the headers was compared, and `command` is what would. step: of the
-    source, if its files' names state one. warnings: what
-    may not be what was meant; notices: what to know.
+    source, if its files' names state one. names: of destination files by id, where a difference's
+    rank is the id of a file (in rank folders it is a rank). warnings: what may not be what was
+    meant; notices: what to know.
     """
 
     differences: tuple[Difference, ...]
@@ -62,6 +63,7 @@ class Verdict:
     warnings: tuple[str, ...] = ()
     command: str | None = None
     step: str | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def checked(self) -> str:
@@ -92,8 +94,7 @@ def verify(
     files, planner, target = conversion.files, conversion.planner, conversion.target
     _, notices = compare_ranks(request, files, planner, team)
     there, searched = standing.there, searched_nodes(team)
-    shards = standing.shards or team.bcast(lambda: _choose(conversion, there, searched))
-    paths = shards.paths
+    paths = (standing.shards or team.bcast(lambda: _choose(conversion, there, searched))).paths
     visibility, _ = visibility_of(team, paths, as_first)
     indexes, found = _indexes(paths, team, visibility)
     if standing.shards is not None:
@@ -104,14 +105,14 @@ def verify(
     assignment = team.agree(
         lambda: assign_visible(planner, list(indexes), visibility) if indexes else nothing
     )
-    mine, plan = assignment[team.rank], plan_work(request, files, planner, assignment, team)
+    plan = plan_work(request, files, planner, assignment, team)
     p2p = team.p2p() if plan.exchanges else None
     total = sum(team.allgather(lambda: bytes_to_write(plan.transfers)))
     show = begin(conversion, total) if team.rank == 0 else quiet
 
     def compare(on_progress: OnProgress) -> tuple[Traffic, list[Difference]]:
         with Sources(paths, indexes) as destination:
-            sinks = _sinks(planner, destination, indexes, mine)
+            sinks = _sinks(planner, destination, indexes, assignment[team.rank])
             memory = request.memory // 2
             traffic = _compare(files, plan, sinks, memory, on_progress, p2p)
         return traffic, [one for sink in sinks.values() for one in sink.differences.values()]
@@ -132,9 +133,10 @@ def verify(
         sum(nbytes for nbytes, _ in every),
         time.monotonic() - began,
         team.size,
-        (*conversion.notices, *notices),
+        (*conversion.notices, *notices, *standing.notices),
         warnings=(*conversion.warnings, *strangers(target.form, paths.values(), team)),
         step=files.shards.step_name,
+        names=standing.names,
     )
 
 
@@ -278,7 +280,15 @@ def verify_alone(
         by_manifest=True,
         sizes_only=not with_digests,
         command=verify_command(_merged(manifests), folder),
+        names=_names(manifests[0]),
     )
+
+
+def _names(record: Mapping[str, Any]) -> dict[int, str]:
+    """Return the names of files by id, of a form whose ids are no ranks."""
+    if not FORMS[record.get("form", USUAL)].described:
+        return {}
+    return {facts["rank"]: name for name, facts in record["files"].items()}
 
 
 def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:

@@ -32,13 +32,17 @@ NOT_SAVED = (
 """Parts of names that MindFormers lists in a metadata.json and leaves out of the files."""
 
 
-def natural(name: str) -> list[str | int]:
+def natural(name: str) -> list[str | tuple[int, str]]:
     """Return a key by which names are sorted as a person numbers them.
 
     >>> sorted(["part10", "part9"], key=natural)
     ['part9', 'part10']
     """
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    parts: list[str | tuple[int, str]] = list(re.split(r"([0-9]+)", name))
+    for at in range(1, len(parts), 2):
+        digits = str(parts[at]).lstrip("0")
+        parts[at] = len(digits), digits
+    return parts
 
 
 def state_of(name: str) -> str | None:

@@ -337,7 +337,8 @@ class Planner:
         for stage in stages:
             if src.ranks_in(stage)[local] in file_of:
                 return file_of[src.ranks_in(stage)[local]]
-        return next(file_of[r] for s in stages for r in src.ranks_in(s) if r in file_of)
+        known = (file_of[r] for s in stages for r in src.ranks_in(s) if r in file_of)
+        return next(known, parameter.holders[0])
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -360,7 +361,10 @@ class Planner:
     def _stage_layouts(self, stage: int) -> dict[str, Layout]:
         sharded: dict[str, Layout] = {}
         rest: dict[str, Layout] = {}
-        for name in self.catalog.names_in(self.source_stages(stage)):
+        names = self.catalog.names_in(self.source_stages(stage))
+        if self.catalog.ranks:  # a checkpoint that stores each slice once has counters once too
+            names = list(dict.fromkeys([*names, *self.selection.replicated]))
+        for name in names:
             replicated = name in self.selection.replicated
             if replicated or name in self.selection.sharded:
                 layout = self._layout(name, stage)

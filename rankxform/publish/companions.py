@@ -6,7 +6,7 @@ takes a folder for complete that is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rankxform.storage.posix import opened, range_reader, read_bytes, remove, wr
 
 from .facts import status_of_name
 
-_DIGEST, _BLOCK = 16, 1 << 20
+_DIGEST, _BLOCK, _MOST_DIGITS = 16, 1 << 20, 20
 
 
 def check(folder: Path, form: str, files: Iterable[str], noted: Mapping[str, str]) -> None:
@@ -36,6 +36,31 @@ def check(folder: Path, form: str, files: Iterable[str], noted: Mapping[str, str
                 f"{path}: is already there, of other files than these; remove it, choose another "
                 "folder, or say --overwrite"
             )
+
+
+def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | None) -> None:
+    """Refuse folders where companion files belong. Raises StorageError."""
+    own = [folder / name for name in FORMS[form].companion_names(list(files))]
+    for path in [*own, *([mark] if mark is not None else [])]:
+        if path.is_dir():
+            raise StorageError(f"{path}: is a folder, where a file is to be written; remove it")
+
+
+def check_alone(form: str, finals: Iterable[Path], known: Collection[Path]) -> None:
+    """Refuse files of others that readers would take for a destination's own.
+
+    A reader of rank folders chooses among a rank's files, which is no more than a warning. Raises
+    StorageError.
+    """
+    if not FORMS[form].described:
+        return
+    others = [path for path in FORMS[form].strangers(finals) if path not in known]
+    if others:
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        raise StorageError(
+            f"{others[0]}{more}: readers would take this for a part of the checkpoint that is to "
+            "be written here; remove it, or choose another folder"
+        )
 
 
 def write(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
@@ -61,16 +86,20 @@ def remove_mark(mark: tuple[Path, bytes] | None) -> None:
     """Remove a mark that says that a folder is complete, if it says so of this one."""
     if mark is not None:
         path, content = mark
-        if path.is_file() and read_bytes(path) == content:
+        if path.is_file() and _number(read_bytes(path)) == _number(content):
             remove(path)
 
 
 def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
     """Write a mark, if there is none of a later folder."""
     there = read_bytes(path) if path.is_file() else b""
-    later = there.isdigit() and content.isdigit() and int(there) > int(content)
-    if there != content and not later:
+    if there != content and _number(there) <= _number(content):
         write_small(path, content, durable=durable)
+
+
+def _number(mark: bytes) -> int:
+    text = mark.strip()
+    return int(text) if text.isdigit() and len(text) < _MOST_DIGITS else -1
 
 
 def _digest_of(path: Path) -> str:

@@ -89,6 +89,7 @@ class TargetFolder:
 
     def _open(self, overwrite: bool) -> None:
         manifest, job = self._read(MANIFEST), self._read(JOB)
+        whole = manifest
         self.begun = job is not None
         self._stale = dict(job.get("stale", {})) if job else {}
         if job is not None and self._changed(job, overwrite, "a run that was stopped"):
@@ -103,10 +104,14 @@ class TargetFolder:
             self._identity["source files"] = {**known, **self._identity["source files"]}
         self.resumed = job is not None
         noted = {**(manifest or {}).get("companions", {}), **(job or {}).get("companions", {})}
+        names = list(map(self._name, self._finals.values()))
+        mark = None if self._mark is None else self._mark[0]
+        companions.check_places(self._folder, self._form, names, mark)
         if not overwrite:
-            companions.check(
-                self._folder, self._form, map(self._name, self._finals.values()), noted
-            )
+            companions.check(self._folder, self._form, names, noted)
+        ours = {**(whole or {}).get("files", {}), **(job or {}).get("files", {}), **self._stale}
+        known = {self._folder / name for name in ours}
+        companions.check_alone(self._form, self._finals.values(), known)
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
         kept = frozenset(r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite))

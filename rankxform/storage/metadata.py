@@ -20,7 +20,7 @@ from rankxform.formats.checkpoint2 import (
 from rankxform.geometry.box import Shape
 from rankxform.layout.folded import with_optimizer
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of
+from rankxform.layout.names import COUNTERS, NEVER_SAVED, parameter_of, state_of
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
 
@@ -63,7 +63,7 @@ def _said(found: Metadata, label: str) -> Said:
     stages: list[dict[str, Layout]] = []
     ranks: dict[str, int] = {}
     listed: dict[str, dict[str, None]] = {}
-    checked: dict[object, tuple[int, ...]] = {}
+    checked: dict[object, tuple[tuple[int, ...], int | None]] = {}
     for name, one in found.parameters.items():
         slices = found.storage.get(name, {})
         layout = one.layout or whole(len(one.shape))
@@ -71,7 +71,10 @@ def _said(found: Metadata, label: str) -> Said:
         key = layout, one.ranks, where
         if key not in checked:
             checked[key] = _stages_of(name, one, layout, slices, size, ranks)
-        for stage in checked[key]:
+        where_held, lost = checked[key]
+        if lost is not None and state_of(name) != NEVER_SAVED:
+            raise FormatError(f"{name!r}: does not say where slice {lost} is")
+        for stage in where_held:
             stages += [{} for _ in range(stage + 1 - len(stages))]
             stages[stage][name] = layout
         for holders in slices.values():
@@ -112,8 +115,11 @@ def _stages_of(
     slices: Mapping[int, Holders],
     size: int,
     ranks: dict[str, int],
-) -> tuple[int, ...]:
-    """Return the stages that hold a parameter; check that layout and storage say the same."""
+) -> tuple[tuple[int, ...], int | None]:
+    """Return the stages that hold a parameter, and a slice that nobody holds, if there is one.
+
+    Raises FormatError where layout and storage contradict each other.
+    """
     stages = {one.ranks.start // size} if one.layout else set()
     for number, holders in slices.items():
         for file, rank in holders:
@@ -125,10 +131,8 @@ def _stages_of(
                     f"its layout has slice {number_of(layout, rank % size)}"
                 )
             stages.add(rank // size)
-    lost = [n for n in {number_of(layout, r) for r in range(size)} if n not in slices]
-    if lost and state_of(name) != NEVER_SAVED:
-        raise FormatError(f"{name!r}: does not say where slice {min(lost)} is")
-    return tuple(sorted(stages or {0}))
+    lost = {number_of(layout, r) for r in range(size)} - set(slices)
+    return tuple(sorted(stages or {0})), min(lost, default=None)
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -230,9 +234,7 @@ def _in_stage(
     for name in order:
         own = name if name in layouts else parameter_of(name)
         parameter, layout = planner.parameter(own), layouts[own]
-        if own in planner.selection.replicated and (is_state(planner, own) or not parameter.shape):
-            continue  # a counter, which no layout describes
-        if not parameter.shape:
+        if not parameter.shape or not is_stated(planner, own):
             continue
         if layout not in folded:
             try:
@@ -242,6 +244,12 @@ def _in_stage(
         one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
         found[is_state(planner, name)].append((name, one))
     return [*found[0], *found[1]]
+
+
+def is_stated(planner: Planner, name: str) -> bool:
+    """Tell whether metadata.json states a parameter: not what no strategy lists, and no counter."""
+    parameter = planner.parameter(name)
+    return parameter.listed and parameter.src_name not in COUNTERS
 
 
 def _follows(name: str, layouts: Iterable[str]) -> bool:

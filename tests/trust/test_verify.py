@@ -321,9 +321,16 @@ def test_what_was_not_compared_does_not_count(place):
 
 def test_a_record_names_no_file_to_be_removed(place):
     manifest = place.manifest
-    manifest["companions"] = [f"../src/rank_3/{place.shard(3).name}"]
+    name = f"../src/rank_3/{place.shard(3).name}"
+    manifest["companions"] = {name: ""}
     (place.dst / "rankxform.json").write_text(json.dumps(manifest))
     place.transform(overwrite=True, exclude="^b$")
+    assert place.shard(3).exists()
+    facts = place.shard(3).stat()
+    stale = {name: {"rank": 3, "size": facts.st_size, "modified": facts.st_mtime_ns}}
+    (place.dst / "rankxform.json").write_text(json.dumps({**place.manifest, "stale": stale}))
+    with pytest.raises(rankxform.StorageError, match="stale"):
+        place.transform(overwrite=True)
     assert place.shard(3).exists()
 
 
