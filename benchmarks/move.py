@@ -1,7 +1,7 @@
 """The time to move the bytes, against the fastest plain copy of the output's bytes.
 
 ``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--fsync] [--repeat 5] [--processes 2]
-[--link hard]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
+[--link hard] [--src-form checkpoint2] [--dst-form huggingface]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
 prints the medians and the ratio of the medians. Warm: no fsync on either side. ``--cold`` drops
 the page cache before each run (as root) and syncs on both sides; ``--fsync`` only syncs. What a dry
 run predicted for the move is printed beside it.
@@ -67,10 +67,32 @@ def predicted(src, dst, a, b, processes, *options):
     return float(re.search(r"would take about ([\d.]+) s", done.stdout)[1])
 
 
-def measure(name, folder, kind, cold, fsync, repeat, processes, link=None):
+def in_form(form, src, a, dst):
+    """Return the source in another form, made once, and its strategy."""
+    if form == "ranks":
+        return src, a
+    if not Path(dst).exists():
+        rankxform(src, dst, a, a, 2, "--dst-form", form, "--iteration", "1")
+    return dst, None
+
+
+def options_of(form, b):
+    """Return the options of a destination's form, and its strategy."""
+    if form == "ranks":
+        return (), b
+    more = ("--iteration", "1") if form == "checkpoint2" else ()
+    return ("--dst-form", form, *more), b if form == "checkpoint2" else None
+
+
+def measure(
+    name, folder, kind, cold, fsync, repeat, processes, link=None, src_form="ranks",
+    dst_form="ranks",
+):  # fmt: skip
     case, src, a, b = make(name, folder, kind)
     dst, copy = (f"{folder}/{name}-{kind}/{n}" for n in ("dst", "copy"))
-    options = () if cold or fsync else ("--no-fsync",)
+    src, a = in_form(src_form, src, a, f"{folder}/{name}-{kind}/{src_form}")
+    form, b = options_of(dst_form, b)
+    options = form if cold or fsync else (*form, "--no-fsync")
     same = ["--cold"] * cold + ["--fsync"] * (cold or fsync)
     ours, wholes, limits, guesses, output = [], [], [], [], ""
     for run in range(repeat + 1):  # the first is not counted
@@ -117,6 +139,8 @@ def main():
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--link")
+    for side in ("--src-form", "--dst-form"):
+        parser.add_argument(side, default="ranks")
     row = measure(**{"name" if k == "case" else k: v for k, v in vars(parser.parse_args()).items()})
     print(row.pop("profile"), file=sys.stderr)
     print(json.dumps(row))

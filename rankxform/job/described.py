@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Naming, Shards
@@ -108,6 +108,21 @@ def training_facts(
     if common[_STEP_KEY] is None:
         common[_STEP_KEY] = found.request.iteration
     return common
+
+
+def unplaced(request: Request, shards: Shards, indexes: Mapping[int, Index]) -> Iterator[str]:
+    """Yield what the source says of the training and the destination has no place for."""
+    said = shards.said
+    if said is None or request.dst is None:
+        return
+    step, form = said.common.get(_STEP_KEY), FORMS[request.dst_form or USUAL]
+    if step is None or "iteration" in form.options:
+        return
+    if not any(_STEP_KEY in one for one in indexes.values()):
+        yield (
+            f"{said.source}: global_step is {step} by the common.json beside it, and in no file; "
+            f"{form.title} has no other place for it"
+        )
 
 
 def _global_step(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rankxform.checkpoints.base import (
     FORMS,
     USUAL,
-    Description,
     Form,
     Listing,
     Shards,
@@ -149,19 +148,8 @@ def _described(
         form.name,
         replace(shards, paths=kept),
         tuple(sorted(wanted)),
-        [*said.notices, *_unplaced(request, said, shards)],
+        list(said.notices),
     )
-
-
-def _unplaced(request: Request, said: Description, shards: Shards) -> Iterator[str]:
-    """Say what other forms have no place for."""
-    step = said.common.get("global_step")
-    second = "iteration" in FORMS[request.dst_form or USUAL].options
-    if step is not None and not second and request.dst is not None:
-        yield (
-            f"{said.source}: global_step is {step}, by the common.json beside it; it is written "
-            "only if a file has it too"
-        )
 
 
 def _question(request: Request) -> Given | None:

@@ -25,7 +25,7 @@ from rankxform.planning.visibility import Visibility
 from rankxform.storage.index import Indexer, container
 from rankxform.transport import Team
 
-from .described import check_loose, naming, training_facts
+from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
 from .request import Request
@@ -163,6 +163,7 @@ def _planned(
     if target.arrangement.parts:
         planner = planner.with_parts(target.arrangement.parts)
     made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
+    notices.extend(unplaced(request, found.shards, inside))
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog):
         (notices if option == "exclude" else warnings).append(text)

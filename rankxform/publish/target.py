@@ -110,7 +110,7 @@ class TargetFolder:
         if not overwrite:
             companions.check(self._folder, self._form, names, noted)
         ours = {**(whole or {}).get("files", {}), **(job or {}).get("files", {}), **self._stale}
-        known = {self._folder / name for name in ours}
+        known = {self._folder / name for name in (*ours, *noted)}
         companions.check_alone(self._form, self._finals.values(), known)
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
