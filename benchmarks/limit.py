@@ -1,6 +1,6 @@
 """The fastest plain copy of some files' bytes by the processes of one mpirun.
 
-``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync]`` copies all files below FOLDER,
+``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync]`` copies all checkpoint files below FOLDER,
 each process its share by bytes, once for each way: read and write in blocks of 128 KiB, 256 KiB
 and 1 MiB, and copy_file_range. It prints, as JSON, seconds from barrier to barrier by way.
 A single file is sharded among the processes. Every copy goes to new files.
@@ -22,7 +22,7 @@ WAYS = {"128 KiB": 128 << 10, "256 KiB": 256 << 10, "1 MiB": 1 << 20, "copy_file
 
 def pieces(folder, rank, size):
     """Return (file, offset, nbytes) of this process's share."""
-    files = sorted(p for p in Path(folder).rglob("*") if p.is_file())
+    files = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".ckpt", ".safetensors"))
     total = sum(p.stat().st_size for p in files)
     low, high = total * rank // size, total * (rank + 1) // size
     if len(files) % size == 0:  # whole files

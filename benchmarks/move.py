@@ -80,7 +80,9 @@ def options_of(form, b):
     """Return the options of a destination's form, and its strategy."""
     if form == "ranks":
         return (), b
-    more = ("--iteration", "1") if form == "checkpoint2" else ()
+    more = {"checkpoint2": ("--iteration", "1"), "huggingface": ("--max-shard", "150MB")}.get(
+        form, ()
+    )
     return ("--dst-form", form, *more), b if form == "checkpoint2" else None
 
 

@@ -1,5 +1,6 @@
 """Planning DeepSeek-V3 671B from 1,024 to 512 ranks, and indexing 1,024 files, on one process.
 
+``python -m benchmarks.planning metadata`` writes and reads the metadata.json of the same ranks.
 ``python -m benchmarks.planning plan`` works from the real strategy files and shapes; no
 checkpoint is there. ``index`` makes 1,024 sparse files with 160,000 entries in all, as the ranks
 of 16 stages would save them, and indexes them from their headers.
@@ -8,6 +9,7 @@ of 16 stages would save them, and indexes them from their headers.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 import statistics
@@ -15,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from rankxform.checkpoints.base import Naming
+from rankxform.checkpoints.checkpoint2 import Checkpoint2
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
@@ -24,6 +28,8 @@ from rankxform.planning.selection import select
 from rankxform.planning.transfers import SliceRange, needed_bytes
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
+from rankxform.storage.metadata import read
+from rankxform.storage.posix import write_small
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "tests/data/models/deepseek_v3"
@@ -140,5 +146,31 @@ def index(folder="/tmp/rankxform-bench/index"):
     }
 
 
+def metadata(folder="/tmp/rankxform-bench/metadata"):
+    """Write and read the metadata.json of DeepSeek-V3 as Checkpoint 2.0."""
+    src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
+    params = saved(src)
+    schemas = schemas_of(src, params)
+    source = build_catalog(src, schemas, {rank: f"rank_{rank}" for rank in schemas}, schemas)
+    planner = Planner(source, src, select(source, src))
+    found = {"parameters": len(params)}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for dedup in (False, True):
+        form, path = Checkpoint2(), Path(folder) / f"{dedup}.json"
+        arrangement = form.arrange(planner, Naming(iteration=1, dedup=dedup))
+        began = time.perf_counter()
+        parts = form.companions(planner.with_parts(arrangement.parts), arrangement, {})
+        write_small(path, parts["metadata.json"], durable=False)
+        written, began = time.perf_counter() - began, time.perf_counter()
+        said = read(path)
+        seconds = time.perf_counter() - began
+        found["dedup" if dedup else "plain"] = {
+            "bytes": path.stat().st_size, "write": written, "read": seconds,
+            "broadcast": len(pickle.dumps(said, -1)),
+        }  # fmt: skip
+    shutil.rmtree(folder)
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps({"plan": plan, "index": index}[sys.argv[1]]()))
+    print(json.dumps({"plan": plan, "index": index, "metadata": metadata}[sys.argv[1]]()))
