@@ -70,18 +70,30 @@ class Placement:
 
 
 def place(
-    dst: Path, dst_placement: str, finals: Mapping[int, Path], all_ranks: int, team: Team
+    dst: Path,
+    dst_placement: str,
+    finals: Mapping[int, Path],
+    all_ranks: int,
+    team: Team,
+    one_folder: str | None = None,
 ) -> Placement:
     """Find out which nodes share the destination folder, and say who writes which ranks.
 
-    finals: the files to be made, by rank, of a destination of `all_ranks`. Raises UsageError where
-    a placement that was asked for cannot be.
+    finals: the files to be made, by id, of a destination of `all_ranks`. one_folder: what must be
+    in a folder that all nodes see, for its index lists all files. Raises UsageError or
+    StorageError where a placement that was asked for cannot be.
     """
     nodes = team.nodes
     if nodes.count == 1:
         return Placement((Root(nodes.processes[0], frozenset(finals), nodes.names),))
     groups = _groups(team, dst)
     hosts = team.bcast(lambda: hosts_of(dst_placement, all_ranks))
+    if len(groups) > 1 and one_folder:
+        apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
+        raise StorageError(
+            f"{dst}: is not one folder on {apart}, which a {one_folder} checkpoint needs; name a "
+            "folder that all nodes share, or write rank folders"
+        )
     if len(groups) > 1 and dst_placement == SHARED:
         apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(

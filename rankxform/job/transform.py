@@ -121,8 +121,10 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
         compared, notices = _check(conversion, team)
     with phases.phase("plan"):
         target, all_ranks = conversion.target, conversion.planner.dst.ranks
-        placement = place(target.folder, request.dst_placement, conversion.finals, all_ranks, team)
-        team.agree(lambda: _check_shared(conversion, placement))
+        one = target.form.title if target.arrangement.parts else None
+        placement = place(
+            target.folder, request.dst_placement, conversion.finals, all_ranks, team, one_folder=one
+        )
     with _target_folder(conversion, team, placement) as (folder, state):
         with phases.phase("plan"):
             work = _work(conversion, team, state, placement, agreed=not notices)
@@ -142,17 +144,6 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
         notices=(*conversion.notices, *notices),
         warnings=(*conversion.warnings, *foreign),
     )
-
-
-def _check_shared(conversion: Conversion, placement: Placement) -> None:
-    """Refuse folders of several nodes for a form whose index must know all files."""
-    target = conversion.target
-    if len(placement.roots) > 1 and target.arrangement.parts:
-        hosts = " and ".join(root.hosts[0] for root in placement.roots[:2])
-        raise StorageError(
-            f"{target.folder}: is not one folder on {hosts}, and a {target.form.name} checkpoint "
-            "is one; name a folder that all nodes share, or write rank folders"
-        )
 
 
 def _check_root(conversion: Conversion) -> None:

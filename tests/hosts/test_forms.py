@@ -1,0 +1,72 @@
+"""Checkpoints that describe themselves on several nodes: files on each node's own disk, or shared."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import pytest
+
+from tests import reference, reference_forms
+from tests.cases import random_case
+from tests.hosts.machines import LOCAL
+from tests.hosts.test_exchange import clean, gathered, hosts  # noqa: F401
+
+CASE = random_case(3, mindspore_agrees=False, whole=False)
+FORMS = ("checkpoint2", "unified", "huggingface")
+INDEXES = ("metadata.json", "common.json", "param_name_map.json", "model.safetensors.index.json",
+           "latest_checkpointed_iteration.txt")  # fmt: skip
+
+
+def spread(machines, form):
+    """Put a checkpoint's files on the nodes' own disks in turn, what describes them on the first."""
+    made = machines.shared / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    reference_forms.write_any(form, made / "src", CASE, seed=2)
+    files = [path for path in sorted((made / "src").rglob("*")) if path.is_file()]
+    for number, path in enumerate(files):
+        home = machines.names[0 if path.name in INDEXES else number % len(machines.names)]
+        target = machines.disk(home) / "src" / path.relative_to(made / "src")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    reference.write_stage_files(made / "b", CASE.dst)
+    return made / "b"
+
+
+def run(machines, dst, *options):
+    return machines.mpirun(
+        1, sys.executable, "-m", "rankxform", "transform", LOCAL / "src", dst, *map(str, options),
+        "--no-fsync",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_files_on_each_nodes_own_disk(form, clean):  # noqa: F811
+    """To rank folders on own disks, to another form in one folder; never to another form apart."""
+    b = spread(clean, form)
+    code, output = run(clean, LOCAL / "dst", "--dst-strategy", b, "--format", "safetensors")
+    assert code == 0, output
+    found = gathered(clean)
+    assert reference.wrong_slices(found, CASE.dst, CASE.params, "safetensors") == []
+    target = clean.shared / "u"
+    shutil.rmtree(target, ignore_errors=True)
+    code, output = run(clean, target, "--dst-form", "unified", "--max-part", "5000")
+    assert code == 0, output
+    assert reference_forms.wrong_in("unified", target, CASE) == []
+    code, output = run(clean, LOCAL / "apart", "--dst-form", "unified")
+    assert code == 4 and "is not one folder on" in output, output
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_node_must_have_what_describes_them(form, clean):  # noqa: F811
+    spread(clean, form)
+    first, second = (clean.disk(name) / "src" for name in clean.names[:2])
+    moved = 0
+    for path in list(first.rglob("*")):
+        if path.name in INDEXES and path.name != "latest_checkpointed_iteration.txt":
+            target = second / path.relative_to(first)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target)
+            moved += 1
+    code, output = run(clean, clean.shared / "never", "--dst-form", "unified", "--src-form", form)
+    assert moved and code == 3 and "process 0 does not see it" in output, output
