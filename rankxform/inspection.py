@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Form, Listing, Wish, form_of
-from rankxform.checkpoints.checks import file_faults, own_names
+from rankxform.checkpoints.checks import file_faults, own_names, repaired
 from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN, find
 from rankxform.errors import (
     RankxformError,
@@ -98,6 +98,8 @@ def _described(path: Path, form: Form) -> dict[str, Any]:
         files.append(facts)
     steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
     schemas = own_names(shards, indexes)
+    shards = repaired(shards, schemas)
+    assert shards.said is not None
     return {
         **known,
         "step": shards.step_name,

@@ -300,6 +300,41 @@ def test_metadata_that_makes_no_sense(what, second, tmp_path):
     assert "WRONG" in report.inspection(found)
 
 
+def test_a_wrong_layout_is_repaired_where_the_files_decide(tmp_path):
+    """Groups of 2 among 2 x 3 ranks: MindSpore states 3 shards; the files have halves."""
+    full = np.arange(48, dtype="<u4").reshape(12, 4)
+    layout = ([2, 3], [-1, -1], 1, 2)
+    matrix, tensor_map = [2, 1, 3], [0, -1]
+    where = reference_forms.cells(matrix, tensor_map, 6)
+    storage = {}
+    folder = tmp_path / "c2" / "iteration_00000001"
+    for rank in range(6):
+        file = f"model-{rank:07}-0000006.safetensors"
+        reference.write_safetensors(
+            folder / file, {"w": ("Float32", reference.shard(full, layout, rank))}
+        )
+        entry = {"file_name": file, "storage_rank": rank}
+        storage.setdefault(str(("w", (where[rank][0],))), []).append(entry)
+    stated = {
+        "properties": {"dtype": "Float32"}, "global_shape": [12, 4], "axis_fragmentations": [3, 1],
+        "layout": {"device_matrix": matrix, "tensor_map": tensor_map, "alias_name": ["a", "b", "c"],
+                   "interleaved_parallel": False, "rank_list": list(range(6))},
+        "chunk": [{"global_offset": [n], "local_shape": [4, 4]} for n in range(3)],
+    }  # fmt: skip
+    document = {"state_dict_metadata": {"w": stated}, "storage_data": storage}
+    (folder / "metadata.json").write_text(json.dumps(document))
+    found = rankxform.load(folder)
+    assert found["w"].tobytes() == full.tobytes()
+    assert any("states wrong layouts of 'w'" in text for text in found.notices)
+    assert rankxform.inspect(folder)["faults"] == []
+    for rank in range(3, 6):  # what is left are two different halves, of which the file says three
+        (folder / f"model-{rank:07}-0000006.safetensors").unlink()
+    assert rankxform.load(folder)["w"].tobytes() == full.tobytes()
+    (folder / "model-0000001-0000006.safetensors").unlink()
+    with pytest.raises(rankxform.CheckpointError, match="is not there"):
+        rankxform.load(folder)
+
+
 def test_a_missing_file_is_served_by_copies_or_named(second, tmp_path):
     src = second(lambda p, s: None)
     folder = src / "iteration_00000100"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, Schema
+from rankxform.geometry.box import Shape
+from rankxform.layout.folded import without_defect
+from rankxform.layout.layout import Layout
 from rankxform.layout.names import COUNTERS, NEVER_SAVED, NOT_SAVED, state_of
 
 from .base import Shards
@@ -33,6 +37,42 @@ def own_names(shards: Shards, indexes: Mapping[int, Index]) -> dict[int, Schema]
         *(tuple(some[i] for i in kept) for some in (one.names, one.dtypes, one.shapes))  # type: ignore[arg-type]
     )
     return schemas
+
+
+def repaired(shards: Shards, schemas: Mapping[int, Schema]) -> Shards:
+    """Return what a checkpoint means where MindSpore states a wrong layout and the files decide.
+
+    `schemas` are by file. What stays wrong is found by `file_faults`.
+    """
+    said = shards.said
+    if said is None or said.strategy is None:
+        return shards
+    stages = [dict(layouts) for layouts in said.strategy.stages]
+    known: dict[tuple[Layout, Shape], Layout | None] = {}
+    names: dict[str, None] = {}
+    for file, schema in schemas.items():
+        layouts = stages[said.strategy.stage_of(said.ranks[file])]
+        for name in said.listed.get(file, ()):
+            at, (_, shape) = schema.position.get(name), said.stated[name]
+            if at is None or len(shape) != len(schema.shapes[at]) or 0 in schema.shapes[at]:
+                continue
+            counts = tuple(n // own for n, own in zip(shape, schema.shapes[at]))
+            layout = layouts[name]
+            if counts == layout.counts:
+                continue
+            if (layout, counts) not in known:
+                known[layout, counts] = without_defect(layout, counts)
+            meant = known[layout, counts]
+            if meant is not None:
+                layouts[name], names[name] = meant, None
+    if not names:
+        return shards
+    notice = (
+        f"{said.source}: states wrong layouts of {_named(list(names))}, as MindSpore does where an "
+        "optimizer shards in groups that are not along device axes; the shapes in the files decide"
+    )
+    strategy = replace(said.strategy, stages=tuple(stages))
+    return replace(shards, said=replace(said, strategy=strategy, notices=(*said.notices, notice)))
 
 
 def check_files(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped) -> None:

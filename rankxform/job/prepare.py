@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Shards, Target
-from rankxform.checkpoints.checks import check_files, own_names
+from rankxform.checkpoints.checks import check_files, own_names, repaired
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import FORMATS, Format, Index, Schema
 from rankxform.layout.names import summarize_names
@@ -204,8 +204,12 @@ def _catalog(
     """
     derived = None
     read = own_names(found.shards, files.indexes)
-    check_files(found.shards, read, derivation.drops)
-    said = found.shards.said or Description()
+    shards = repaired(found.shards, read)
+    check_files(shards, read, derivation.drops)
+    said = shards.said or Description()
+    if shards is not found.shards and said.strategy is not None:
+        src = said.strategy
+        found.notices.append(said.notices[-1])
     ranks = said.ranks
     src = resolve(src, read)
     listed = list(src.stages_of)

@@ -6,7 +6,11 @@ which Checkpoint 2.0 keeps, adds the device axes that divide axis 0 further to i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rankxform.errors import RequestError
+from rankxform.geometry.box import Shape
+from rankxform.geometry.grid import Cell
 
 from .layout import Layout
 
@@ -59,3 +63,74 @@ def with_optimizer(layout: Layout, ranks: int) -> Layout:
     if ranks != layout.ranks:
         matrix.insert(0, ranks // layout.ranks)
     return Layout(tuple(matrix), tuple(map(tuple, axes)))
+
+
+def without_defect(stated: Layout, counts: Shape) -> Layout | None:
+    """Return the layout that is meant where MindSpore states a wrong one, None if that is not sure.
+
+    Where an optimizer shards in groups that are not along device axes, MindSpore 2.10 states as
+    many shards as some axes have; `counts` are the parts of each axis that the files show. Every
+    layout of which MindSpore would state this is tried; those that are found must agree.
+    """
+    if not counts or counts[1:] != stated.counts[1:] or counts[0] == stated.counts[0]:
+        return None
+    found: dict[tuple[Cell, ...], Layout] = {}
+    for matrix, axes in _unsplit(stated):
+        for kept in range(len(axes[0]) + 1):
+            tensor_map = (axes[0][:kept], *axes[1:])
+            plain = Layout(matrix, tensor_map)
+            shards, rest = divmod(counts[0], plain.counts[0])
+            if rest or shards < 2 or plain.free_ranks % shards:
+                continue
+            if _stated_by_mindspore(plain, shards) == (stated.device_matrix, stated.tensor_map):
+                meant = Layout(matrix, tensor_map, 1, shards)
+                found.setdefault(tuple(map(meant.cell, range(meant.ranks))), meant)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _unsplit(stated: Layout) -> Iterator[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]:
+    """Yield device matrix and tensor map as stated, and with two neighbouring axes as one.
+
+    The upper one of two axes that were one shards nothing, and the lower one at most axis 0.
+    """
+    matrix, axes = stated.device_matrix, stated.tensor_map
+    yield matrix, axes
+    used = {axis for some in axes for axis in some}
+    for at in range(len(matrix) - 1):
+        lower = len(matrix) - 2 - at
+        if lower + 1 in used or any(lower in some for some in axes[1:]):
+            continue
+        merged = (*matrix[:at], matrix[at] * matrix[at + 1], *matrix[at + 2 :])
+        whole = tuple(tuple(a - (a > lower) for a in some if a != lower) for some in axes)
+        yield merged, whole
+
+
+def _stated_by_mindspore(
+    plain: Layout, shards: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
+    """Return what MindSpore 2.10 states of a layout whose optimizer makes `shards` of a slice.
+
+    It is (device matrix, tensor map), after `_NetStrategyInfo` of `mindspore.parallel.strategy`.
+    """
+    matrix, axes = list(plain.device_matrix), [list(some) for some in plain.tensor_map]
+    last, counter, real = len(matrix) - 1, -1, 1
+    wanted = plain.free_ranks // shards
+    used = {last - axis for some in axes for axis in some}
+    split = False
+    for at, size in enumerate(matrix):
+        if at in used or real == wanted:
+            continue
+        if real > wanted:
+            split = True
+            break
+        counter, real = at, real * size
+    if split or real != wanted:
+        first = wanted // (real // matrix[counter])
+        if not first:
+            return None
+        matrix[counter : counter + 1] = [first, matrix[counter] // first]
+        axes = [[a + (a >= last + 1 - counter) for a in some] for some in axes]
+        last += 1
+    used = {last - axis for some in axes for axis in some}
+    axes[0] += [last - at for at in range(counter + 1, last + 1) if at not in used]
+    return tuple(matrix), tuple(map(tuple, axes))
