@@ -112,6 +112,15 @@ def test_a_network_gets_its_values(renamed):
     assert set(held) == {net.p0.name, net.p1.name}
 
 
+@pytest.mark.parametrize("sample", ["checkpoint2_2026_dedup", "unified/out_3parts"])
+def test_load_into_takes_any_form(sample):
+    net = Net()
+    done = ours.load_into(net, DATA / sample)
+    assert len(done.loaded) == 2 and not done.missing
+    for own, name in ((net.p0, "decoder.final_layernorm.weight"), (net.p1, "output_layer.weight")):
+        assert own.asnumpy().tobytes() == FULL[name][2]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_models(seed, tmp_path):
     types = [t for t in DTYPES if t != "BFloat16"]  # which MindSpore cannot read with numpy 2
