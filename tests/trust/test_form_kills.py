@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,10 @@ import rankxform
 from rankxform.publish import journal
 from tests import reference, reference_forms
 from tests.cases import Case
+from tests.mpi_launch import environment, mpirun, own_tmp, run
 from tests.trust import victim
-from tests.trust.test_kills import forked, kill_self
+from tests.trust.test_faults import READING, WRITING, Injector
+from tests.trust.test_kills import ROOT, clear_away, forked, kill_self
 
 NAMES = ["embedding.weight", *(f"layers.{i}.w" for i in range(3))]
 PARAMS = dict.fromkeys((*NAMES, *(f"adam_m.{n}" for n in NAMES)), ((8, 6), "Float32"))
@@ -160,3 +165,73 @@ def test_what_was_changed_is_found(form, tmp_path):
     assert rankxform.verify(dst).same is not False
     index.unlink()
     assert rankxform.verify(dst if form != "checkpoint2" else index.parent).same is False
+
+
+@pytest.mark.parametrize(
+    ("names", "how"),
+    [(WRITING, errno.EIO), (WRITING, errno.ENOSPC), (READING, errno.EIO), (READING, "short")],
+    ids=["write-EIO", "write-ENOSPC", "read-EIO", "read-short"],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_is_refused(form, names, how, tmp_path, monkeypatch):
+    """Every ninth call goes wrong: an error or success, and a second run ends well."""
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
+    place = FormPlace(tmp_path, form, before=False)
+    with monkeypatch.context() as patch:
+        calls = Injector(patch, names, 0, how)
+        place.convert(tmp_path / "count")
+    for at in range(1 + random.Random(form).randrange(9), calls.calls + 1, 9):
+        dst = tmp_path / f"dst{at}"
+        with monkeypatch.context() as patch:
+            injector = Injector(patch, names, at, how)
+            try:
+                place.convert(dst)
+            except rankxform.RankxformError as error:
+                assert how != "short" and os.strerror(how) in str(error)
+            else:  # what could not be removed of the lock goes with the next run
+                own = {n: data for n, data in files(dst).items() if ".rankxform" not in n}
+                assert own == place.whole
+        assert injector.hit and complete(dst, form) in (None, []), at
+        place.convert(dst)
+        assert files(dst) == place.whole, at
+
+
+KILLS = int(os.environ.get("RANKXFORM_FORM_KILLS", "4"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_kills_under_mpirun(form, tmp_path):
+    place, rng = FormPlace(tmp_path, form, before=False), random.Random(form)
+    to = ["--dst-strategy", place.b] if form == "checkpoint2" else []
+    (option, value), *_ = FORMS[form].items()
+    own = [f"--{option.replace('_', '-')}", *([] if value is True else [value])]
+
+    def command(processes, dst, **settings):
+        line = [
+            *mpirun(processes), sys.executable, "-m", "tests.trust.victim", "transform", place.src,
+            dst, "--src-strategy", place.a, *to, "--dst-form", form, *own, "--overwrite",
+        ]  # fmt: skip
+        with own_tmp() as tmp:
+            env = environment(**{n: str(v) for n, v in settings.items()}, TMPDIR=tmp)
+            return run([str(word) for word in line], 60, env=env, cwd=ROOT)
+
+    calls = {}
+    for processes in (2, 3):
+        counts = tmp_path / f"counts{processes}"
+        counts.mkdir()
+        code, output = command(processes, tmp_path / f"n{processes}", VICTIM_COUNTS=counts)
+        assert code == 0, output
+        calls[processes] = [int((counts / str(p)).read_text()) for p in range(processes)]
+    for kill in range(KILLS):
+        dst, mark = tmp_path / f"dst{kill}", f"{os.getpid()}-{form}-{kill}"
+        processes = rng.choice((2, 3))
+        process = rng.randrange(processes)
+        at, whom = rng.randint(1, calls[processes][process]), rng.choice(("one", "all"))
+        command(
+            processes, dst, VICTIM_ID=mark, VICTIM_PROCESS=process, VICTIM_CALL=at, VICTIM_WHOM=whom
+        )
+        clear_away(f"VICTIM_ID={mark}".encode())
+        assert complete(dst, form) in (None, []), (processes, process, at)
+        code, output = command(5 - processes, dst, VICTIM_ID="x", VICTIM_CALL=0, VICTIM_WHOM="")
+        assert code == 0, output
+        assert files(dst) == place.whole, (processes, process, at)
