@@ -226,8 +226,7 @@ def form_of(where: Path, name: str | None, option: str = "--src-form") -> Form:
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(
-            f"{where}: say which is meant by {option}: {a} (it holds {mark_a}) or {b} (it holds "
-            f"{mark_b})"
+            f"{where}: choose the form with {option}: {a} (by {mark_a}) or {b} (by {mark_b})"
         )
     return FORMS[next(iter(marks), USUAL)]
 

@@ -82,6 +82,10 @@ class Checkpoint2:
         own = Listing(is_folder=True, named=chosen.named)
         if METADATA not in chosen.named:  # a job of one device has none
             _check_one_device(chosen)
+            if COMMON not in chosen.named and not any(map(_FILE.fullmatch, chosen.named)):
+                raise UsageError(
+                    f"{chosen.folder}: has no file of a Checkpoint 2.0; leave out the form"
+                )
             shards = folder.whole_tensors(chosen.folder, own, None, searched)
             assert shards.said is not None
             common = _common(chosen, searched)
@@ -155,7 +159,8 @@ def _is_seen(planner: Planner, name: str, layout: Any, rank: int, seen: set[obje
 def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]:
     """Divide names into those of the network and those of its optimizer.
 
-    Counters go with the latter, if there is any: what no slice is said to be in is not looked for.
+    Counters go into the optimizer's file if the rank has one: a file that metadata.json does not
+    list would not be looked for.
     """
     every = list(names)
     states = [name for name in every if state_of(name) is not None]
@@ -262,7 +267,7 @@ def _check_one_device(chosen: _Iteration) -> None:
         if match and int(match["of"]) > 1:
             raise CheckpointError(
                 f"{chosen.folder}: has no {METADATA}, and {name} is one of {int(match['of'])} "
-                "ranks'; bring it, or save the checkpoint again"
+                f"ranks'; copy {METADATA} from the original checkpoint, or save that again"
             )
 
 
@@ -310,13 +315,13 @@ def _described(chosen: _Iteration, searched: str) -> Shards:
     notices = [*chosen.notices]
     if lost:
         notices.append(
-            f"{chosen.folder / lost[0]}{folder.more(lost, 'file')}: {METADATA} speaks of it and it "
-            "is not there; copies in other files serve"
+            f"{chosen.folder / lost[0]}{folder.more(lost, 'file')}: is missing, though {METADATA} "
+            "lists it; its slices can be read only where other files hold copies"
         )
     if others:
         notices.append(
-            f"{chosen.folder / others[0]}{folder.more(others, 'file')}: {METADATA} does not speak "
-            "of it, and it was not used"
+            f"{chosen.folder / others[0]}{folder.more(others, 'file')}: was not used: {METADATA} does not "
+            "list it"
         )
     return Shards(
         {ids[name]: chosen.named[name] for name in files if name not in lost},

@@ -94,23 +94,49 @@ def file_faults(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped)
     if said.loose is not None and said.loose in schemas:
         yield from _large_among_loose(shards, schemas[said.loose], dropped)
     there = {name for one in schemas.values() for name in one.names}
+    misplaced = _misplaced(shards, schemas) if said.strategy is None else {}
+    for name, (listed, held) in misplaced.items():
+        yield (
+            f"{said.source}: lists {name!r} in {shards.paths[listed].name}, and "
+            f"{shards.paths[held].name} holds it; correct the index"
+        )
     for file, names in said.listed.items():
         if file not in schemas:
             continue
         position = schemas[file].position
         excused = _is_never_saved if said.strategy is not None else lambda name: False
-        gone = [n for n in names if n not in position and (n in there or not excused(n))]
+        gone = [
+            n
+            for n in names
+            if n not in position
+            and (n in there or not excused(n))
+            and n not in misplaced
+            and not dropped(n)
+        ]
         if gone:
             yield (
                 f"{shards.paths[file]}: does not hold {_named(gone)}, which {said.source} "
-                "says is in it; save the checkpoint again, or mend that list"
+                "lists in it; copy the file again, or correct the list"
             )
         if said.strategy is None:
-            yield from _unlisted(shards, file, schemas[file], names, dropped)
+            known = {*names, *misplaced}
+            yield from _unlisted(shards, file, schemas[file], known, dropped)
         else:
             yield from _slices(shards, file, schemas[file], names)
     if said.strategy is not None:
         yield from _copies(shards, schemas, dropped)
+
+
+def _misplaced(shards: Shards, schemas: Mapping[int, Schema]) -> dict[str, tuple[int, int]]:
+    """Return tensors that an index lists in a file other than the one that has them: both files."""
+    assert shards.said is not None
+    holder = {name: file for file, one in schemas.items() for name in one.names}
+    return {
+        name: (file, holder[name])
+        for file, names in shards.said.listed.items()
+        for name in names
+        if file in schemas and name in holder and name not in schemas[file].position
+    }
 
 
 def _is_never_saved(name: str) -> bool:
@@ -150,8 +176,8 @@ def _copies(shards: Shards, schemas: Mapping[int, Schema], dropped: Dropped) -> 
         ]
         if more:
             yield (
-                f"{shards.paths[file]}: holds {_named(more)}, which {said.source} does not say is "
-                "in it; it is another checkpoint's file, or the list is wrong"
+                f"{shards.paths[file]}: holds {_named(more)}, which {said.source} does not "
+                "list in it; copy both again from one checkpoint"
             )
         for name in schema.names:
             other = of_rank.setdefault((rank, name), file)
@@ -189,7 +215,7 @@ def _unlisted(
     if more:
         yield (
             f"{shards.paths[file]}: holds {_named(more)}, which {shards.said.source} does not "
-            "list; leave it out (--exclude), or mend the index"
+            "list; correct the index, or leave it out (--exclude)"
         )
 
 
@@ -217,14 +243,14 @@ def _slices(shards: Shards, file: int, schema: Schema, names: Iterable[str]) -> 
             f"{shards.paths[file]}: the slice of {name!r} has shape {list(have)}, and "
             f"{said.source} says {list(want)}{more}. MindSpore states a wrong layout where the "
             "optimizer shards in groups that are not along the axes of the device matrix "
-            "(optimizer_weight_shard_size): convert the rank folders of this job with their "
-            "strategy instead"
+            "(optimizer_weight_shard_size); if this job has such groups, save it as rank folders "
+            "and convert these, otherwise copy the file again"
         )
     if other_types:
         name, a, b = other_types[0]
         yield (
-            f"{shards.paths[file]}: {name!r} is {a}, and {said.source} says {b}; these are not of "
-            "one checkpoint"
+            f"{shards.paths[file]}: {name!r} is {a}, and {said.source} says {b}; copy both "
+            "again from one checkpoint"
         )
 
 

@@ -108,7 +108,7 @@ def whole_tensors(
         raise CheckpointError(
             f"{where / gone[0]}: is not there, and {index.name} lists {len(listed[gone[0]])} "
             f"parameters in it, such as {listed[gone[0]][0]!r}{searched}{more(gone, 'file')}; "
-            "bring the files that are missing"
+            "copy the missing files into the folder"
         )
     others = [n for n in tensor_files(there.named) if n not in names and n != loose]
     notices: tuple[str, ...] = ()

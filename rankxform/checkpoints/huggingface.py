@@ -159,8 +159,8 @@ def _check_clear(where: Path, there: Listing, indexed: bool) -> None:
         gone = sorted(set(range(1, int(count) + 1)) - have)
         if gone:
             raise CheckpointError(
-                f"{where}: has {len(have)} of {int(count)} shards, and no index; number "
-                f"{ranges(gone)} is not there. Bring it, and {INDEX}"
+                f"{where}: has {len(have)} of {int(count)} shards, and no index; copy number "
+                f"{ranges(gone)} into it"
             )
 
 

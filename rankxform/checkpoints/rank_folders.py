@@ -66,6 +66,10 @@ class RankFolders:
         searched: str = "",
         among: Collection[int] | None = None,
     ) -> Shards:
+        if there.is_file and where.suffix == ".json":
+            raise UsageError(
+                f"{where}: give its folder, {where.parent}; this is no checkpoint file"
+            )
         if there.is_file:
             return Shards({0: where})
         if not there.is_folder:

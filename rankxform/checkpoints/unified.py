@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from heapq import heapreplace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ class Unified:
         return folder.whole_tensors(where, there, index, searched, loose=LOOSE)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
-        """As MindSpore deals: the largest tensor first, each to the part with the least bytes."""
+        """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
+
+        There are more parts than MindSpore makes where one would exceed the limit.
+        """
         folder.check_whole(self.name, planner.dst.ranks)
         loose = [t.name for t in planner.tensors(0) if is_loose(planner, t)]
         sizes = {
@@ -78,12 +82,12 @@ class Unified:
         }
         most = naming.most_bytes or DEFAULT_BYTES
         count = max(1, min(-(-sum(sizes.values()) // most), len(sizes)))
-        parts: list[list[str]] = [[] for _ in range(count)]
-        loads = [0] * count
-        for name in sorted(sizes, key=lambda name: (-sizes[name], natural(name))):
-            least = loads.index(min(loads))
-            parts[least].append(name)
-            loads[least] += sizes[name]
+        parts = _balanced(sizes, count)
+        while count < len(sizes) and any(
+            some[1:] and sum(sizes[name] for name in some) > most for some in parts
+        ):
+            count += 1
+            parts = _balanced(sizes, count)
         names = {number: f"part{number}.safetensors" for number, some in enumerate(parts) if some}
         held = {number: Part(0, frozenset(parts[number])) for number in names}
         if loose:
@@ -111,6 +115,17 @@ class Unified:
 
     def strangers(self, own: Iterable[Path]) -> list[Path]:
         return folder.strangers(own)
+
+
+def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Return names by part: the largest tensor first, each to the part with the fewest bytes."""
+    parts: list[list[str]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], natural(name))):
+        load, number = loads[0]
+        parts[number].append(name)
+        heapreplace(loads, (load + sizes[name], number))
+    return parts
 
 
 def _check_no_gap(where: Path, there: Listing) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankxform.errors import DifferenceError, StorageError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
 from rankxform.job.request import Request
 from rankxform.transport import Team
 
@@ -183,12 +183,12 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
     processes.bcast(lambda: refuse(options, "is for --replicas", ("src_pattern",)))
     from rankxform.inspection import inspect
 
-    def show() -> None:
+    def show() -> int:
         facts = inspect(Path(options.path), options.src_pattern)
         _print(report.as_json(facts) if options.json else report.inspection(facts))
+        return CheckpointError.exit_code if facts.get("faults") else 0
 
-    processes.bcast(show)
-    return 0
+    return processes.bcast(show)
 
 
 def _hostfile(options: argparse.Namespace, processes: Team) -> None:

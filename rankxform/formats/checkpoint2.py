@@ -204,7 +204,7 @@ def parse_common(data: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Written:
-    """What is to be written of a parameter; `replicas`: of each rank, which copy it has."""
+    """What is to be written of a parameter: type, full shape in elements, and layout on `ranks`."""
 
     dtype: str
     shape: Shape

@@ -83,7 +83,10 @@ class _Text:
         self._at += 1
 
     def value(self) -> Any:
-        """Decode the next value; numbers at the end of what was read are read on."""
+        """Decode the next value.
+
+        One that ends where the buffer does may go on, as a number may, so more is read first.
+        """
         self.peek()
         while True:
             try:

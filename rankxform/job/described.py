@@ -36,7 +36,7 @@ def check_described(said: Description, given: Strategy) -> None:
     if isinstance(given, WholeStrategy):
         raise UsageError(
             f"leave out --src-strategy: {said.source} says how its parameters are sharded, and "
-            "none says that they are not"
+            "'none' means whole tensors"
         )
     from rankxform.layout.explain import same_boxes
 
@@ -120,8 +120,8 @@ def unplaced(request: Request, shards: Shards, indexes: Mapping[int, Index]) -> 
         return
     if not any(_STEP_KEY in one for one in indexes.values()):
         yield (
-            f"{said.source}: global_step is {step} by the common.json beside it, and in no file; "
-            f"{form.title} has no other place for it"
+            f"{said.source}: the common.json beside it states global_step {step}, which no tensor "
+            f"file holds; it is not written, for {form.title} can hold it only as a tensor"
         )
 
 

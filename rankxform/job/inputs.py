@@ -101,7 +101,8 @@ def check_finished(folder: Path) -> None:
     """Refuse a folder in which a run of rankxform was stopped, whatever it holds."""
     if (folder / FOLDER_NAME / JOB_NAME).exists():
         raise CheckpointError(
-            f"{folder}: is unfinished work of rankxform; the command that began it continues it"
+            f"{folder}: a conversion into this folder was stopped; run its command again to "
+            "complete it"
         )
 
 

@@ -98,13 +98,17 @@ def _compare(
     planner, said = conversion.planner, shards.said
     assert said is not None
     found: list[Difference] = []
+    source = Path(said.source).name
     faults = [
-        *file_faults(shards, schemas, lambda name: False),
-        *(f"{path}: is not there" for path in said.gone.values()),
-        *_common_faults(conversion, said),
+        *((source, fault) for fault in file_faults(shards, schemas, lambda name: False)),
+        *(
+            (Path(path).name, f"is missing, though {source} lists it")
+            for path in said.gone.values()
+        ),
+        *(("common.json", fault) for fault in _common_faults(conversion, said)),
     ]
-    for number, fault in enumerate(faults, 1):
-        found.append(Difference(Path(said.source).name, -number, fault, whole_file=True))
+    for number, (name, fault) in enumerate(faults, 1):
+        found.append(Difference(name, -number, fault, whole_file=True))
     parts: dict[int, Part] = {}
     ranks = set(conversion.ranks)
     same: dict[frozenset[str], frozenset[str]] = {}
@@ -133,7 +137,7 @@ def _compare(
         for name, layout in planner.names_of(rank).items():
             if (name, layout.cell(local)) not in held:
                 missing[name] = None
-    found += [Difference(name, -1, "is in no file, or not all of it") for name in missing]
+    found += [Difference(name, -1, "is missing, or some of its slices are") for name in missing]
     if said.strategy is not None:
         found += _stated(planner, said, missing)
     return there, found
@@ -145,9 +149,9 @@ def _common_faults(conversion: Conversion, said: Description) -> Iterator[str]:
         return
     want, have = (one.get("global_step") for one in (conversion.common, said.common))
     if not said.common:
-        yield "there is no common.json, by which a training job knows its step"
+        yield "is missing; a training job knows its step by it"
     elif want is not None and have != want:
-        yield f"common.json: global_step is {have}, and the source's is {want}"
+        yield f"states global_step {have}, and the source's is {want}"
 
 
 def _stated(

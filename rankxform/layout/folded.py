@@ -28,7 +28,10 @@ def with_optimizer(layout: Layout, ranks: int) -> Layout:
     Layout(device_matrix=(2, 2, 2), tensor_map=((0, 1),), ...)
     """
     if layout.split_rows or layout.field or layout.expanded_shape is not None:
-        raise RequestError("uneven rows, fields, and maps that JSON expanded are not in metadata")
+        raise RequestError(
+            "metadata.json cannot state this layout (uneven rows, a field, or an expanded shape); "
+            "choose another --dst-form"
+        )
     matrix, axes = list(layout.device_matrix), [list(some) for some in layout.tensor_map]
     left = layout.opt_shards
     added: list[int] = []
@@ -56,7 +59,8 @@ def with_optimizer(layout: Layout, ranks: int) -> Layout:
         raise RequestError(
             f"an optimizer shard of {layout.opt_shards} of the {layout.free_ranks} ranks with the "
             f"same slice (device matrix {list(layout.device_matrix)}, tensor map "
-            f"{layout.printable_map}) is not along device axes, and no metadata can state it"
+            f"{layout.printable_map}) is not along device axes, and no metadata.json can state it; "
+            "choose another --dst-form"
         )
     if added:
         axes[0] += added

@@ -38,11 +38,11 @@ def unified_safetensors(
 ) -> None:
     """Write the checkpoint of a distributed job as unified safetensors, in `dst_dir`.
 
-    Whether parameters are stored once or on every rank (`merge_with_redundancy`), the files tell.
-    Under mpirun every process calls this, and the work is shared among them; `max_process_num` is
-    ignored, and so `split_dst_file` is refused. `hyper_param.safetensors` holds values that no
-    strategy lists, and never one rank's slice of what `choice_func` leaves out. Raises what
-    `rankxform.transform` does, and ValueError for what `choice_func` must not return.
+    Files of an earlier conversion in `dst_dir` are replaced. `merge_with_redundancy` is ignored:
+    the files show whether parameters are stored once. Under mpirun every process calls this, and
+    they divide the work; `max_process_num` is ignored, and `split_dst_file` is refused.
+    `hyper_param.safetensors` never holds one rank's slice of what `choice_func` leaves out. Raises
+    what `rankxform.transform` does, and ValueError for what `choice_func` must not return.
     """
     if split_dst_file:
         raise UsageError(

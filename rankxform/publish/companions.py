@@ -58,8 +58,8 @@ def check_alone(form: str, finals: Iterable[Path], known: Collection[Path]) -> N
     if others:
         more = f" and {len(others) - 1} more" if others[1:] else ""
         raise StorageError(
-            f"{others[0]}{more}: readers would take this for a part of the checkpoint that is to "
-            "be written here; remove it, or choose another folder"
+            f"{others[0]}{more}: choose another folder, or move other checkpoints' files away: "
+            "loaders would read them as a part of the one that is to be written here"
         )
 
 
