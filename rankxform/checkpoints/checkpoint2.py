@@ -320,8 +320,8 @@ def _described(chosen: _Iteration, searched: str) -> Shards:
         )
     if others:
         notices.append(
-            f"{chosen.folder / others[0]}{folder.more(others, 'file')}: was not used: {METADATA} does not "
-            "list it"
+            f"{chosen.folder / others[0]}{folder.more(others, 'file')}: was not used: {METADATA} "
+            "does not list it"
         )
     return Shards(
         {ids[name]: chosen.named[name] for name in files if name not in lost},
