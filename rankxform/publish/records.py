@@ -88,7 +88,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was = old.get("source files", {})
     for rank, facts in new.get("source files", {}).items():
         if rank in was and was[rank] != facts:
-            found.append(f"source file {facts['file']} was changed or is another")
+            found.append(f"source file {facts['file']} of rank {rank} was changed or is another")
     return found
 
 
