@@ -111,9 +111,9 @@ class Checkpoint2:
             held = planner.names(rank)
             if naming.dedup:
                 first = [n for n in held if not _is_seen(planner, n, held[n], rank, seen)]
-                kinds = _kinds(planner, first)
+                kinds = _kinds(first)
             else:
-                kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(planner, held))
+                kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(held))
             for kind, some in enumerate(kinds):
                 if some:
                     names[2 * rank + kind] = (
@@ -156,7 +156,7 @@ def _is_seen(planner: Planner, name: str, layout: Any, rank: int, seen: set[obje
     return known
 
 
-def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]:
+def _kinds(names: Iterable[str]) -> tuple[frozenset[str], ...]:
     """Divide names into those of the network and those of its optimizer.
 
     Counters go into the optimizer's file if the rank has one: a file that metadata.json does not
@@ -164,13 +164,13 @@ def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]
     """
     every = list(names)
     states = [name for name in every if state_of(name) is not None]
-    counters = [name for name in every if _is_optimizers(planner, name) and name not in states]
+    counters = [name for name in every if _is_optimizers(name) and name not in states]
     rest = [name for name in every if name not in {*states, *counters}]
     own = (rest, [*states, *counters]) if states or not rest else ([*rest, *counters], [])
     return tuple(map(frozenset, own))
 
 
-def _is_optimizers(planner: Planner, name: str) -> bool:
+def _is_optimizers(name: str) -> bool:
     return state_of(name) is not None or name in COUNTERS
 
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.base import suffixes
+from rankxform.formats.dtype import INT4
 from rankxform.formats.json_stream import load
 from rankxform.layout.names import natural
 from rankxform.storage.posix import read_bytes
@@ -175,4 +176,4 @@ def check_no_step(form: str, wish: Wish) -> None:
 
 def plain_metadata(source: Mapping[str, str], kind: str) -> Mapping[str, str]:
     """Return metadata that say which library's tensors these are, and no more of the source's."""
-    return {"format": kind} | {k: v for k, v in source.items() if v == "Int4" != k}
+    return {"format": kind} | {k: v for k, v in source.items() if v == INT4}

@@ -245,7 +245,7 @@ class Written:
 
 
 def _alias(number: int) -> str:
-    """Return a name of one or more letters; "a" is the first."""
+    """Return the name of a device axis: "a" to "z", then "aa" and so on."""
     name = chr(ord("a") + number % 26)
     return name if number < 26 else _alias(number // 26 - 1) + name
 

@@ -162,7 +162,7 @@ class Slices:
         cls,
         planner: Planner,
         names: Mapping[int, str],
-        is_state: Callable[[Planner, str], bool],
+        is_state: Callable[[str], bool],
     ) -> Slices:
         """Return what the destination of `planner` is, of files with these `names` by id.
 
@@ -219,7 +219,7 @@ def _stores_once(planner: Planner, by_rank: Mapping[int, list[tuple[int, str]]])
 
 
 def _in_stage(
-    planner: Planner, stage: int, rank: int, is_state: Callable[[Planner, str], bool]
+    planner: Planner, stage: int, rank: int, is_state: Callable[[str], bool]
 ) -> list[tuple[str, Written]]:
     """Return what the ranks of a stage hold: the network's parameters, then the optimizer's."""
     size = planner.dst.stage_size
@@ -242,7 +242,7 @@ def _in_stage(
             except RequestError as error:
                 raise RequestError(f"{planner.dst.label}: {name!r}: {error}") from error
         one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
-        found[is_state(planner, name)].append((name, one))
+        found[is_state(name)].append((name, one))
     return [*found[0], *found[1]]
 
 
