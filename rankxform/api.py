@@ -28,10 +28,11 @@ from rankxform.job import plan as planning
 from rankxform.job import transform as transforming
 from rankxform.job import verify as verifying
 from rankxform.job.load import Parameters
+from rankxform.job.option import LOAD
 from rankxform.job.plan import Plan
 from rankxform.job.predict import predict_loads
 from rankxform.job.prepare import prepare
-from rankxform.job.request import LOAD, OPTIONS, SEVERAL, Request, affecting
+from rankxform.job.request import OPTIONS, SEVERAL, Request, affecting
 from rankxform.job.transform import Report
 from rankxform.job.verify import Verdict
 from rankxform.layout.strategy import Strategy

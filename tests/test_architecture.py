@@ -84,7 +84,16 @@ def test_every_package_has_a_place():
                 "mindspore/slices.py",
                 *(
                     f"engine/{n}.py"
-                    for n in ("arena", "array_sink", "schedule", "compare_sink", "checksum")
+                    for n in (
+                        "arena",
+                        "array_sink",
+                        "schedule",
+                        "piece_schedule",
+                        "convert",
+                        "copier",
+                        "compare_sink",
+                        "checksum",
+                    )
                 ),
             },
         ),

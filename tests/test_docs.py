@@ -14,7 +14,8 @@ import pytest
 from rankxform.cli import arguments
 from rankxform.cli.main import main
 from rankxform.job.keywords import LoadOptions, Options
-from rankxform.job.request import LOAD, OPTIONS, affecting
+from rankxform.job.option import LOAD
+from rankxform.job.request import OPTIONS, affecting
 from tests import reference
 
 ROOT = Path(__file__).parent.parent

@@ -210,6 +210,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _decimal(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above zero")
+    return found
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
@@ -219,6 +229,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 KINDS: dict[str, Callable[[str], Any]] = {
     "ranks": _ranks, "size": _size, "limit": _limit, "costs": _costs, "number": _number,
-    "numbers": _numbers,
+    "numbers": _numbers, "decimal": _decimal,
 }  # fmt: skip
 """How the values of options are read, by the kinds of the table."""

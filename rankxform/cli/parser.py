@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import rankxform
 from rankxform.errors import UsageError
-from rankxform.job.request import PLACES, RUN
+from rankxform.job.option import PLACES, RUN
 
 from .options import (
     add_folders,

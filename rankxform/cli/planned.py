@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from rankxform.job.option import PLACES
 from rankxform.job.plan import Plan
 from rankxform.job.predict import simulate_cluster
 from rankxform.job.prepare import Conversion
-from rankxform.job.request import PLACES
 from rankxform.layout.names import summarize_names
 from rankxform.planning.cost_model import Costs
 from rankxform.planning.read_method import RANGES, SIEVING

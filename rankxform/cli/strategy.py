@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankxform.errors import DifferenceError, UsageError
-from rankxform.job.request import DERIVED, OPTIONS, Request
+from rankxform.job.option import DERIVED
+from rankxform.job.request import OPTIONS, Request
 
 from .options import add_json, add_option, given, option
 

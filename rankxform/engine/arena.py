@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,15 @@ class Region:
     data: Bytes
     part: Box
     raw: bool = True
+
+
+class Place(NamedTuple):
+    """Which elements of a source tensor a copy takes: for each of its axes which indices, and along
+    which axis of the source each axis of the copy moves. source: its number; -1: none, zeros."""
+
+    source: int
+    ranges: tuple[range, ...] = ()
+    axes: tuple[int, ...] = ()
 
 
 def arena(nbytes: int) -> Bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.transfers import Transfer
 
 from .arena import arena
-from .schedule import Schedule, TileWork
+from .piece_schedule import PieceSchedule
+from .schedule import Schedule
+from .tile_work import TileWork
 
 if TYPE_CHECKING:
     from .arena import Bytes
@@ -46,6 +49,7 @@ class ScheduleCache:
         self._method, self._checked = method, checked
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
+        self._large = max(nbytes, memory - nbytes)
         self._kept: dict[object, Sequence[tuple[Step, int]]] = {}
 
     def steps(self, transfer: Transfer) -> Iterable[tuple[Step, int]]:
@@ -59,7 +63,8 @@ class ScheduleCache:
             key = key, exchange.receivers, exchange.senders, exchange.forwarder
         if key in self._kept:
             return self._kept[key]
-        made = self._steps(Schedule(transfer, self._method, self._checked))
+        kind = PieceSchedule if parameter.composed else Schedule
+        made = self._steps(kind(transfer, self._method, self._checked))
         first = []
         for step in made:
             first.append(step)
@@ -70,11 +75,19 @@ class ScheduleCache:
         self._kept[key] = first
         return first
 
+    @cached_property
+    def _large_arena(self) -> Bytes:
+        """Room for tiles that are better large; its pages are taken as they are used."""
+        return arena(self._large)
+
     def _steps(self, schedule: Schedule) -> Iterator[tuple[Step, int]]:
         made: dict[int, Step] = {}  # by the id of the tiles, which the step keeps
-        for alike, repeat in schedule.repeats(len(self._arenas[0])):
+        arenas = self._arenas
+        if schedule.permutes and len(arenas) == 1:
+            arenas = [self._large_arena]
+        for alike, repeat in schedule.repeats(len(arenas[0])):
             if id(alike) not in made:
-                made[id(alike)] = Step(schedule, alike, self._arenas)
+                made[id(alike)] = Step(schedule, alike, arenas)
             yield made[id(alike)], repeat
             if repeat + 1 == alike.count:
                 del made[id(alike)]

@@ -32,8 +32,10 @@ from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 
 from .arena import Region, typed
-from .array_sink import numpy_type
-from .schedule import CHECKSUM_BYTES, TileWork
+from .convert import converter, moved_type, word_type
+from .piece_schedule import PieceRegion, place_of
+from .schedule import CHECKSUM_BYTES
+from .tile_work import TileWork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from rankxform.storage.sources import Sources
 
     from .compare_sink import Expected
+    from .copier import Copier
 
     Bytes = npt.NDArray[np.uint8]
     _Keys = npt.NDArray[np.uint64]
@@ -230,10 +233,13 @@ class IntegrityChecker:
         self._kept = 0
         self.sums: dict[int, int] = {}
 
-    def read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+    def read(self, transfer: Transfer, work: TileWork, repeat: int, copy: Copier) -> None:
         """Add what was read for a tile, and lies in the arena."""
         for source in work.sources:
-            self._before += self._sum(transfer, work, repeat, source)
+            if isinstance(source, PieceRegion):
+                self._before += self._sum_of_piece(transfer, work, source, copy)
+            else:
+                self._before += self._sum(transfer, work, repeat, source)
 
     def put(self, transfer: Transfer, work: TileWork, repeat: int, number: int) -> None:
         """Add what was assembled for the tile's store of this number."""
@@ -274,8 +280,9 @@ class IntegrityChecker:
         data = region.data
         converts = region.raw and parameter.dtype != parameter.src_dtype
         if converts:
-            values = typed(region, region.part, numpy_type(parameter.src_dtype))
-            converted = np.ascontiguousarray(values.astype(numpy_type(parameter.dtype)))
+            values = typed(region, region.part, word_type(parameter.src_dtype))
+            converted = np.empty(values.shape, word_type(parameter.dtype))
+            converter(parameter.src_dtype, parameter.dtype)(converted, values)
             held, data = part, converted.reshape(-1).view(np.uint8)
         if converts or not 0 < part.size * item <= _SMALL:
             return self._prints.of(shape, item, held, data, part)
@@ -286,6 +293,21 @@ class IntegrityChecker:
         self._ready[id(region), repeat] = region, words, keys  # `region` keeps its id
         self._kept += keys.nbytes
         return _weighted(words, keys)
+
+    def _sum_of_piece(
+        self, transfer: Transfer, work: TileWork, region: PieceRegion, copy: Copier
+    ) -> int:
+        """Return the fingerprint of what elements of a piece become, in their places."""
+        parameter, piece = transfer.parameter, region.piece
+        assert piece is not None
+        box, kind = piece.dst_box(region.part), moved_type(parameter.dtype)
+        made = np.zeros(box.shape, kind)
+        index = tuple(slice(None, None, step or 1) for step in piece.dst_step)
+        values = region.values(moved_type(parameter.src_dtype))
+        places = [place_of(piece, region.part)]
+        copy(parameter, work.convert, [(made[index] if index else made, values)], places)
+        data = made.reshape(-1).view(np.uint8)
+        return self._prints.of(parameter.shape, item_size(parameter.dtype), box, data, box)
 
     def check(self, transfer: Transfer) -> None:
         """Compare, when all tiles of `transfer` are put. Raises DifferenceError."""

@@ -25,7 +25,8 @@ from rankxform.storage.sources import Sources
 
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
-from .schedule import TileWork
+from .copier import Copier, Operands
+from .tile_work import TileWork
 
 if TYPE_CHECKING:
     from .arena import View
@@ -89,17 +90,19 @@ def carry(
     p2p: Messenger | None = None,
     checker: IntegrityChecker | None = None,
     on_complete: Callable[[Transfer], None] = lambda transfer: None,
+    operands: Operands | None = None,
 ) -> Traffic:
     """Read what `plan` needs, assemble it, and put it into `sinks`, by destination rank.
 
     `memory` bounds the arenas, in bytes. `on_progress` is called with the bytes written since its
     last call, and may raise to stop; `on_complete` is called with every transfer that is complete.
     Exchanges need `p2p`. A `checker` compares what is put with what was read, and messages with
-    what was sent.
+    what was sent. `operands` are what steps need.
     """
     depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
     schedules = ScheduleCache(memory, depth, plan.policy.method, checked=checker is not None)
-    pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p)
+    copier = Copier(operands)
+    pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
     number = 0
     for transfer in plan.transfers:
         for step, repeat in schedules.steps(transfer):
@@ -139,9 +142,11 @@ class Pipeline:
         on_complete: Callable[[Transfer], None],
         checker: IntegrityChecker | None,
         p2p: Messenger | None,
+        copier: Copier,
     ) -> None:
         self._sinks, self._sources, self._on_progress = sinks, sources, on_progress
         self._on_complete, self._checker, self._p2p = on_complete, checker, p2p
+        self._copy = copier
         self.in_flight: deque[_InFlight] = deque()
         self.sent = 0
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
@@ -155,8 +160,9 @@ class Pipeline:
             tile.recvs = [p2p.receive(of, room) for of, room in messages.recvs]
             tile.forwarded = [p2p.receive(of, room, FORWARDED) for of, room in messages.forwarded]
         name, readers = transfer.parameter.src_name, transfer.readers
+        name_of = transfer.parameter.src_name_of
         for cell, start, step, room, sparse in work.fetches:
-            self._sources.read(readers[cell], name, start + repeat * step, room, sparse)
+            self._sources.read(readers[cell], name_of(cell), start + repeat * step, room, sparse)
         read = perf_counter()
         self.seconds["read"] += read - began
         if messages and p2p:
@@ -209,13 +215,12 @@ class Pipeline:
         transfer, work, repeat, checker = tile.transfer, tile.work, tile.repeat, self._checker
         name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks
         if checker:
-            checker.read(transfer, work, repeat)
+            checker.read(transfer, work, repeat, self._copy)
         before = perf_counter()
         copying = writing = 0.0
         done = 0
-        for number, (cell, start, step, data, copies) in enumerate(work.stores):
-            for into, out in copies:
-                into[...] = out
+        for number, (cell, start, step, data, copies, places) in enumerate(work.stores):
+            self._copy(transfer.parameter, work.convert, copies, places)
             if checker:
                 checker.put(transfer, work, repeat, number)
             copied = perf_counter()

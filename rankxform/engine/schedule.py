@@ -13,11 +13,10 @@ one tile, repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, reduce
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -33,77 +32,19 @@ from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.storage.posix import Buffer
 
 from .arena import ALIGN, Region, offset, typed, views
-from .array_sink import value_type
+from .convert import converter, word_type
+from .tile_work import Fetch, Messages, Store, TileWork
 
 _SMALL_TILE = 4 << 20
 CHECKSUM_BYTES = 8
 """What a message between processes has at its end where its bytes are compared."""
 
 if TYPE_CHECKING:
-    from .arena import Bytes, View
+    from .arena import Bytes, Place, View
+    from .convert import Convert
 
 
-class Fetch(NamedTuple):
-    """A read of source `cell` from content byte `start` on, `step` bytes further with every
-    repetition, into `room` in the arena; `sparse` if bytes in between are skipped."""
-
-    cell: Cell
-    start: int
-    step: int
-    room: Buffer
-    sparse: bool
-
-
-class Store(NamedTuple):
-    """A write to destination `cell` from content byte `start` on, `step` bytes further with every
-    repetition: `data` in the arena, once `copies` have assembled it."""
-
-    cell: Cell
-    start: int
-    step: int
-    data: Buffer
-    copies: Sequence[View]
-
-
-@dataclass(frozen=True)
-class Messages:
-    """What crosses between this process and others in one tile, as (process, message).
-
-    packs: copies to do before sending. sends, recvs: messages sent by the process that reads.
-    repacks, forwards: copies and messages for other processes of the node, once the received
-    messages are there; forwarded: such messages that this process receives.
-    """
-
-    packs: Sequence[View]
-    sends: Sequence[tuple[int, Buffer]]
-    recvs: Sequence[tuple[int, Buffer]]
-    repacks: Sequence[View]
-    forwards: Sequence[tuple[int, Buffer]]
-    forwarded: Sequence[tuple[int, Buffer]]
-
-
-@dataclass(frozen=True)
-class TileWork:
-    """What is done for one tile of a parameter, and `count` - 1 times more further on.
-
-    All `stores` are assembled one after another in the same memory, which therefore stays in the
-    cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
-    the sources' parts tile what the targets tile. They are those of the first tile, and move on by
-    `step` elements of `axis` with every repetition. messages: None of a local transfer.
-    """
-
-    count: int
-    fetches: Sequence[Fetch]
-    stores: Sequence[Store]
-    sources: Sequence[Region] = ()
-    targets: Sequence[Region] = ()
-    axis: int = 0
-    step: int = 0
-    messages: Messages | None = None
-
-    def at(self, repeat: int, box: Box) -> Box:
-        """Return where a box of the first tile is in the repetition of this number."""
-        return box.shifted(self.axis, repeat * self.step) if repeat else box
+T = TypeVar("T")
 
 
 class Schedule:
@@ -118,8 +59,10 @@ class Schedule:
         self._shape, self._grid = parameter.shape, parameter.grid
         self._src_item, self._item = item_size(parameter.src_dtype), item_size(parameter.dtype)
         self._types: tuple[np.dtype[Any], np.dtype[Any]] | None = None
-        if parameter.dtype != parameter.src_dtype:
-            self._types = value_type(parameter.dtype), value_type(parameter.src_dtype)
+        self._convert: Convert | None = None
+        if parameter.dtype != parameter.src_dtype and not any(parameter.steps):
+            self._types = word_type(parameter.dtype), word_type(parameter.src_dtype)
+            self._convert = converter(parameter.src_dtype, parameter.dtype)
         self._is_local = transfer.exchange is None
         self._exchange = exchange = transfer.as_exchange()
         boxes = {cell: transfer.grid.box(cell) for cell in exchange.receivers}
@@ -139,21 +82,25 @@ class Schedule:
             box = self._boxes[at, cell]
             self._wanted[at] = self._wanted[at].bounding_box(box) if at in self._wanted else box
         self._sends, self._recvs, self._forwards, self._forwarded = (
-            {peer: self._rows(pieces) for peer, pieces in peers.items()}
+            {peer: self._pieces(pieces) for peer, pieces in peers.items()}
             for peers in (mine.sends, mine.recvs, mine.forwards, mine.forwarded)
         )
-        self._passing = self._rows(mine.every)
+        self._passing = self._pieces(mine.every)
         own = set(mine.own)
         self._parts = {
-            cell: Rows(
-                (at if (at, cell) in own else (at, cell), box)
+            cell: self._rows(
+                (at if (at, cell) in own else (at, cell), at, box)
                 for at, box in overlaps(self._grid, transfer.grid, cell)
             )
             for cell in self._targets
         }
 
-    def _rows(self, pieces: Iterable[Piece]) -> Rows[Piece]:
-        return Rows((piece, self._boxes[piece]) for piece in pieces)
+    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> Rows[T]:
+        """Return things to be found by tile; the cell tells in whose frame a box is."""
+        return Rows((thing, box) for thing, _, box in things)
+
+    def _pieces(self, pieces: Iterable[Piece]) -> Rows[Piece]:
+        return self._rows((piece, piece[0], self._boxes[piece]) for piece in pieces)
 
     def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
         """Return the boxes that a process has in its arena, each as often as it may be there."""
@@ -161,6 +108,11 @@ class Schedule:
         pieces = [self._boxes[piece] for piece in own.in_messages]
         served = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
         return [*read, *pieces, *served]
+
+    @property
+    def permutes(self) -> bool:
+        """Whether axes are exchanged, so that a large arena makes longer runs."""
+        return False
 
     # -- tiles ------------------------------------------------------------------------------------
 
@@ -204,7 +156,7 @@ class Schedule:
                     yield alike, repeat
             return
         receivers = Rows((self._exchange.receivers[c], box) for c, box in self._all.items())
-        senders = Rows((by, self._grid.box(c)) for c, by in self._exchange.senders.items())
+        senders = self._rows((by, c, self._grid.box(c)) for c, by in self._exchange.senders.items())
         queues: dict[object, list[tuple[int, tuple[Tiles, int]]]] = {}
         for alike in self.tiles(arena):
             writing = frozenset(p for by, _ in receivers.over(alike.first) for p in by)
@@ -228,6 +180,9 @@ class Schedule:
         if not alike.first.size:
             nothing = arena[:0].data
             return TileWork(1, (), [Store(cell, 0, 0, nothing, ()) for cell in self._empty])
+        return self._work(alike)
+
+    def _work(self, alike: Tiles) -> TileWork:
         fetches: list[Fetch] = []
         held: dict[Any, Region] = {
             cell: self._fetch(cell, need, alike, fetches)
@@ -235,21 +190,27 @@ class Schedule:
         }
         messages = None if self._is_local else self._messages(alike.first, held)
         stores, targets = [], []
-        wanted: dict[Box, list[Region]] = {}
+        read: list[Region] = []
         behind = self._used
         for cell, target in self._wanting.over(alike.first):
             self._used = behind
-            region, copies, sources = self._assemble(cell, target, held)
+            region, copies, places, sources = self._assemble(cell, target, held)
             box = self._targets[cell]
             start, step = offset(target, box, self._item), self._step(alike, box, self._item)
-            stores.append(Store(cell, start, step, region.data.data, copies))
+            stores.append(Store(cell, start, step, region.data.data, copies, places))
             targets.append(region)
-            for source in sources:
-                wanted.setdefault(source.box, []).append(source)
-        whole = [one for some in wanted.values() for one in _in_one(some)]
+            read += sources
         return TileWork(
-            alike.count, fetches, stores, whole, targets, alike.axis, alike.step, messages
-        )
+            alike.count, fetches, stores, self._read_for(read), targets, alike.axis, alike.step,
+            messages, self._convert,
+        )  # fmt: skip
+
+    def _read_for(self, sources: Iterable[Region]) -> list[Region]:
+        """Return what the integrity check sums of what was read: whole regions where it can."""
+        wanted: dict[Box, list[Region]] = {}
+        for source in sources:
+            wanted.setdefault(source.box, []).append(source)
+        return [one for some in wanted.values() for one in _in_one(some)]
 
     def _step(self, alike: Tiles, box: Box, item: int) -> int:
         """Return the content bytes from one tile to the next in a slice that holds `box`."""
@@ -257,7 +218,7 @@ class Schedule:
 
     @cached_property
     def _sources(self) -> Rows[Cell]:
-        return Rows(self._wanted.items())
+        return self._rows((cell, cell, box) for cell, box in self._wanted.items())
 
     @cached_property
     def _wanting(self) -> Rows[Cell]:
@@ -279,14 +240,17 @@ class Schedule:
 
     def _assemble(
         self, cell: Cell, target: Box, held: Mapping[Any, Region]
-    ) -> tuple[Region, list[View], list[Region]]:
-        """Plan to assemble `target`, of destination `cell`; return where, copies, sources."""
+    ) -> tuple[Region, list[View], list[Place], list[Region]]:
+        """Plan to assemble `target`, of destination `cell`.
+
+        Returns where, the copies with their places, and what they are of.
+        """
         parts = list(self._parts[cell].over(target))
         sources = [Region(held[at].box, held[at].data, part) for at, part in parts]
         if len(parts) == 1 and sources[0].box == target and not self._types:
-            return sources[0], [], sources
+            return sources[0], [], [], sources
         region = Region(target, self._take(target.size * self._item), target, raw=False)
-        return region, [self._view(region, source, source.part) for source in sources], sources
+        return region, [self._view(region, source, source.part) for source in sources], [], sources
 
     def _view(self, target: Region, source: Region, part: Box) -> View:
         if self._types:
@@ -323,14 +287,18 @@ class Schedule:
         for to, rows in peers.items():
             parts = list(rows.over(tile))
             found = [held.get(piece) or held[piece[0]] for piece, _ in parts]
-            if len(parts) == 1 and found[0].box == parts[0][1] and not self._trailer:
+            if len(parts) == 1 and self._is_whole(found[0], parts[0][1]) and not self._trailer:
                 messages.append((to, found[0].data.data))
             elif parts:
-                message, places = self._message(parts)
+                message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((to, message))
                 for place, source in zip(places, found):
-                    copies.append(views(place, source, place.box, self._src_item))
+                    copies.append(self._packed(place, source))
         return messages
+
+    def _packed(self, place: Region, source: Region) -> View:
+        """Return what of a region in the arena goes to a place in a message."""
+        return views(place, source, place.box, self._src_item)
 
     def _expect(
         self, peers: Mapping[int, Rows[Piece]], tile: Box, held: dict[Any, Region]
@@ -340,21 +308,29 @@ class Schedule:
         for sender, rows in peers.items():
             parts = list(rows.over(tile))
             if parts:
-                message, places = self._message(parts)
+                message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((sender, message))
                 held.update((piece, place) for (piece, _), place in zip(parts, places))
         return messages
 
-    def _message(self, parts: Iterable[tuple[Piece, Box]]) -> tuple[Buffer, list[Region]]:
+    def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Buffer, list[Region]]:
         """Plan a message, with its pieces one behind the other."""
-        boxes = [part for _, part in parts]
-        message = self._take(sum(box.size for box in boxes) * self._src_item, self._trailer)
+        every = list(parts)
+        message = self._take(sum(box.size for _, box in every) * self._src_item, self._trailer)
         done, places = 0, []
-        for box in boxes:
+        for at, box in every:
             nbytes = box.size * self._src_item
-            places.append(Region(box, message[done : done + nbytes], box))
+            places.append(self._placed(at, box, message[done : done + nbytes]))
             done += nbytes
         return message.data, places
+
+    def _placed(self, at: Cell, box: Box, data: Bytes) -> Region:
+        """Return the region of a message that holds a part of source cell `at`."""
+        return Region(box, data, box)
+
+    def _is_whole(self, region: Region, box: Box) -> bool:
+        """Whether a region of the arena is just what a message is to hold, as it is."""
+        return region.box == box
 
 
 def _in_one(sources: list[Region]) -> list[Region]:

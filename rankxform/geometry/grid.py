@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
+from typing import Protocol
 
-from .box import Box
+from .box import Box, Shape
 
 Cell = tuple[int, ...]
 
@@ -74,23 +75,68 @@ class Grid:
             )
         )
 
+    def held(self, cell: Cell) -> Box:
+        """Return the region that is stored as `cell`: its own."""
+        return self.box(cell)
+
+    def stored(self, cell: Cell, box: Box) -> Box:
+        """Return where a part of `cell` lies in the tensor that is stored: where it is."""
+        return box
+
+    def made(self, cell: Cell, box: Box) -> Box:
+        """Return where a region of `cell` lies in the tensor that is made: where it is."""
+        return box
+
+    def overlaps(self, dst: Grid, cell: Cell) -> Copies:
+        """Return what makes up `cell` of `dst`: (cell of this grid, common region)."""
+        box = dst.box(cell)
+        if not box.size:
+            return ()
+        found = []
+        for at in self.cells_over(box):
+            common = self.box(at).intersect(box)
+            assert common is not None
+            found.append((at, common))
+        return tuple(found)
+
+
+class Stored(Protocol):
+    """How a tensor is stored: in cells, each a box, of tensors that are sharded.
+
+    A `Grid` is the usual one; `rankxform.geometry.pieces` has one for tensors made of others.
+    """
+
+    def __hash__(self) -> int:
+        """Tensors that are stored alike share what is planned for them."""
+
+    @property
+    def shape(self) -> Shape:
+        """The tensor's extents, in elements."""
+
+    def box(self, cell: Cell) -> Box:
+        """Return what a cell holds, in the frame in which `overlaps` gives regions of it."""
+
+    def held(self, cell: Cell) -> Box:
+        """Return the region of the stored tensor that a cell is."""
+
+    def stored(self, cell: Cell, box: Box) -> Box:
+        """Return the smallest box of the stored tensor with a region of a cell."""
+
+    def made(self, cell: Cell, box: Box) -> Box:
+        """Return the smallest box of the tensor that is made with a region of a cell."""
+
+    def overlaps(self, dst: Grid, cell: Cell) -> Copies:
+        """Return what makes up `cell` of `dst`: (cell, region)."""
+
 
 @cache
-def overlaps(src: Grid, dst: Grid, cell: Cell) -> Copies:
+def overlaps(src: Stored, dst: Grid, cell: Cell) -> Copies:
     """Return what makes up `cell` of `dst`: (cell of `src`, common region), in row-major order.
 
-    Both grids tile one array. A cell without elements is made up of nothing.
+    Both tile one array. A cell without elements is made up of nothing.
 
     >>> rows, columns = Grid(((0, 2, 4), (0, 4))), Grid(((0, 4), (0, 2, 4)))
     >>> [(at, str(box)) for at, box in overlaps(rows, columns, (0, 1))]
     [((0, 0), '[0:2, 2:4]'), ((1, 0), '[2:4, 2:4]')]
     """
-    box = dst.box(cell)
-    if not box.size:
-        return ()
-    found = []
-    for at in src.cells_over(box):
-        common = src.box(at).intersect(box)
-        assert common is not None
-        found.append((at, common))
-    return tuple(found)
+    return src.overlaps(dst, cell)

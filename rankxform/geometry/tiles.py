@@ -104,10 +104,10 @@ class Rows(Generic[T]):
         boxes = [box for _, box in self._all if box.ndim]
         self._edges = sorted({e for box in boxes for e in (box.start[0], box.stop[0])})
         self._found: list[list[tuple[T, Box]]] = [[] for _ in self._edges]
-        for thing, box in self._all if boxes else ():
-            first = bisect_left(self._edges, box.start[0])
-            for at in range(first, bisect_left(self._edges, box.stop[0], first)):
-                self._found[at].append((thing, box))
+        for one in self._all if boxes else ():
+            first = bisect_left(self._edges, one[1].start[0])
+            for at in range(first, bisect_left(self._edges, one[1].stop[0], first)):
+                self._found[at].append(one)
 
     def near(self, tile: Box) -> Sequence[tuple[T, Box]]:
         """Return the things whose range on the first axis `tile` is inside of, in their order."""
@@ -115,6 +115,17 @@ class Rows(Generic[T]):
             return self._all
         at = bisect_right(self._edges, tile.start[0]) - 1
         return self._found[at] if at >= 0 else ()
+
+    def touching(self, box: Box) -> list[T]:
+        """Return the things whose range on the first axis shares rows with any box, in order."""
+        if not box.ndim:
+            return [thing for thing, _ in self._all]
+        first = max(0, bisect_right(self._edges, box.start[0]) - 1)
+        last = bisect_left(self._edges, box.stop[0])
+        near = {id(one): one[0] for some in self._found[first:last] for one in some}
+        if last - first <= 1:
+            return list(near.values())
+        return [one[0] for one in self._all if id(one) in near]
 
     def over(self, tile: Box) -> Iterator[tuple[T, Box]]:
         """Yield the things that have a part of `tile`, with that part."""

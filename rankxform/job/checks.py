@@ -108,7 +108,7 @@ def compare_ranks(
         if by_pattern and not request.allow_equal_slices:
             check_each_differs(catalog, sampled, by_pattern)
         elif not request.allow_equal_slices:
-            check_slices_differ(catalog, sampled, to_sample(selection))
+            check_slices_differ(catalog, sampled, to_sample(selection, catalog))
         for rank in () if request.allow_extra_ranks else files.extra:
             check_extra_rank(catalog, sampled, rank, str(files.paths[rank]))
         return check_unlisted(catalog, digests, request.unlisted == "take-one")
@@ -130,7 +130,7 @@ def _look(
     unlisted = src_names(catalog, to_compare(selection, catalog))
     extra = extra_to_sample(catalog, files.extra)
     by_pattern = sharded_by_pattern(selection, catalog)
-    sampled = src_names(catalog, [*to_sample(selection), *extra, *by_pattern])
+    sampled = src_names(catalog, [*to_sample(selection, catalog), *extra, *by_pattern])
     digests: Digests = {}
     some: Samples = {}
     for file in files.visibility.partition(every)[process]:

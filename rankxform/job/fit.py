@@ -17,9 +17,10 @@ from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
 from .checks import compare_ranks
+from .option import FIT
 from .placement import in_order
 from .prepare import Conversion, prepare
-from .request import FIT, Request, affecting, is_default
+from .request import Request, affecting, is_default
 
 if TYPE_CHECKING:
     from rankxform.layout.given import Derived
@@ -69,6 +70,8 @@ def _same_slices(planner: Planner) -> bool:
         every = set(dst.ranks_in(rank // dst.stage_size))
         for (parameter, _), wanted in zip(planner.slices(rank), planner.names(rank).values()):
             sharding = parameter.sharding
+            if not isinstance(sharding, Sharding):
+                return False
             if (sharding, wanted) not in known:
                 grid = wanted.grid(parameter.shape)
                 known[sharding, wanted] = every <= {*sharding.ranks} and _same_boxes(

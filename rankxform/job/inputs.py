@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import (
     FORMS,
@@ -32,6 +32,7 @@ from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
 
 from .described import check_described
+from .operands import Operands, read_operands
 from .request import Request
 from .unsharded import check_stated
 
@@ -54,13 +55,19 @@ class Inputs:
     wanted: tuple[int, ...]
     notices: list[str]
     imagined: Mapping[int, Index] = field(default_factory=dict)
+    operands: Operands = field(default_factory=Operands)
 
 
 def inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
-    """Read strategies and folders; process 0 alone does this.
+    """Read strategies and folders, and what operations need; process 0 alone does this.
 
     `there` is what all nodes have; `searched` says which they are, if there are several.
     """
+    operands = read_operands(request, Path(request.src).absolute())
+    return replace(_inputs(request, there, searched), operands=operands)
+
+
+def _inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
     src = strategies.load(request.src_strategy)
     dst = _question(request) or strategies.load(request.dst_strategy)
     if request.shapes is not None:
@@ -93,8 +100,13 @@ def inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
 
 
 def _absolute(request: Request, where: Path) -> Request:
-    dst = str(Path(request.dst).absolute()) if request.dst is not None else None
-    return replace(request, src=str(where), dst=dst)
+    paths = {"dst": request.dst, "config": request.config}
+    if request.map is not None and request.map.endswith(".toml"):
+        paths["map"] = request.map
+    known: dict[str, Any] = {
+        name: path and str(Path(path).absolute()) for name, path in paths.items()
+    }
+    return replace(request, src=str(where), **known)
 
 
 def check_finished(folder: Path) -> None:
@@ -217,9 +229,11 @@ def _needed_ranks(src: Strategy, dst: Strategy | Given, request: Request) -> lis
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
-    stage lists. So are they where the destination's strategy has to be derived first.
+    stage lists. So are they where the destination's strategy has to be derived first, and where
+    names at the destination are not those of the source.
     """
-    if request.unmatched == REPLICATE or not isinstance(dst, Strategy):
+    all_names = request.map is not None or request.masters
+    if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
         return list(range(src.ranks))
     src = Derivation.of(vars(request)).strategy(src)
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}

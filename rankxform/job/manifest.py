@@ -18,8 +18,9 @@ from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
 from rankxform.storage import strategies
 
+from .option import BYTES, COMPARE
 from .prepare import Conversion
-from .request import BYTES, COMPARE, OPTIONS, Request, affecting, is_default
+from .request import OPTIONS, Request, affecting, is_default
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 

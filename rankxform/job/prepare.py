@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,10 @@ from rankxform.formats.base import FORMATS, Format, Index, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops import drop, rename
-from rankxform.ops.base import Derivation
+from rankxform.ops.base import Derivation, Tensor
 from rankxform.planning.catalog import Catalog, build_catalog
 from rankxform.planning.consistency import sharded_by_pattern
+from rankxform.planning.derived import tensors_of
 from rankxform.planning.infer import complete, resolve
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
@@ -28,6 +29,7 @@ from rankxform.transport import Team
 from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
+from .operands import assumptions, derivation_of
 from .request import Request
 from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
@@ -138,7 +140,7 @@ def _planned(
     inside = {file: one for file, one in indexes.items() if described or file < src.ranks}
     outside = {file: one for file, one in indexes.items() if file not in inside}
     files = SourceFiles(request.src, FORMS[found.form], found.shards, inside, outside, visibility)
-    derivation = Derivation.of(vars(request))
+    derivation = derivation_of(request, found.operands)
     src, dst, catalog, derived = _catalog(found, src, files, derivation, searched)
     if derived is not None:
         request = replace(request, dst_strategy=dst.label if request.dst else dst)
@@ -164,6 +166,7 @@ def _planned(
         planner = planner.with_parts(target.arrangement.parts)
     made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     notices.extend(unplaced(request, found.shards, inside))
+    notices.extend(assumptions(request, derivation))
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog):
         (notices if option == "exclude" else warnings).append(text)
@@ -201,8 +204,8 @@ def _catalog(
     """Return both strategies, completed by what the files hold, and the source's catalog.
 
     All use the names at the destination, but a pattern of the source matches the source's names.
+    Where tensors are put together under other names, source and catalog keep the source's.
     """
-    derived = None
     read = own_names(found.shards, files.indexes)
     shards = repaired(found.shards, read)
     check_files(shards, read, derivation.drops)
@@ -215,20 +218,44 @@ def _catalog(
     listed = list(src.stages_of)
     src = derivation.strategy(src)
     schemas, src_names = derivation.schemas(read, listed)
-    wanted = found.dst
-    if not isinstance(wanted, Strategy):
-        from .beside import path_beside
-        from .derived import derive_from
-
-        derived = derive_from(wanted, src, schemas)
-        wanted = derived.strategy
-        if found.request.dst is not None:
-            wanted = replace(wanted, label=str(path_beside(found.request.dst)))
+    derived, wanted = (None, src) if derivation.renames else _wanted(found, src, schemas)
     src, dst = complete(src, wanted, schemas, ranks)
     _check_extra_names(found, files, src)
     paths = {rank: str(path) for rank, path in files.paths.items()}
     catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names, ranks)
-    return src, dst, replace(catalog, gone=said.gone), derived
+    catalog = replace(catalog, gone=said.gone)
+    if derivation.renames:
+        made = {0: _made_schema(tensors_of(catalog, derivation))}
+        derived, dst = _wanted(found, WholeStrategy(), made)
+        dst = resolve(dst, made)
+    return src, dst, catalog, derived
+
+
+def _wanted(
+    found: Inputs, src: Strategy, schemas: Mapping[int, Schema]
+) -> tuple[Derived | None, Strategy]:
+    """Return the destination's strategy, and how it was derived if it was not given."""
+    wanted = found.dst
+    if isinstance(wanted, Strategy):
+        return None, wanted
+    from .beside import path_beside
+    from .derived import derive_from
+
+    derived = derive_from(wanted, src, schemas)
+    strategy = derived.strategy
+    if found.request.dst is not None:
+        strategy = replace(strategy, label=str(path_beside(found.request.dst)))
+    return derived, strategy
+
+
+def _made_schema(tensors: Iterable[Tensor]) -> Schema:
+    """Return what a file would hold that held all tensors whole, as the destination has them."""
+    some = [one for one in tensors if not one.dropped]
+    return Schema(
+        tuple(one.name for one in some),
+        tuple(one.dtype for one in some),
+        tuple(one.shape for one in some),
+    )
 
 
 def _check_extra_names(found: Inputs, files: SourceFiles, src: Strategy) -> None:

@@ -7,8 +7,8 @@ are made of this table; no option is stated twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS
@@ -23,49 +23,26 @@ from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.selection import ERROR, UNMATCHED
 from rankxform.publish.links import LINKS, REFLINK
 
-BYTES, COMPARE, FIT, LOAD = "bytes", "compare", "fit", "load"
-"""What depends on an option: the bytes of the output; the `verify` that compares it; whether a
-checkpoint fits as it is; and what `load`, which writes no files, takes."""
-
-WHAT = "what is converted"
-DERIVED = "destination strategy, derived instead of given"
-SOURCE = "which source files"
-OUTPUT = "output"
-IO = "reading and memory"
-RUN = "how it is done"
-
-PLACES = ("shared", "node")
-"""Where `plan --simulate` may have source files: on a storage of all nodes, or on each its own."""
-
-CONVERSIONS = ("transform", "verify", "plan", "launch")
-WRITERS = ("transform", "launch")
-
-
-def _option(
-    default: Any,
-    group: str,
-    help: str,
-    *affects: str,
-    kind: str = "text",
-    choices: Any = None,
-    metavar: str | None = None,
-    verbs: Sequence[str] = CONVERSIONS,
-    flag: str | None = None,
-) -> Any:
-    """Declare an option.
-
-    kind: "text", "flag" (true if it is there), "off" (false if it is there), "repeated", or one of
-    `rankxform.cli.options.KINDS`. choices: the values that it may have, or a registry of them.
-    """
-    facts = {
-        "group": group, "help": help, "affects": frozenset(affects), "kind": kind,
-        "choices": choices, "metavar": metavar, "verbs": verbs, "flag": flag,
-    }  # fmt: skip
-    return field(default=default, metadata=facts)
+from .operations import Operations
+from .option import (
+    BYTES,
+    COMPARE,
+    DERIVED,
+    FIT,
+    GROUPS,
+    IO,
+    LOAD,
+    OUTPUT,
+    RUN,
+    SOURCE,
+    WHAT,
+    WRITERS,
+    option,
+)
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Operations):
     """What to convert, and how. Paths are resolved by process 0.
 
     src, dst: source folder or file; destination folder (None: nothing is written).
@@ -82,224 +59,224 @@ class Request:
     dst_strategy: str | Strategy | None = None
     files: Mapping[int, str] | None = None
 
-    ranks: tuple[int, ...] = _option(
+    ranks: tuple[int, ...] = option(
         (), WHAT, "destination ranks to make (default: all)", FIT, kind="ranks", metavar="N,N-N"
     )
-    include: tuple[str, ...] = _option(
+    include: tuple[str, ...] = option(
         (), WHAT, "convert only parameters whose name matches; repeatable",
         BYTES, COMPARE, FIT, LOAD, kind="repeated", metavar="REGEX",
     )  # fmt: skip
-    exclude: tuple[str, ...] = _option(
+    exclude: tuple[str, ...] = option(
         (), WHAT, "drop parameters whose name matches; repeatable",
         BYTES, COMPARE, FIT, LOAD, kind="repeated", metavar="REGEX",
     )  # fmt: skip
-    rename: tuple[str, ...] = _option(
+    rename: tuple[str, ...] = option(
         (), WHAT, "rename parameters, and their optimizer states; repeatable, applied in order",
         BYTES, COMPARE, FIT, LOAD, kind="repeated", metavar="REGEX=REPLACEMENT",
     )  # fmt: skip
-    unmatched: str = _option(
+    unmatched: str = option(
         ERROR, WHAT, "parameters that only one strategy lists: drop them, or treat them as "
         "replicated on the other side (default: error)",
         BYTES, COMPARE, FIT, LOAD, choices=UNMATCHED,
     )  # fmt: skip
-    unlisted: str = _option(
+    unlisted: str = option(
         ERROR, WHAT, "parameters in no strategy that differ between ranks: take one rank's "
         "(default: error)", BYTES, COMPARE, LOAD, choices=(ERROR, "take-one"),
     )  # fmt: skip
-    replicas: str = _option(
+    replicas: str = option(
         SPREAD, WHAT, "which of equal source copies is read: one for all, or the one that "
         "MindSpore reads (default: spread)", BYTES, COMPARE, LOAD, choices=REPLICAS,
     )  # fmt: skip
 
-    dst_parallel: str | None = _option(
+    dst_parallel: str | None = option(
         None, DERIVED, "sizes of the destination job (dp, mp, pp, cp, ep); vocab_emb_dp and "
         "use_seq_parallel are true or false; same: the mesh of a stage stays, as in same,pp=2",
         LOAD, metavar="dp=2,mp=4,..",
     )  # fmt: skip
-    dst_config: str | None = _option(
+    dst_config: str | None = option(
         None, DERIVED, "sizes of the destination job, from a MindFormers configuration (YAML)",
         LOAD, metavar="FILE",
     )  # fmt: skip
-    src_parallel: str | None = _option(
+    src_parallel: str | None = option(
         None, DERIVED, "sizes of the source job, which explain its strategy", LOAD,
         metavar="dp=8,mp=1,..",
     )  # fmt: skip
-    src_config: str | None = _option(
+    src_config: str | None = option(
         None, DERIVED, "sizes of the source job, from a MindFormers configuration (YAML)",
         LOAD, metavar="FILE",
     )  # fmt: skip
-    preset: str | None = _option(
+    preset: str | None = option(
         None, DERIVED, "what shards the parameters of a known network (llama, deepseek_v3, ...), "
         "or a rules file (*.toml)", LOAD, metavar="NAME",
     )  # fmt: skip
-    unproven: bool = _option(
+    unproven: bool = option(
         False, DERIVED, "accept a preset that no compiled strategy file has confirmed", LOAD,
         kind="flag",
     )  # fmt: skip
-    rule: tuple[str, ...] = _option(
+    rule: tuple[str, ...] = option(
         (), DERIVED, "what shards the parameters whose name matches, such as 'wq=(tp, None)'; "
         "repeatable, tried before a preset", LOAD, kind="repeated", metavar="REGEX=(tp, None)",
     )  # fmt: skip
-    predict: bool = _option(
+    predict: bool = option(
         False, DERIVED, "the destination job trains nothing: no optimizer states", LOAD,
         kind="flag",
     )  # fmt: skip
-    optimizer_shard: str | None = _option(
+    optimizer_shard: str | None = option(
         None, DERIVED, "whether the destination's optimizer shards parameters: on, off, or into "
         "how many shards (optimizer_weight_shard_size)", LOAD, metavar="on|off|N",
     )  # fmt: skip
-    opt_on: tuple[str, ...] = _option(
+    opt_on: tuple[str, ...] = option(
         (), DERIVED, "parameters that the optimizer shards; repeatable", LOAD, kind="repeated",
         metavar="REGEX",
     )  # fmt: skip
-    opt_off: tuple[str, ...] = _option(
+    opt_off: tuple[str, ...] = option(
         (), DERIVED, "parameters that it does not shard (parallel_optimizer=False); repeatable",
         LOAD,
         kind="repeated", metavar="REGEX",
     )  # fmt: skip
-    threshold: int | None = _option(
+    threshold: int | None = option(
         None, DERIVED, "size from which the optimizer shards a parameter (default: 64)",
         LOAD,
         kind="number", metavar="KIB",
     )  # fmt: skip
-    src_threshold: int | None = _option(
+    src_threshold: int | None = option(
         None, DERIVED, "the threshold of the source job (default: 64)", LOAD, kind="number",
         metavar="KIB",
     )  # fmt: skip
-    layers: str | None = _option(
+    layers: str | None = option(
         None, DERIVED, "the numbered list that pipeline stages divide, such as model.layers", LOAD,
         metavar="PREFIX",
     )  # fmt: skip
-    layers_per_stage: tuple[int, ...] = _option(
+    layers_per_stage: tuple[int, ...] = option(
         (), DERIVED, "layers of each pipeline stage", LOAD, kind="numbers", metavar="N,N,..",
     )  # fmt: skip
-    offset: tuple[int, ...] = _option(
+    offset: tuple[int, ...] = option(
         (), DERIVED, "extra layers of each stage, as in MindFormers", LOAD,
         kind="numbers", metavar="N,N,..",
     )  # fmt: skip
-    interleave: int | None = _option(
+    interleave: int | None = option(
         None, DERIVED, "rounds in which stages get layers (pp_interleave_num; default: 1)", LOAD,
         kind="number", metavar="N",
     )  # fmt: skip
-    first: tuple[str, ...] = _option(
+    first: tuple[str, ...] = option(
         (), DERIVED, "parameters outside the list on the first stage; repeatable", LOAD,
         kind="repeated", metavar="REGEX",
     )  # fmt: skip
-    last: tuple[str, ...] = _option(
+    last: tuple[str, ...] = option(
         (), DERIVED, "parameters outside the list on the last stage; repeatable", LOAD,
         kind="repeated", metavar="REGEX",
     )  # fmt: skip
-    shared: tuple[str, ...] = _option(
+    shared: tuple[str, ...] = option(
         (), DERIVED, "parameters on the first and the last stage (tied); repeatable", LOAD,
         kind="repeated",
         metavar="REGEX",
     )  # fmt: skip
-    unsharded: str | None = _option(
+    unsharded: str | None = option(
         None, DERIVED, "cp: context parallel shards no parameter of the network", LOAD,
         choices=("cp",),
     )  # fmt: skip
 
-    src_form: str | None = _option(
+    src_form: str | None = option(
         None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, or "
         "Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
         choices=FORMS,
     )  # fmt: skip
-    src_pattern: str = _option(
+    src_pattern: str = option(
         DEFAULT_PATTERN, SOURCE, "where rank files lie in SRC (default: %(default)s)", COMPARE, FIT,
         LOAD, metavar="PATTERN",
     )  # fmt: skip
-    step: str | None = _option(
+    step: str | None = option(
         None, SOURCE, "epoch and step to take, such as 10_73, or an iteration of Checkpoint 2.0, "
         "such as 100; latest: the newest, an error if a "
         "rank lacks it (default: the newest that all ranks have; of launch: latest)", FIT, LOAD,
         metavar="E_S",
     )  # fmt: skip
-    suffix: str | None = _option(
+    suffix: str | None = option(
         None, SOURCE, "end of the files' names before .ckpt, such as _breakpoint",
         COMPARE, FIT, LOAD, metavar="TEXT",
     )  # fmt: skip
-    check_crc: bool = _option(
+    check_crc: bool = option(
         False, SOURCE, "compare source files with the checksums they carry", LOAD, kind="flag"
     )
-    allow_extra_ranks: bool = _option(
+    allow_extra_ranks: bool = option(
         False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", COMPARE, LOAD,
         kind="flag",
     )  # fmt: skip
-    allow_equal_slices: bool = _option(
+    allow_equal_slices: bool = option(
         False, SOURCE, "accept that every rank holds the same bytes of sharded parameters",
         COMPARE, LOAD, kind="flag",
     )  # fmt: skip
 
-    dst_form: str | None = _option(
+    dst_form: str | None = option(
         None, OUTPUT, "form of DST (default: ranks; of verify: recognized)", BYTES, COMPARE, FIT,
         choices=FORMS,
     )  # fmt: skip
-    prefix: str | None = _option(
+    prefix: str | None = option(
         None, OUTPUT, "start of each file's name (default: checkpoint_ in rank folders)", BYTES,
         COMPARE,
     )  # fmt: skip
-    max_part: int | None = _option(
+    max_part: int | None = option(
         None, OUTPUT, "most bytes of a part of unified safetensors (default: 3GiB)", BYTES,
         kind="limit", metavar="SIZE",
     )  # fmt: skip
-    max_shard: int | None = _option(
+    max_shard: int | None = option(
         None, OUTPUT, "most bytes of a Hugging Face shard (default: 5GB, of 10^9 bytes)", BYTES,
         kind="limit", metavar="SIZE",
     )  # fmt: skip
-    dedup: bool = _option(
+    dedup: bool = option(
         False, OUTPUT, "store each slice of a Checkpoint 2.0 once", BYTES, kind="flag"
     )
-    iteration: int | None = _option(
+    iteration: int | None = option(
         None, OUTPUT, "iteration of the Checkpoint 2.0 that is written (default: the source's "
         "global_step)", BYTES, kind="number", metavar="N",
     )  # fmt: skip
-    format: str | None = _option(
+    format: str | None = option(
         None, OUTPUT, "container of the files (default: the source's)", COMPARE, choices=FORMATS
     )
-    link: str = _option(
+    link: str = option(
         REFLINK, OUTPUT, "how to store identical files: reflink, hard link, or full copies "
         "(default: reflink where the file system has it)", choices=LINKS,
     )  # fmt: skip
-    dst_placement: str = _option(
+    dst_placement: str = option(
         "auto", OUTPUT, "with processes on several nodes: shared, if DST must be one folder for "
         "all; node, for a folder of each node; or a hostfile or rank table that says which ranks "
         "belong on which node (default: auto, finds out)", metavar="WHERE",
     )  # fmt: skip
 
-    read_method: str = _option(
+    read_method: str = option(
         AUTO, IO, "how source files are read: the wanted ranges; whole rows, then pick (sieving); "
         "or each byte by one process that sends it to the others (two-phase); auto: what costs "
         "least, two-phase for files that a node does not have", LOAD, choices=READ_METHODS,
     )  # fmt: skip
-    costs: Costs | None = _option(  # noqa: RUF009
+    costs: Costs | None = option(  # noqa: RUF009
         None, IO, "cost model: bandwidths (read, write, network, copy), latencies (read_latency, "
         "latency), and the overlap of reading and sending (0-1), such as read=2G,latency=30us "
         "(default: measured; if some are given, 1G, 1G, 10G, 5G, 100us, 30us, 1 for the others)",
         LOAD, kind="costs", metavar="WHAT=VALUE,..",
     )  # fmt: skip
-    memory: int = _option(
+    memory: int = option(
         DEFAULT_MEMORY, IO, "buffers on each process (default: 64M)", LOAD, kind="size",
         metavar="SIZE",
     )  # fmt: skip
-    shapes: str | None = _option(
+    shapes: str | None = option(
         None, IO, 'plan without a checkpoint: JSON {name: {"shape": [...], "dtype": "Float32"}}',
         metavar="FILE", verbs=("plan",),
     )  # fmt: skip
 
-    overwrite: bool = _option(False, RUN, "replace destination files", kind="flag", verbs=WRITERS)
-    fsync: bool = _option(
+    overwrite: bool = option(False, RUN, "replace destination files", kind="flag", verbs=WRITERS)
+    fsync: bool = option(
         True, RUN, "do not wait for the device before a file gets its name", kind="off",
         verbs=WRITERS, flag="--no-fsync",
     )  # fmt: skip
-    crc: bool = _option(
+    crc: bool = option(
         False, RUN, "write the checksum that MindSpore's crc_check expects", BYTES, FIT,
         kind="flag", verbs=("transform",),
     )  # fmt: skip
-    verify: bool = _option(
+    verify: bool = option(
         False, RUN, "compare fingerprints of what is read with those of what is written, and keep "
         "the latter for `verify DST`", BYTES, kind="flag", verbs=("transform",),
     )  # fmt: skip
-    check_replicas: str = _option(
+    check_replicas: str = option(
         "no", RUN, "read all source replicas first; warn, or refuse, where they differ",
         choices=("no", "warn", "error"), verbs=("transform",),
     )  # fmt: skip
@@ -344,7 +321,12 @@ def _check_text(name: str, text: str) -> None:
         raise UsageError(f"{name} {text!r}: is not UTF-8, which every name is") from error
 
 
-OPTIONS: tuple[Field[Any], ...] = tuple(one for one in fields(Request) if one.metadata)
+OPTIONS: tuple[Field[Any], ...] = tuple(
+    sorted(
+        (one for one in fields(Request) if one.metadata),
+        key=lambda one: GROUPS.index(one.metadata["group"]),
+    )
+)
 
 SEVERAL = ("ranks", "numbers", "repeated")
 """The kinds of options that have several values: numbers, and texts."""
@@ -357,6 +339,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     "limit": (int, "a number of bytes"),
     "costs": (Costs, "rankxform.Costs"),
     "number": (int, "a number"),
+    "decimal": (float, "a number"),
 }
 
 
@@ -368,6 +351,7 @@ def _check_kind(one: Field[Any], value: Any) -> None:
     else:
         expected, what = _TYPES[kind]
         good = value is None is one.default or isinstance(value, expected)
+        good = good or (expected is float and type(value) is int)
         good = good and (expected is not int or not isinstance(value, bool))
     if not good:
         raise UsageError(f"{one.name} is {value!r}; expected {what}")

@@ -1,8 +1,15 @@
-"""Steps between a source tensor and the destination tensor made of it; each is one module."""
+"""Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from . import drop, rename
+from . import cast, drop, mapping, rename, weights
 from .base import OPERATIONS
 
-OPERATIONS.update(rename=rename.rename, drop=drop.drop)
+OPERATIONS.update(
+    rename=rename.rename,
+    weights_only=weights.weights_only,
+    masters=weights.masters,
+    mapping=mapping.mapping,
+    drop=drop.drop,
+    cast=cast.cast,
+)
 
-__all__ = ["drop", "rename"]
+__all__ = ["cast", "drop", "mapping", "rename", "weights"]

@@ -1,42 +1,120 @@
-"""How a destination tensor comes from a source tensor: one derivation, applied before planning.
+"""How destination tensors come from source tensors: one derivation, applied before planning.
 
-A derivation is a chain of operations, each a pure function of a `Tensor`, the same on every
-process. Sources are read by `src_name` and `src_dtype`, destinations written by `name` and
-`dtype`; where the types differ, the engine converts as it copies. Identity costs nothing.
+A derivation is a chain of operations, each a pure function of tensors, the same on every process.
+Most change one tensor at a time: its name, its type, or whether it is written. Others see all
+tensors, and put new ones together of pieces of them (`rankxform.geometry.pieces`). Identity costs
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rankxform.errors import RequestError
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
+from rankxform.geometry.pieces import Assembly
 from rankxform.layout.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor being derived: its name and type in the source, and those that it gets.
+class LowRank:
+    """A product to be added to a matrix: ``scale * (b @ a)``.
 
-    shape: its full shape, in elements. dropped: why it is not written, or "".
+    a, b: names of tensors of the adapter, of shapes (r, in) and (out, r). transposed: the matrix is
+    stored as (in, out), so that the transposed product is added.
     """
 
-    src_name: str
+    a: str
+    b: str
+    scale: float
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """Factors for blocks of a matrix: element (i, j) times ``scales[i // rows, j // columns]``.
+
+    scales: name of a source tensor of type Float32. block: (rows, columns).
+    """
+
+    scales: str
+    block: tuple[int, int]
+
+
+Step = LowRank | Dequantize
+"""What is done to the elements of a source tensor when they are copied, in higher precision."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source tensor, by its name in the files; its type there, and its full shape.
+
+    dtype: the type of its elements when the step is done.
+    """
+
     name: str
     src_dtype: str
+    shape: Shape
+    step: Step | None = None
+    dtype: str = ""
+
+    @property
+    def value_dtype(self) -> str:
+        return self.dtype or self.src_dtype
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor being derived: its name, type and full shape at the destination.
+
+    sources: the source tensors that it is made of. assembly: how; None: it is the one source as it
+    is. dropped: why it is not written, or "". keeps_dtype: it is never cast. vocabulary: its rows
+    are the vocabulary's.
+    """
+
+    name: str
     dtype: str
     shape: Shape
+    sources: tuple[Source, ...]
+    assembly: Assembly | None = None
     dropped: str = ""
+    keeps_dtype: bool = False
+    vocabulary: bool = False
+
+    @classmethod
+    def of(cls, name: str, dtype: str = "", shape: Shape = ()) -> Tensor:
+        """Return a source tensor as it is."""
+        return cls(name, dtype, shape, (Source(name, dtype, shape),))
+
+    @property
+    def made_of(self) -> Assembly:
+        """How it is made of its sources."""
+        return self.assembly or Assembly.of(self.shape)
 
 
 Operation = Callable[[Tensor], Tensor]
 """Returns the tensor with what it changes. The new name must depend on the old name alone, so that
 strategies, which know names only, can be renamed alike; a dropped tensor is renamed too."""
 
-OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | None]] = {}
+
+@runtime_checkable
+class Composition(Protocol):
+    """An operation that sees all tensors, and returns those that they become.
+
+    Tensors that are dropped already are passed too, and are to be returned. renames: whether
+    tensors get names that others have, or are made of several; otherwise names stay.
+    """
+
+    renames: bool
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return what the tensors become. Raises RequestError or CheckpointError."""
+
+
+OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | Composition | None]] = {}
 """Makes an operation of the options of a conversion, None where they do not ask for it; in the
 order in which they are applied; filled in the package's `__init__`."""
 
@@ -44,8 +122,14 @@ order in which they are applied; filled in the package's `__init__`."""
 class Derivation:
     """The operations of one conversion."""
 
-    def __init__(self, operations: Iterable[Operation] = ()) -> None:
+    def __init__(self, operations: Iterable[Operation | Composition] = ()) -> None:
         self._operations = tuple(operations)
+        self._of_names: list[Operation] = []
+        for one in self._operations:
+            if not isinstance(one, Composition):
+                self._of_names.append(one)
+            elif one.renames:
+                break
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Derivation:
@@ -53,18 +137,43 @@ class Derivation:
         made = (make(options) for make in OPERATIONS.values())
         return cls(one for one in made if one is not None)
 
-    def __call__(self, tensor: Tensor) -> Tensor:
+    @property
+    def renames(self) -> bool:
+        """Whether destination tensors may have other names than the source's name operations give
+        them, or be made of several."""
+        return any(one.renames for one in self.compositions)
+
+    @property
+    def compositions(self) -> list[Composition]:
+        """The operations that see all tensors."""
+        return [one for one in self._operations if isinstance(one, Composition)]
+
+    def __call__(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return what source tensors become."""
+        found = list(tensors)
         for operation in self._operations:
+            if isinstance(operation, Composition):
+                found = operation.compose(found)
+            else:
+                found = [operation(tensor) for tensor in found]
+        if self.compositions:
+            _check_names(found)
+        return found
+
+    def named(self, src_name: str) -> Tensor:
+        """Return what becomes of a source tensor as far as its name alone tells."""
+        tensor = Tensor.of(src_name)
+        for operation in self._of_names:
             tensor = operation(tensor)
         return tensor
 
     def name_of(self, src_name: str) -> str:
-        """Return the name that a source tensor gets, written or not."""
-        return self(Tensor(src_name, src_name, "", "", ())).name
+        """Return the name that a source tensor gets before tensors are composed, written or not."""
+        return self.named(src_name).name
 
     def drops(self, src_name: str) -> bool:
         """Tell whether a source tensor of this name is not written."""
-        return bool(self(Tensor(src_name, src_name, "", "", ())).dropped)
+        return bool(self.named(src_name).dropped)
 
     def strategy(self, src: Strategy) -> Strategy:
         """Return a source strategy under the names that its parameters get. Raises RequestError."""
@@ -82,7 +191,7 @@ class Derivation:
         `listed` are the names in the source's strategy. Raises RequestError where two tensors, of
         the files or the strategy, get one name.
         """
-        if not self._operations:
+        if not self._of_names:
             return schemas, {}
         alike = dict.fromkeys(schemas.values())
         new = self._renamed([*listed, *(name for one in alike for name in one.names)])
@@ -96,7 +205,7 @@ class Derivation:
         return {file: renamed[one] for file, one in schemas.items()}, src_names
 
     def _renamed(self, names: Iterable[str]) -> dict[str, str]:
-        if not self._operations:
+        if not self._of_names:
             return {name: name for name in names}
         found: dict[str, str] = {}
         owner: dict[str, str] = {}
@@ -109,3 +218,14 @@ class Derivation:
                     "each parameter has a name of its own"
                 )
         return found
+
+
+def _check_names(tensors: Iterable[Tensor]) -> None:
+    """Refuse two tensors of one name. Raises RequestError."""
+    owner: dict[str, Tensor] = {}
+    for one in tensors:
+        if not one.dropped:
+            other = owner.setdefault(one.name, one)
+            if other is not one:
+                a, b = (", ".join(source.name for source in t.sources) for t in (other, one))
+                raise RequestError(f"{one.name!r} would be made twice: of {a}, and of {b}")

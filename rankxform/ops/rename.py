@@ -21,7 +21,7 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
     optimizer state keeps its prefix, and gets the new name of its parameter. Raises UsageError.
 
     >>> renamed = rename({"rename": [r"^layers\.(\d+)=blocks.\1"]})
-    >>> renamed(Tensor("adam_m.layers.0.w", "adam_m.layers.0.w", "", "", ())).name
+    >>> renamed(Tensor.of("adam_m.layers.0.w")).name
     'adam_m.blocks.0.w'
     """
     rules = [_rule(text) for text in options.get("rename", ())]

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Box, Shape
-from rankxform.geometry.grid import Grid
+from rankxform.geometry.grid import Cell, Stored
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
 from rankxform.layout.strategy import Strategy
+from rankxform.ops.base import Step
 
-from .sharding import Sharding
+from .sharding import Composed, Sharding
 
 _FEW_TIED = 2
 """Parameters that pipeline stages usually share: an embedding, and one more."""
@@ -29,14 +30,18 @@ _FEW_TIED = 2
 class Parameter:
     """One tensor of the source, under the name and type that it gets at the destination.
 
-    src_name, src_dtype: what the files call it, and their type.
+    src_name, src_dtype: what the files call it, and their type. Of a tensor that is made of others:
+    the first of these; src_names are all, by number. steps: what is done to the elements of each
+    before their type is changed, if anything is.
     """
 
     name: str
     dtype: str
-    sharding: Sharding = field(compare=False)
+    sharding: Sharding | Composed = field(compare=False)
     src_name: str
     src_dtype: str
+    src_names: tuple[str, ...] = ()
+    steps: tuple[Step | None, ...] = ()
 
     @property
     def shape(self) -> Shape:
@@ -44,8 +49,18 @@ class Parameter:
         return self.sharding.grid.shape
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> Stored:
         return self.sharding.grid
+
+    @property
+    def composed(self) -> Composed | None:
+        """How the tensor is made of others; None of one that is as in the files."""
+        return self.sharding if isinstance(self.sharding, Composed) else None
+
+    def src_name_of(self, cell: Cell) -> str:
+        """Return the name in the files of what a source cell is of."""
+        composed = self.composed
+        return self.src_names[composed.pieces.source(cell)] if composed else self.src_name
 
     @property
     def layout(self) -> Layout:
@@ -60,7 +75,8 @@ class Parameter:
         return self.sharding.listed
 
     def box(self, file: int) -> Box:
-        """Return the region that a file holds, in the full tensor."""
+        """Return the region that a file holds, in the full tensor, of a tensor in the files."""
+        assert isinstance(self.sharding, Sharding)
         return self.sharding.grid.box(self.sharding.cell(file))
 
 

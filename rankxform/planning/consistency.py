@@ -20,7 +20,7 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX, WholeStrategy
 
 from .catalog import Catalog, Parameter
-from .selection import Selection
+from .selection import Selection, sources_of
 
 _SAMPLED = 12
 _LEAST_SAMPLE = 64
@@ -42,7 +42,8 @@ def to_compare(selection: Selection, catalog: Catalog) -> list[str]:
     """
     if isinstance(catalog.strategy, WholeStrategy):
         return [p.name for p in catalog.listed.values() if len(p.holders) > 1]
-    return [p.name for p in selection.parameters if not p.listed and len(p.holders) > 1]
+    sources = sources_of(selection.parameters, catalog)
+    return [p.name for p in sources if not p.listed and len(p.holders) > 1]
 
 
 def check_unlisted(
@@ -112,11 +113,11 @@ def _is_large(parameter: Parameter) -> bool:
     return prod(parameter.shape) > 1
 
 
-def to_sample(selection: Selection) -> list[str]:
+def to_sample(selection: Selection, catalog: Catalog) -> list[str]:
     """Return a few large parameters that the source strategy shards, spread over the model."""
     sharded = [
         p
-        for p in selection.sharded.values()
+        for p in selection.sources(catalog)
         if p.listed
         and len(p.sharding.files) > 1
         and p.box(p.holders[0]).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
@@ -129,7 +130,8 @@ def sharded_by_pattern(selection: Selection, catalog: Catalog) -> list[str]:
     """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
     if not catalog.strategy.label.startswith(SHARD_PREFIX):
         return []
-    return [p.name for p in selection.sharded.values() if p.listed and len(p.sharding.files) > 1]
+    sources = selection.sources(catalog)
+    return [p.name for p in sources if p.listed and len(p.sharding.files) > 1]
 
 
 def check_each_differs(

@@ -144,7 +144,9 @@ def estimate_io(
                 by_node[one] = by_node.get(one, 0) + box.size
     separate = once = crossing = Volume()
     for (at, where), bounding_box in bounding_boxes(parts).items():
-        _, *read = count_reads(method, bounding_box, parameter.grid.box(at), item)
+        _, *read = count_reads(
+            method, parameter.grid.stored(at, bounding_box), parameter.grid.held(at), item
+        )
         if where is None:
             once += Volume(*read)
         else:

@@ -10,6 +10,7 @@ from rankxform.geometry.box import Box
 from rankxform.layout.names import parameter_of, summarize_names
 
 from .catalog import Catalog, Parameter
+from .sharding import Sharding
 
 Loss = tuple[Parameter, Box]
 """A region of a parameter that no file holds."""
@@ -19,11 +20,12 @@ def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[L
     """Return, by the ranks that should hold them, the slices that no source file holds."""
     found: dict[tuple[int, ...], list[Loss]] = {}
     for parameter in parameters:
-        if parameter.listed:
-            held, grid = parameter.sharding.files, parameter.grid
-            for cell, ranks in parameter.layout.holders.items():
+        sharding = parameter.sharding
+        if isinstance(sharding, Sharding) and sharding.listed:
+            held, grid = sharding.files, sharding.grid
+            for cell, ranks in sharding.layout.holders.items():
                 if cell not in held:
-                    should = tuple(parameter.sharding.first_rank + rank for rank in ranks)
+                    should = tuple(sharding.first_rank + rank for rank in ranks)
                     found.setdefault(should, []).append((parameter, grid.box(cell)))
     return found
 

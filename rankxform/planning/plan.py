@@ -31,7 +31,7 @@ from .losses import losses_message
 from .parts import Part
 from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
-from .sharding import Shared, Targets
+from .sharding import Sharding, Shared, Targets
 from .stages import needed_stages
 from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
 
@@ -64,6 +64,7 @@ class Planner:
         self.catalog, self.dst, self.selection, self.parts = catalog, dst, selection, parts
         self._mindspore = replicas == MINDSPORE
         self._replicas = replicas_to_read(catalog.listed.values())
+        self._replicas_of = {p.src_name: self._replicas.get(p.name, 0) for p in catalog.parameters}
         self._stages: dict[int, dict[str, Layout]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
@@ -165,7 +166,10 @@ class Planner:
         for transfer in self.transfers([self.whole_file(file)]):
             (cell,) = transfer.targets
             copies = tuple(
-                Copy(self.catalog.rank_of(transfer.readers[at]), box)
+                Copy(
+                    self.catalog.rank_of(transfer.readers[at]),
+                    transfer.parameter.grid.made(at, box),
+                )
                 for at, box in transfer.copies(cell)
             )
             slices.append(Slice(transfer.parameter, transfer.grid.box(cell), copies))
@@ -226,7 +230,7 @@ class Planner:
         self, parameter: Parameter, layout: Layout, pairs: Pairs
     ) -> Iterator[tuple[Targets, Pairs]]:
         """Yield the files that may be read for each source cell, and the `pairs` for which."""
-        if parameter.listed and not self._mindspore:
+        if parameter.composed or (parameter.listed and not self._mindspore):
             yield parameter.sharding.files, pairs
             return
         ranks = tuple(rank for _, rank in pairs)
@@ -255,7 +259,9 @@ class Planner:
     ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
         """Yield the readers of `parameter`, and the destination ranks that share them."""
         by: dict[int, list[int]] = {}
-        if not parameter.listed:
+        if parameter.composed:
+            yield self._readers_of(parameter, layout, ranks, visible), ranks
+        elif not parameter.listed:
             for rank in ranks:
                 by.setdefault(self._unlisted_file(parameter, rank), []).append(rank)
             for file, alike in by.items():
@@ -317,12 +323,13 @@ class Planner:
 
     def replica(self, parameter: Parameter) -> int:
         """Return which of the equal copies of a parameter is read, as a number to be reduced."""
-        return self._replicas.get(parameter.name, 0) % parameter.sharding.period
+        return self._replicas_of[parameter.src_name] % parameter.sharding.period
 
     def raise_lost(self, parameter: Parameter, cell: Cell) -> NoReturn:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""
         assert cell not in parameter.sharding.files
-        raise CheckpointError(losses_message(self.catalog, self.selection.sharded.values(), {}))
+        wanted = self.selection.sources(self.catalog)
+        raise CheckpointError(losses_message(self.catalog, wanted, {}))
 
     def _unlisted_file(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of an unlisted parameter a destination file gets, as MindSpore does.
@@ -333,6 +340,7 @@ class Planner:
         src, dst_rank = self.catalog.strategy, self.part(file).rank
         stages = self.source_stages(self.dst.stage_of(dst_rank))
         local = dst_rank % self.dst.stage_size % src.stage_size
+        assert isinstance(parameter.sharding, Sharding)
         file_of = parameter.sharding.file_of
         for stage in stages:
             if src.ranks_in(stage)[local] in file_of:
@@ -348,6 +356,8 @@ class Planner:
         Those that MindSpore loads, ascending, and then any that alone hold what the destination
         stage lists and the source strategy does not, if that is taken as replicated.
         """
+        if self.selection.derived:
+            return list(range(len(self.catalog.strategy.stages)))
         needed = needed_stages(self.catalog.strategy, self.dst, dst_stage)
         there = set(self.catalog.names_in(needed))
         more = {
@@ -364,7 +374,7 @@ class Planner:
         names = self.catalog.names_in(self.source_stages(stage))
         if self.catalog.ranks:  # a checkpoint that stores each slice once has counters once too
             names = list(dict.fromkeys([*names, *self.selection.replicated]))
-        for name in names:
+        for name in (made for one in names for made in self.selection.in_place_of(one)):
             replicated = name in self.selection.replicated
             if replicated or name in self.selection.sharded:
                 layout = self._layout(name, stage)

@@ -7,16 +7,17 @@ optimizer state that the destination has no use for, or a question that the user
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.base import Derivation
 
 from .catalog import Catalog, Parameter, effective_layout
+from .derived import Derived, by_source, tensors_of
 from .losses import losses_message
 
 _STATE = "optimizer state that the destination strategy does not list"
@@ -41,16 +42,34 @@ class Selection:
     replicated: whole on every destination rank, as one source rank holds it.
     left_out: what is not written.
     absent: names that the strategies list and no file holds.
+    derived: by the catalog's name of a source tensor, which parameters come where it stands in the
+        files; {}: each parameter is one source tensor, under the same name.
     """
 
     sharded: Mapping[str, Parameter]
     replicated: Mapping[str, Parameter]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
+    derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def in_place_of(self, name: str) -> tuple[str, ...]:
+        """Return which parameters come where a source tensor stands in the files."""
+        return self.derived.get(name, ()) if self.derived else (name,)
+
+    def sources(self, catalog: Catalog) -> list[Parameter]:
+        """Return the source tensors that the sharded parameters are made of, in their order."""
+        return sources_of(self.sharded.values(), catalog)
 
     @property
     def parameters(self) -> list[Parameter]:
         return [*self.sharded.values(), *self.replicated.values()]
+
+
+def sources_of(parameters: Iterable[Parameter], catalog: Catalog) -> list[Parameter]:
+    """Return the source tensors that parameters are made of, in their order."""
+    stored = {parameter.src_name: parameter for parameter in catalog.parameters}
+    names = (name for p in parameters for name in p.src_names or (p.src_name,))
+    return [stored[name] for name in dict.fromkeys(names)]
 
 
 def select(
@@ -72,13 +91,12 @@ def select(
     sharded: dict[str, Parameter] = {}
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
-    for parameter in catalog.parameters:
-        tensor = _derived(parameter, derivation)
+    make = Derived(catalog)
+    for tensor in tensors_of(catalog, derivation):
+        parameter = make.parameter(tensor)
         if tensor.dropped:
             reasons.setdefault(tensor.dropped, []).append(parameter)
             continue
-        if tensor.dtype != parameter.dtype:
-            parameter = replace(parameter, dtype=tensor.dtype)
         name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
         here = parameter.listed and not isinstance(catalog.strategy, WholeStrategy)
         if name in dst and parameter.listed:
@@ -94,9 +112,13 @@ def select(
     left_out = tuple(
         _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
     )
-    known = {*catalog.strategy.stages_of, *dst.stages_of}
-    absent = tuple(sorted(known - set(catalog.listed) - set(catalog.unlisted)))
-    found = Selection(sharded, replicated, left_out, absent)
+    if derivation.renames:
+        missing = set(dst.stages_of) - set(sharded) - set(replicated)
+        derived = by_source([*sharded.values(), *replicated.values()], catalog)
+    else:
+        known = {*catalog.strategy.stages_of, *dst.stages_of}
+        missing, derived = known - set(catalog.listed) - set(catalog.unlisted), {}
+    found = Selection(sharded, replicated, left_out, tuple(sorted(missing)), derived)
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
     _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation))
     return found
@@ -117,7 +139,7 @@ def _check(
             "network's"
         )
     if lost:
-        raise CheckpointError(losses_message(catalog, found.sharded.values(), lost))
+        raise CheckpointError(losses_message(catalog, found.sources(catalog), lost))
     if refused:
         raise RequestError(_unmatched_message(refused, catalog, dst))
     if not found.parameters:
@@ -127,11 +149,6 @@ def _check(
             f"{catalog.strategy.label} lists none of the parameters in {_first(catalog.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
-
-
-def _derived(parameter: Parameter, derivation: Derivation) -> Tensor:
-    name, dtype = parameter.src_name, parameter.src_dtype
-    return derivation(Tensor(name, name, dtype, dtype, parameter.shape))
 
 
 def _order(reason: tuple[str, list[Parameter]]) -> int:
@@ -157,9 +174,9 @@ def _lost(
     return {
         name: missing
         for name, missing in catalog.unreachable.items()
-        if name in dst
-        and not derivation.drops(catalog.src_name(name))
-        and made.intersection(dst.stages_of.get(name, made))
+        if not derivation.drops(catalog.src_name(name))
+        and (derivation.renames or name in dst)
+        and (derivation.renames or made.intersection(dst.stages_of.get(name, made)))
     }
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 from typing import TypeVar
 
-from rankxform.geometry.grid import Cell, Grid
-from rankxform.layout.layout import Layout
+from rankxform.geometry.grid import Cell, Grid, Stored
+from rankxform.geometry.pieces import PieceGrid
+from rankxform.layout.layout import Layout, whole
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -78,3 +79,43 @@ class Sharding:
     def period(self) -> int:
         """After how many replicas a choice among equal copies repeats."""
         return lcm(*map(len, self.files.values()))
+
+
+class Composed:
+    """How tensors lie in the source files that are made of others in one way; one object for all.
+
+    grid: its cells are (number of the piece, cell of the source's grid). parts: by number of the
+    source, how that is sharded. Stands where a `Sharding` stands.
+    """
+
+    def __init__(self, grid: PieceGrid, parts: Sequence[Sharding]) -> None:
+        self.grid: Stored = grid
+        self.pieces, self.parts = grid, tuple(parts)
+        self.layout = whole(len(grid.shape))
+        self.first_rank = parts[0].first_rank
+        of_file = {file: one.rank(file) for one in parts for file in one.holders}
+        self.holders = tuple(sorted(of_file))
+        self.ranks = tuple(of_file[file] for file in self.holders)
+        self._rank_of = of_file
+        self.listed = any(one.listed for one in parts)
+
+    def rank(self, file: int) -> int:
+        """Return the global rank of a file."""
+        return self._rank_of[file]
+
+    @cached_property
+    def files(self) -> Targets:
+        """For each cell the files that hold it, ascending."""
+        return Shared(
+            {
+                (number, *cell): files
+                for number, piece in enumerate(self.pieces.assembly.pieces)
+                for cell, files in self.parts[piece.source].files.items()
+                if piece.inside_source(self.parts[piece.source].grid.box(cell)) is not None
+            }
+        )
+
+    @cached_property
+    def period(self) -> int:
+        """After how many replicas a choice among equal copies repeats."""
+        return lcm(*(one.period for one in self.parts))

@@ -172,7 +172,10 @@ def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]
             return item * sum(boxes[piece].size for pieces in some for piece in pieces)
 
         wanted = bounding_boxes((piece[0], boxes[piece]) for piece in routes.read)
-        reads = [count_reads(method, box, grid.box(at), item) for at, box in wanted.items()]
+        reads = [
+            count_reads(method, grid.stored(at, box), grid.held(at), item)
+            for at, box in wanted.items()
+        ]
         messages = [
             item * sum(boxes[piece].size for piece in pieces)
             for peers in (routes.sends, routes.forwards)

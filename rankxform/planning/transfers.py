@@ -199,7 +199,9 @@ def reads_of(
         if key not in known:
             copies = (copy for cell in transfer.targets for copy in transfer.copies(cell))
             known[key] = [
-                count_reads(method, wanted, parameter.grid.box(cell), item)
+                count_reads(
+                    method, parameter.grid.stored(cell, wanted), parameter.grid.held(cell), item
+                )
                 for cell, wanted in bounding_boxes(copies).items()
             ]
         yield transfer, known[key]

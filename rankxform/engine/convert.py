@@ -1,0 +1,221 @@
+"""Values changed from one element type to another, as MindSpore changes them.
+
+Between floating types a value is rounded to the nearest, ties to even; beyond the largest it
+becomes infinite; subnormal values are kept. A NaN becomes the type's quiet NaN: of BFloat16 always
+0x7fc0, of Float16 0x7e00 with its sign (MindSpore 2.10, `Tensor.astype` on a CPU). BFloat16 needs
+no other package: its values are handled as 16-bit words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankxform.errors import CheckpointError, RequestError
+from rankxform.formats.dtype import NOT_MINDSPORES, TEXT, item_size
+
+if TYPE_CHECKING:
+    from .arena import Words
+
+    Convert = Callable[[Words, Words], None]
+    """Writes the values of the second array into the first, of the same shape."""
+
+FLOAT8 = "F8_E4M3"
+"""The type of blocks that are multiplied by a factor each."""
+
+FLOATS = ("Float16", "BFloat16", "Float32", "Float64")
+_BLOCK = 1 << 16
+"""Elements at a time, which stay in the cache from one step to the next."""
+
+_SQUARE = 128
+"""Rows and columns of a square that stays in the cache."""
+
+_QUIET_NAN = np.uint16(0x7FC0)
+_HALF_NAN, _HALF_SIGN = np.uint16(0x7E00), np.uint16(0x8000)
+
+
+def word_type(dtype: str) -> np.dtype[Any]:
+    """Return numpy's type for the elements of one of MindSpore's types; of BFloat16 its words.
+
+    Raises RequestError where numpy does not know the values: of Int4, texts, and F8.
+    """
+    if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
+        raise RequestError(f"{dtype} cannot be converted to another type, nor another type to it")
+    if dtype == "BFloat16":
+        return np.dtype("<u2")
+    kind = "f" if dtype in FLOATS else "?" if dtype == "Bool" else "u" if dtype[0] == "U" else "i"
+    return np.dtype("?" if kind == "?" else f"<{kind}{item_size(dtype)}")
+
+
+@cache
+def converter(src: str, dst: str) -> Convert:
+    """Return what converts arrays of one type to another. Raises RequestError.
+
+    The arrays have the types that `word_type` names; they need not be contiguous.
+    """
+    if src == FLOAT8 and dst == "Float64":
+        return _from_float8
+    source = word_type(src)
+    if src == "BFloat16" and dst == "BFloat16":
+        return _copy
+    if src == "BFloat16":
+        return _in_blocks(_from_bfloat16, np.dtype("<f4"), then=_plain(np.dtype("<f4"), dst, src))
+    if dst == "BFloat16":
+        if src not in FLOATS:
+            raise RequestError(f"{src} is not converted to BFloat16: neither holds the other")
+        return _in_blocks(_to_bfloat16, np.dtype("<u2"), first=np.dtype("<f4"))
+    return _plain(source, dst, src)
+
+
+def moved_type(dtype: str) -> np.dtype[Any]:
+    """Return the type in which elements are moved: their words, of types that have no values."""
+    if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
+        return np.dtype("u1")
+    return word_type(dtype)
+
+
+def blockwise(convert: Convert | None) -> Convert:
+    """Return a conversion (None: a copy) that is fast where the axes of an array are exchanged.
+
+    Squares of the two last axes are first copied into the cache as they lie in memory.
+    """
+
+    def done(into: Words, out: Words) -> None:
+        inner = out.ndim >= 2 and min(out.shape[-2:]) > 1
+        if inner and abs(out.strides[-2]) < abs(out.strides[-1]):
+            if out.ndim > 2:
+                for one, other in zip(into, out):
+                    done(one, other)
+                return
+            rows, columns = out.shape
+            for i in range(0, rows, _SQUARE):
+                for j in range(0, columns, _SQUARE):
+                    part = out[i : i + _SQUARE, j : j + _SQUARE]
+                    square = np.ascontiguousarray(part.T).T
+                    (convert or _copy)(into[i : i + _SQUARE, j : j + _SQUARE], square)
+        elif convert:
+            convert(into, out)
+        else:
+            into[...] = out
+
+    return done
+
+
+def _copy(into: Words, out: Words) -> None:
+    into[...] = out
+
+
+def _plain(source: np.dtype[Any], dst: str, src: str) -> Convert:
+    """Return the conversion between two types that numpy knows."""
+    target = word_type(dst)
+    if target == source:
+        return _copy
+    if source.kind == "f" and dst == "Float16":
+        return _in_blocks(_to_half, target)
+    if source.kind == "f" and target.kind in "iu":
+        return lambda into, out: _to_integer(into, out, src, dst)
+    return _copy_values
+
+
+def _copy_values(into: Words, out: Words) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        into[...] = out
+
+
+def _in_blocks(
+    convert: Callable[[Words, Words], None],
+    result: np.dtype[Any],
+    first: np.dtype[Any] | None = None,
+    then: Convert = _copy,
+) -> Convert:
+    """Return what applies `convert` to contiguous blocks: from type `first`, to type `result`."""
+
+    def done(into: Words, out: Words) -> None:
+        if into.flags.c_contiguous and out.flags.c_contiguous:
+            into, out = into.reshape(-1), out.reshape(-1)
+        elif into.ndim > 1 and into[0].size * 2 > _BLOCK:
+            for one, other in zip(into, out):
+                done(one, other)
+            return
+        rows = max(1, _BLOCK // max(1, into[:1].size)) if into.ndim else 1
+        if not into.ndim:
+            into, out = into.reshape(1), out.reshape(1)
+        for at in range(0, len(into), rows):
+            part = out[at : at + rows]
+            block = np.ascontiguousarray(part, dtype=first or part.dtype)
+            target = into[at : at + rows]
+            if target.flags.c_contiguous and target.dtype == result:
+                convert(target.reshape(-1), block.reshape(-1))
+            else:
+                found = np.empty(block.shape, result)
+                convert(found.reshape(-1), block.reshape(-1))
+                then(target, found)
+
+    return done
+
+
+def _to_bfloat16(into: Words, out: Words) -> None:
+    """Round Float32 to its upper half, to nearest even."""
+    bits = out.view("<u4")
+    words = bits >> np.uint32(16)
+    words &= np.uint32(1)
+    words += np.uint32(0x7FFF)
+    words += bits  # a NaN may overflow; it is put right below
+    words >>= np.uint32(16)
+    np.copyto(into, words, casting="unsafe")
+    wrong = out != out
+    if wrong.any():
+        into[wrong] = _QUIET_NAN
+
+
+def _from_bfloat16(into: Words, out: Words) -> None:
+    bits = into.view("<u4")
+    np.copyto(bits, out)
+    bits <<= np.uint32(16)
+    wrong = into != into
+    if wrong.any():
+        bits[wrong] = np.uint32(0x7FC00000)
+
+
+def _from_float8(into: Words, out: Words) -> None:
+    into[...] = _float8_values()[out]
+
+
+@cache
+def _float8_values() -> Any:
+    """Return the values of all F8_E4M3 (sign, 4 bits of exponent, 3 of mantissa; no infinity).
+
+    Micikevicius et al., FP8 Formats for Deep Learning, 2022.
+    """
+    bits = np.arange(256)
+    exponent, mantissa = (bits >> 3) & 15, bits & 7
+    values = np.where(
+        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0)
+    )
+    values[(bits & 0x7F) == 0x7F] = np.nan
+    return np.where(bits >> 7, -values, values)
+
+
+def _to_half(into: Words, out: Words) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(into, out, casting="unsafe")
+    wrong = out != out
+    if wrong.any():
+        sign = np.where(np.signbit(out[wrong]), _HALF_SIGN, np.uint16(0))
+        into.view("<u2")[wrong] = sign | _HALF_NAN
+
+
+def _to_integer(into: Words, out: Words, src: str, dst: str) -> None:
+    """Truncate, where every value has one in the type. Raises CheckpointError."""
+    limits = np.iinfo(into.dtype)
+    with np.errstate(invalid="ignore"):
+        whole = np.trunc(out)
+        top = float(limits.max) + 1.0  # exact: a power of two
+        good = (whole >= float(limits.min)) & (whole < top)
+    if not good.all():
+        value = out[~good].flat[0]
+        raise CheckpointError(f"{src} {value!r} is no value of {dst}; leave the type as it is")
+    into[...] = whole

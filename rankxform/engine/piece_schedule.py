@@ -1,0 +1,270 @@
+"""Schedules of tensors that are made of pieces of others.
+
+Tiles are of the tensor that is made, so that each is written in one piece. What they need of a
+source is read as it lies there: a box of the source tensor, of which the copy picks elements by
+axes and strides. Where the axes are exchanged, a tile of rows needs columns; its arena is as large
+as the memory allows, so that these come in long runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from rankxform.geometry.box import Box
+from rankxform.geometry.grid import Cell
+from rankxform.geometry.pieces import NO_AXIS, Piece, PieceGrid
+from rankxform.geometry.runs import contiguous_runs
+from rankxform.geometry.tiles import Rows, Tiles, tiles
+from rankxform.planning.read_method import ReadMethod
+from rankxform.planning.routes import Routes
+from rankxform.planning.transfers import Exchange, Transfer
+
+from .arena import ALIGN, Place, Region
+from .convert import blockwise, converter, moved_type
+from .schedule import Schedule
+from .tile_work import Fetch
+
+if TYPE_CHECKING:
+    from .arena import Bytes, View, Words
+
+T = TypeVar("T")
+
+_MOST_SIEVED = 4
+"""How many times as much as is wanted may be read, where elements are picked in memory."""
+
+
+@dataclass(frozen=True)
+class PieceRegion(Region):
+    """Elements of a piece, in the arena. `part` counts in the piece.
+
+    box: if `stored`, the box of the source tensor that lies there; else the part, in the order of
+    the tensor that is made, as messages carry it.
+    """
+
+    piece: Piece | None = None
+    stored: bool = True
+
+    def values(self, kind: np.dtype[Any]) -> Words:
+        """Return the part's elements, along the axes of the tensor that is made."""
+        return self.some(self.part, kind)
+
+    def some(self, part: Box, kind: np.dtype[Any]) -> Words:
+        """Return the elements of `part`, a box of the piece."""
+        piece = self.piece
+        assert piece is not None
+        values = self.data.view(kind).reshape(self.box.shape)
+        if not self.stored:
+            return values[part.relative_to(self.box).slices()] if part.ndim else values
+        at = piece.src_box(part).relative_to(self.box)
+        steps = {axis: step for axis, step in zip(piece.axes, piece.src_step) if axis != NO_AXIS}
+        picked = values[
+            tuple(
+                slice(a, b, steps[axis]) if axis in steps else a
+                for axis, (a, b) in enumerate(zip(at.start, at.stop))
+            )
+        ]
+        left = sorted(steps)  # the axes of the source that are left
+        order = [left.index(axis) for axis in piece.axes if axis != NO_AXIS]
+        picked = picked.transpose(order)
+        if piece.is_broadcast:
+            index = tuple(None if axis == NO_AXIS else slice(None) for axis in piece.axes)
+            picked = np.broadcast_to(picked[index], part.shape)
+        return picked
+
+
+class PieceRows(Rows[T], Generic[T]):
+    """Things with boxes that count in pieces, looked up by the rows of a tile."""
+
+    def __init__(self, grid: PieceGrid, things: Iterable[tuple[T, Cell, Box]]) -> None:
+        self._things = [(thing, grid.piece(at), box) for thing, at, box in things]
+        made = [piece.dst_box(box) for _, piece, box in self._things]
+        self._numbers: Rows[int] = Rows(enumerate(made))
+        super().__init__(())
+
+    def over(self, tile: Box) -> Iterator[tuple[T, Box]]:
+        """Yield the things that have a part of `tile`, with that part, counted in the piece.
+
+        The tile may cross the edges of their boxes.
+        """
+        for number in self._numbers.touching(tile):
+            thing, piece, box = self._things[number]
+            inside = piece.inside(tile)
+            part = box.intersect(inside) if inside is not None else None
+            if part is not None:
+                yield thing, part
+
+
+class PieceSchedule(Schedule):
+    """Works out the tiles of a tensor that is made of pieces."""
+
+    def __init__(self, transfer: Transfer, method: ReadMethod, checked: bool = False) -> None:
+        composed = transfer.parameter.composed
+        assert composed is not None
+        self._pieces_of = composed.pieces
+        self._steps = transfer.parameter.steps
+        self._many_axes = not all(one.is_ordered for one in composed.pieces.assembly.pieces)
+        self._factors: dict[Cell, int] = {}
+        super().__init__(transfer, method, checked)
+        parameter = transfer.parameter
+        self._source_type = moved_type(parameter.src_dtype)
+        self._target_type = moved_type(parameter.dtype)
+        convert = None
+        if parameter.dtype != parameter.src_dtype and not any(self._steps):
+            convert = converter(parameter.src_dtype, parameter.dtype)
+        self._convert = blockwise(convert) if convert or self._many_axes else None
+        self._zero = np.zeros((), self._target_type)
+        for cell, need in self._wanted.items():
+            self._factors[cell] = self._factor(cell, need)
+
+    @property
+    def permutes(self) -> bool:
+        """Whether axes are exchanged, so that a large arena makes longer runs."""
+        return self._many_axes
+
+    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> Rows[T]:
+        return PieceRows(self._pieces_of, things)
+
+    def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
+        """Return the boxes, in the made tensor, of all that a process has in its arena."""
+        grid = self._pieces_of
+        served = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
+        if self._is_local:
+            return served
+        read = [(at, self._boxes[at, cell]) for at, cell in own.read]
+        pieces = [(piece[0], self._boxes[piece]) for piece in own.in_messages]
+        return [
+            *(grid.made(at, box) for at, box in [*read, *pieces]),
+            *(grid.made(at, box) for at, box in read for _ in range(_MOST_SIEVED - 1)),
+            *served,
+        ]
+
+    # -- tiles ------------------------------------------------------------------------------------
+
+    def tiles(self, arena: int) -> Iterator[Tiles]:
+        """Yield the tiles one by one: where one starts decides what it needs of each piece."""
+        if self._empty:
+            yield Tiles(Box.whole((0,) * len(self._shape)), 0, 1)
+        if not self._all:
+            return
+        region = reduce(Box.bounding_box, self._all.values())
+        groups, parts = self._groups, max(map(len, self._groups))
+        if self._is_local:  # its pieces never overlap, so they are no larger than what is served
+            times = 1 + max(self._factors.values(), default=1)
+            groups = [[box for box in some for _ in range(times)] for some in self._groups]
+            parts = len(self._boxes) + len(self._all)
+        room = arena - (ALIGN + self._trailer) * parts
+        limit = max(1, room // max(self._item, self._src_item))
+        for alike in tiles(self._shape, region, groups, limit):
+            for tile in alike:
+                yield Tiles(tile, alike.axis, 1)
+
+    # -- one tile ---------------------------------------------------------------------------------
+
+    def _factor(self, cell: Cell, need: Box) -> int:
+        """Return how many times as much as is wanted of a cell may be read for a tile."""
+        least = prod(self._pieces_of.piece(cell).src_step) or 1
+        rows = self._block(cell, need)
+        factor = -(-rows.size // max(1, need.size))
+        return max(least, factor if factor <= _MOST_SIEVED else 1)
+
+    def _around(self, cell: Cell, need: Box) -> Box:
+        """Return the box of the source with `need`; strides are filled up, so that the pieces that
+        lie in between are read by the same read."""
+        piece, held = self._pieces_of.piece(cell), self._pieces_of.held(cell)
+        box = piece.src_box(need)
+        start, stop = list(box.start), list(box.stop)
+        for axis, step in zip(piece.axes, piece.src_step):
+            if step > 1:
+                start[axis] -= (start[axis] - held.start[axis]) % step
+                count = -(-(stop[axis] - start[axis]) // step)
+                stop[axis] = min(start[axis] + count * step, held.stop[axis])
+        return Box(tuple(start), tuple(stop))
+
+    def _block(self, cell: Cell, need: Box) -> Box:
+        """Return the whole rows of the source with `need`, which lie in one piece in the file."""
+        box, held = self._around(cell, need), self._pieces_of.held(cell)
+        return Box(box.start[:1] + held.start[1:], box.stop[:1] + held.stop[1:])
+
+    def _fetch(self, cell: Cell, need: Box, alike: Tiles, fetches: list[Fetch]) -> Region:
+        held, item = self._pieces_of.held(cell), self._src_item
+        box, block = self._around(cell, need), self._block(cell, need)
+        if block.size <= self._factors[cell] * need.size:
+            box = self._method.box(box, block, item)
+        data, done = self._take(box.size * item), 0
+        sparse = box != block
+        for first, count in contiguous_runs(box.relative_to(held), held.shape):
+            room = data[done : done + count * item].data
+            fetches.append(Fetch(cell, first * item, 0, room, sparse))
+            done += count * item
+        return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
+
+    def _assemble(
+        self, cell: Cell, target: Box, held: Mapping[Any, Region]
+    ) -> tuple[Region, list[View], list[Place], list[Region]]:
+        sources: list[Region] = []
+        for at, part in self._parts[cell].over(target):
+            found = held[at]
+            assert isinstance(found, PieceRegion)
+            sources.append(
+                PieceRegion(found.box, found.data, part, True, found.piece, found.stored)
+            )
+        if len(sources) == 1 and self._is_made(sources[0], target):
+            return Region(target, sources[0].data, target, raw=False), [], [], sources
+        data = self._take(target.size * self._item)
+        values = data.view(self._target_type).reshape(target.shape)
+        copies: list[View] = []
+        places: list[Place] = []
+        if sum(one.part.size for one in sources) < target.size:
+            copies.append((values, self._zero))
+            places.append(Place(-1))
+        for one in sources:
+            assert isinstance(one, PieceRegion)
+            assert one.piece is not None
+            place = one.piece.dst_box(one.part).relative_to(target)
+            index = tuple(
+                slice(a, b, step or 1)
+                for a, b, step in zip(place.start, place.stop, one.piece.dst_step)
+            )
+            copies.append((values[index], one.values(self._source_type)))
+            places.append(place_of(one.piece, one.part))
+        return Region(target, data, target, raw=False), copies, places, sources
+
+    def _is_made(self, source: Region, target: Box) -> bool:
+        """Whether a region, as it lies in the arena, is the tile as it is to be written."""
+        assert isinstance(source, PieceRegion)
+        if any(self._steps) or self._source_type != self._target_type or self._types:
+            return False
+        if source.part.size != target.size or source.data.nbytes != target.size * self._item:
+            return False
+        values = source.values(self._source_type)
+        return values.shape == target.shape and values.flags.c_contiguous
+
+    def _read_for(self, sources: Iterable[Region]) -> list[Region]:
+        return list(sources)
+
+    def _packed(self, place: Region, source: Region) -> View:
+        assert isinstance(place, PieceRegion)
+        assert isinstance(source, PieceRegion)
+        return place.values(self._source_type), source.some(place.part, self._source_type)
+
+    def _placed(self, at: Cell, box: Box, data: Bytes) -> Region:
+        return PieceRegion(box, data, box, True, self._pieces_of.piece(at), False)
+
+    def _is_whole(self, region: Region, box: Box) -> bool:
+        return False  # messages are in the order of the tensor that is made
+
+
+def place_of(piece: Piece, part: Box) -> Place:
+    """Return which elements of the source a part of a piece takes, by axis."""
+    box = piece.src_box(part)
+    steps = dict(zip(piece.axes, piece.src_step))
+    ranges = tuple(
+        range(a, b, steps.get(axis) or 1) for axis, (a, b) in enumerate(zip(box.start, box.stop))
+    )
+    return Place(piece.source, ranges, piece.axes)

@@ -1,0 +1,310 @@
+"""Mapping tables: how one naming of a model's tensors becomes another, in TOML.
+
+::
+
+    [map]
+    title = "Qwen3"
+    architectures = ["Qwen3ForCausalLM"]   # what config.json may call the model
+    extends = ["_mcore"]                   # tables whose entries come first
+    requires = ["not mlp_only_layers"]     # what must hold, else the table does not know the model
+
+    [sizes]                                # numbers, from the keys of config.json
+    head_dim = "head_dim or hidden_size // num_attention_heads"
+
+    [choices.qkv]                          # what no file records: a step by name, the default first
+    grouped = "groups(kv_heads)"
+    contiguous = "concat"
+
+    [blocks.decoder]                       # what many rules have in common
+    mindformers = "decoder.layers.{layer}"
+    huggingface = "model.layers.{layer}"
+    layer = ["0", "num_hidden_layers"]     # from, up to but without
+    also = ["dense"]                       # rules of these blocks hold here too
+
+    [[rules]]
+    blocks = ["decoder"]
+    mindformers = "{block}.self_attention.linear_qkv.weight"
+    steps = ["qkv"]
+    [rules.huggingface]                    # the parts, with their shapes
+    "{block}.self_attn.q_proj.weight" = ["heads * head_dim", "hidden_size"]
+
+One side of a rule is one tensor, the other is its parts. The steps make the one of the parts:
+``concat``, ``interleave`` and ``groups(n)`` join them along the first axis, ``transpose`` exchanges
+the axes, ``stack(variable)`` puts what was made for each value of a variable one behind the other.
+Read backwards, they take it apart. A rule with ``optional = true`` may find none of its tensors,
+in any layer; one with ``if`` holds where the expression does. ``vocabulary = true`` marks tensors
+whose rows are the vocabulary's, ``keep_dtype = true`` those that are never cast. ``[[copies]]``
+say that a tensor of one side is the same as another of that side.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankxform.errors import UsageError
+
+SIDES = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
+
+_MAP = {"title": str, "architectures": list, "extends": list, "requires": list}
+_RULE = {
+    "mindformers", "huggingface", "blocks", "steps", "for", "optional", "if", "vocabulary",
+    "keep_dtype",
+}  # fmt: skip
+_NODES = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Name, ast.Constant,
+    ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Not, ast.And, ast.Or, ast.Eq, ast.Lt,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An integer or a truth, of sizes by name; a size that is not there is None."""
+
+    text: str
+    names: tuple[str, ...]
+
+    def value(self, sizes: Mapping[str, Any]) -> Any:
+        """Return what it comes to. Raises UsageError where a size is missing."""
+        known = {name: sizes.get(name) for name in self.names}
+        try:
+            # only arithmetic on names and numbers; see `expression`
+            return eval(self.text, {"__builtins__": {}}, known)
+        except (TypeError, ZeroDivisionError) as error:
+            missing = [name for name in self.names if known[name] is None]
+            which = f"{', '.join(missing)} is missing" if missing else str(error)
+            raise UsageError(f"{self.text!r} cannot be worked out: {which}") from None
+
+
+def expression(text: Any, where: str) -> Expression:
+    """Read an expression. Raises UsageError."""
+    try:
+        tree = ast.parse(str(text).strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UsageError(f"{where}: {text!r} is no expression") from None
+    for node in ast.walk(tree):
+        good = not isinstance(node, ast.Constant) or type(node.value) is int
+        if not isinstance(node, _NODES) or not good:
+            raise UsageError(f"{where}: {text!r}: only names, integers, + - * // == < and or not")
+    names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+    return Expression(str(text).strip(), tuple(names))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A variable, and the numbers that it stands for."""
+
+    variable: str
+    start: Expression
+    stop: Expression
+
+
+@dataclass(frozen=True)
+class Block:
+    """What begins the names of many rules, on either side; and the variable in it.
+
+    also: blocks whose rules hold for this one too.
+    """
+
+    names: Mapping[str, str]
+    range: Range
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of tensor: the one tensor `whole` of side `side`, and its parts on the other.
+
+    parts: by name, the shape. blocks: names in the table, none for a rule of its own. steps: as
+    (name, argument). ranges: of variables that only the parts have. condition: where it holds.
+    """
+
+    side: str
+    whole: str
+    parts: Mapping[str, tuple[Expression, ...]]
+    blocks: tuple[str, ...] = ()
+    steps: tuple[tuple[str, str], ...] = ()
+    ranges: tuple[Range, ...] = ()
+    condition: Expression | None = None
+    optional: bool = False
+    vocabulary: bool = False
+    keep_dtype: bool = False
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A tensor of one side that is the same as another of that side.
+
+    made: whether it is written, or only taken where it is there.
+    """
+
+    side: str
+    name: str
+    of: str
+    made: bool = True
+    range: Range | None = None
+    condition: Expression | None = None
+
+
+@dataclass(frozen=True)
+class MapTable:
+    """A mapping table, with what it extends. label: what messages call it."""
+
+    label: str
+    title: str = ""
+    architectures: tuple[str, ...] = ()
+    requires: tuple[Expression, ...] = ()
+    sizes: Mapping[str, Expression] = field(default_factory=dict)
+    choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    copies: tuple[Copied, ...] = ()
+
+
+def extended(data: bytes, label: str) -> tuple[str, ...]:
+    """Return the tables that a table extends. Raises UsageError."""
+    facts = _table(_document(data, label).get("map", {}), f"{label}: [map]")
+    return tuple(_texts(facts.get("extends", []), f"{label}: extends"))
+
+
+def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable:
+    """Read a mapping table; `bases` are those that it extends. Raises UsageError."""
+    document = _document(data, label)
+    for key in document:
+        if key not in ("map", "sizes", "choices", "blocks", "rules", "copies"):
+            known = "map, sizes, choices, blocks, rules, copies"
+            raise UsageError(f"{label}: {key!r} is none of {known}")
+    facts = _table(document.get("map", {}), f"{label}: [map]")
+    for key, value in facts.items():
+        if type(value) is not _MAP.get(key):
+            known = ", ".join(_MAP)
+            raise UsageError(f"{label}: map.{key} is {value!r}; expected one of {known}")
+    sizes = {n: e for base in bases for n, e in base.sizes.items()}
+    for name, text in _table(document.get("sizes", {}), f"{label}: [sizes]").items():
+        sizes[name] = expression(text, f"{label}: sizes.{name}")
+    choices = {n: c for base in bases for n, c in base.choices.items()}
+    for name, steps in _table(document.get("choices", {}), f"{label}: [choices]").items():
+        choices[name] = _table(steps, f"{label}: choices.{name}")
+    blocks = {n: b for base in bases for n, b in base.blocks.items()}
+    for name, one in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
+        blocks[name] = _block(_table(one, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
+    rules = [rule for base in bases for rule in base.rules]
+    for number, one in enumerate(_list(document.get("rules", []), f"{label}: rules"), 1):
+        where = f"{label}, rule {number}"
+        rules.append(_rule(_table(one, where), where))
+    copies = [one for base in bases for one in base.copies]
+    for number, one in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
+        copies.append(_copied(_table(one, f"{label}, copy {number}"), f"{label}, copy {number}"))
+    requires = [one for base in bases for one in base.requires]
+    requires += [expression(t, f"{label}: requires") for t in facts.get("requires", [])]
+    return MapTable(
+        label,
+        facts.get("title", ""),
+        tuple(_texts(facts.get("architectures", []), f"{label}: architectures")),
+        tuple(requires),
+        sizes,
+        choices,
+        blocks,
+        tuple(rules),
+        tuple(copies),
+    )
+
+
+def _rule(facts: Mapping[str, Any], where: str) -> Rule:
+    for key in facts:
+        if key not in _RULE:
+            raise UsageError(f"{where}: {key!r} is none of {', '.join(sorted(_RULE))}")
+    sides = {side: facts.get(side) for side in SIDES}
+    whole = [side for side, value in sides.items() if isinstance(value, str)]
+    parts = [side for side, value in sides.items() if isinstance(value, dict) and value]
+    if len(whole) != 1 or len(parts) != 1:
+        raise UsageError(
+            f"{where}: expected a name on one side (mindformers or huggingface), and on the other "
+            "a table of names and shapes"
+        )
+    shapes = {
+        name: tuple(expression(text, where) for text in _list(shape, f"{where}: {name!r}"))
+        for name, shape in facts[parts[0]].items()
+    }
+    used = tuple(_texts(facts.get("blocks", []), f"{where}: blocks"))
+    condition = expression(facts["if"], where) if "if" in facts else None
+    steps = tuple(_step(text, where) for text in _texts(facts.get("steps", []), where))
+    ranges = tuple(
+        _range(name, one, where) for name, one in _table(facts.get("for", {}), where).items()
+    )
+    flags = {}
+    for name in ("optional", "vocabulary", "keep_dtype"):
+        flags[name] = facts.get(name, False)
+        if not isinstance(flags[name], bool):
+            raise UsageError(f"{where}: {name} is {flags[name]!r}; expected true or false")
+    side = whole[0]
+    return Rule(side, facts[side], shapes, used, steps, ranges, condition, **flags)
+
+
+def _step(text: str, where: str) -> tuple[str, str]:
+    name, opening, rest = text.partition("(")
+    if opening and not rest.endswith(")"):
+        raise UsageError(f"{where}: step {text!r} has no closing bracket")
+    return name.strip(), rest[:-1].strip()
+
+
+def _copied(facts: Mapping[str, Any], where: str) -> Copied:
+    side = next((side for side in SIDES if side in facts), None)
+    unknown = set(facts) - {"mindformers", "huggingface", "of", "made", "if", "for"}
+    if side is None or unknown or not isinstance(facts.get("of"), str):
+        raise UsageError(f"{where}: expected mindformers or huggingface, of, made, if, for")
+    ranges = [_range(n, one, where) for n, one in _table(facts.get("for", {}), where).items()]
+    condition = expression(facts["if"], where) if "if" in facts else None
+    made = facts.get("made", True)
+    return Copied(side, facts[side], facts["of"], bool(made), next(iter(ranges), None), condition)
+
+
+def _block(facts: Mapping[str, Any], where: str) -> Block:
+    names = {side: facts.get(side) for side in SIDES}
+    variables = [key for key in facts if key not in (*SIDES, "also")]
+    also = tuple(_texts(facts.get("also", []), f"{where}.also"))
+    if not all(isinstance(name, str) for name in names.values()) or len(variables) != 1:
+        raise UsageError(f"{where}: expected mindformers, huggingface, and a variable's range")
+    known = {side: str(name) for side, name in names.items()}
+    (variable,) = variables
+    return Block(known, _range(variable, facts[variable], where), also)
+
+
+def _range(name: str, value: Any, where: str) -> Range:
+    if not isinstance(value, list) or len(value) != 2:
+        raise UsageError(f"{where}: {name} is {value!r}; expected [first, behind the last]")
+    return Range(name, expression(value[0], where), expression(value[1], where))
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: expected a table, found {value!r}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: expected a list, found {value!r}")
+    return value
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    found = _list(value, where)
+    if not all(isinstance(one, str) for one in found):
+        raise UsageError(f"{where}: expected texts, found {value!r}")
+    return found
+
+
+def _document(data: bytes, label: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document: dict[str, Any] = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{label}: not TOML: {error}") from None
+    return document

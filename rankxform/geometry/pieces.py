@@ -1,0 +1,319 @@
+"""Tensors put together of pieces of others: index maps, in integers.
+
+A piece takes a strided box of a source tensor to a strided box of the tensor that is made. Element
+`i` of the piece, counted along the axes of the made tensor, lies at ``dst_start + dst_step * i``
+there, and at ``src_start + src_step * i`` in the source, along the source's axes in any order.
+Concatenating, interleaving, stacking, splitting and transposing all make such pieces of such
+pieces; each of them can be read backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from .box import Box, Shape
+from .grid import Cell, Copies, Grid
+
+NO_AXIS = -1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a tensor that come from one source tensor.
+
+    source: its number. shape: the piece's extents, along the axes of the tensor that is made.
+    dst_start, dst_step: where they lie there. axes: along which axis of the source each of them
+    moves; `NO_AXIS`, with a step of 0, if the same source element is taken all along. src_start: by
+    axis of the source; src_step: by axis of the made tensor.
+
+    >>> evens = Piece(0, (2,), (0,), (2,), (0,), (1,), (0,))
+    >>> evens.inside(Box((1,), (4,))), evens.src_box(Box((0,), (2,)))
+    (Box(start=(1,), stop=(2,)), Box(start=(0,), stop=(2,)))
+    """
+
+    source: int
+    shape: Shape
+    dst_start: tuple[int, ...]
+    dst_step: tuple[int, ...]
+    src_start: tuple[int, ...]
+    src_step: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @property
+    def box(self) -> Box:
+        """All elements, counted in the piece."""
+        return Box.whole(self.shape)
+
+    @cached_property
+    def is_broadcast(self) -> bool:
+        return NO_AXIS in self.axes
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether the axes of the source follow each other as those of the made tensor do."""
+        moving = [axis for axis, n in zip(self.axes, self.shape) if n > 1 and axis != NO_AXIS]
+        return moving == sorted(moving)
+
+    def inside(self, box: Box) -> Box | None:
+        """Return which of the piece's elements lie in a box of the made tensor, if any do."""
+        return _within(self.shape, self.dst_start, self.dst_step, box)
+
+    def dst_box(self, box: Box) -> Box:
+        """Return the smallest box of the made tensor with the piece's elements in `box`."""
+        return _spanned(box, self.dst_start, self.dst_step)
+
+    def inside_source(self, box: Box) -> Box | None:
+        """Return which of the piece's elements lie in a box of the source, if any do."""
+        moving = set(self.axes)
+        for axis, at in enumerate(self.src_start):
+            if axis not in moving and not box.start[axis] <= at < box.stop[axis]:
+                return None
+        low, high, first = [], [], []
+        for axis in self.axes:
+            if axis == NO_AXIS:
+                low.append(0)
+                high.append(1)
+                first.append(0)
+            else:
+                low.append(box.start[axis])
+                high.append(box.stop[axis])
+                first.append(self.src_start[axis])
+        return _within(self.shape, tuple(first), self.src_step, Box(tuple(low), tuple(high)))
+
+    def src_box(self, box: Box) -> Box:
+        """Return the smallest box of the source with the piece's elements in `box`."""
+        start, stop = list(self.src_start), [at + 1 for at in self.src_start]
+        for axis, step, a, b in zip(self.axes, self.src_step, box.start, box.stop):
+            if axis != NO_AXIS:
+                first = self.src_start[axis]
+                start[axis], stop[axis] = first + step * a, first + step * (b - 1) + 1
+        return Box(tuple(start), tuple(stop))
+
+    def inverse(self, number: int) -> Piece:
+        """Return the piece that makes the source of the made tensor, which is source `number`."""
+        assert not self.is_broadcast
+        order = [self.axes.index(axis) if axis in self.axes else -1 for axis in self._src_axes]
+        assert -1 not in order, "an axis of the source that the made tensor lacks"
+        return Piece(
+            number,
+            tuple(self.shape[j] for j in order),
+            self.src_start,
+            tuple(self.src_step[j] for j in order),
+            self.dst_start,
+            tuple(self.dst_step[j] for j in order),
+            tuple(order),
+        )
+
+    @property
+    def _src_axes(self) -> range:
+        return range(len(self.src_start))
+
+
+def _within(shape: Shape, first: Shape, step: Shape, box: Box) -> Box | None:
+    start, stop = [], []
+    for n, at, by, a, b in zip(shape, first, step, box.start, box.stop):
+        if by == 0:
+            low, high = (0, n) if a <= at < b else (0, 0)
+        else:
+            low, high = max(0, -((at - a) // by)), min(n, -((at - b) // by))
+        if low >= high:
+            return None
+        start.append(low)
+        stop.append(high)
+    return Box(tuple(start), tuple(stop))
+
+
+def _spanned(box: Box, first: Shape, step: Shape) -> Box:
+    return Box(
+        tuple(at + by * a for at, by, a in zip(first, step, box.start)),
+        tuple(at + by * (b - 1) + 1 for at, by, b in zip(first, step, box.stop)),
+    )
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A tensor as pieces of others. Elements that no piece makes are zero."""
+
+    shape: Shape
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, shape: Shape, source: int = 0) -> Assembly:
+        """Return a source tensor as it is."""
+        n = len(shape)
+        return cls(
+            shape,
+            (Piece(source, shape, (0,) * n, (1,) * n, (0,) * n, (1,) * n, tuple(range(n))),),
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its pieces, which never overlap, make all elements."""
+        return sum(prod(piece.shape) for piece in self.pieces) == prod(self.shape)
+
+    def transposed(self) -> Assembly:
+        """Return the tensor with its last two axes exchanged."""
+        order = [*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2]
+
+        def reordered(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple(values[j] for j in order)
+
+        pieces = tuple(
+            Piece(
+                one.source,
+                reordered(one.shape),
+                reordered(one.dst_start),
+                reordered(one.dst_step),
+                one.src_start,
+                reordered(one.src_step),
+                reordered(one.axes),
+            )
+            for one in self.pieces
+        )
+        return Assembly(reordered(self.shape), pieces)
+
+    def rows(self, start: int, stop: int) -> Assembly:
+        """Return indices ``start`` to ``stop - 1`` of the first axis."""
+        box = Box((start, *(0 for _ in self.shape[1:])), (stop, *self.shape[1:]))
+        pieces = []
+        for one in self.pieces:
+            inside = one.inside(box)
+            if inside is not None:
+                pieces.append(_moved(_cropped(one, inside), -start))
+        return Assembly((stop - start, *self.shape[1:]), tuple(pieces))
+
+    def with_rows(self, rows: int, *, repeat_last: bool = False) -> Assembly:
+        """Return the tensor with more rows: zeros, or the last row again and again."""
+        have, more = self.shape[0], []
+        if repeat_last:
+            last = Box((have - 1, *(0 for _ in self.shape[1:])), self.shape)
+            for one in self.pieces:
+                inside = one.inside(last)
+                if inside is not None:
+                    row = _cropped(one, inside)
+                    more.append(
+                        replace(
+                            row,
+                            shape=(rows - have, *row.shape[1:]),
+                            dst_start=(have, *row.dst_start[1:]),
+                            dst_step=(1, *row.dst_step[1:]),
+                            src_step=(0, *row.src_step[1:]),
+                            axes=(NO_AXIS, *row.axes[1:]),
+                        )
+                    )
+        return Assembly((rows, *self.shape[1:]), (*self.pieces, *more))
+
+
+def _cropped(piece: Piece, box: Box) -> Piece:
+    """Return the part of a piece that is in `box`, which counts in the piece."""
+    src_start = list(piece.src_start)
+    for axis, step, a in zip(piece.axes, piece.src_step, box.start):
+        if axis != NO_AXIS:
+            src_start[axis] += step * a
+    dst_start = (at + by * a for at, by, a in zip(piece.dst_start, piece.dst_step, box.start))
+    return replace(piece, shape=box.shape, dst_start=tuple(dst_start), src_start=tuple(src_start))
+
+
+def _moved(piece: Piece, by: int) -> Piece:
+    return replace(piece, dst_start=(piece.dst_start[0] + by, *piece.dst_start[1:]))
+
+
+def concatenated(parts: Sequence[Assembly]) -> Assembly:
+    """Return tensors one behind the other, along the first axis."""
+    pieces: list[Piece] = []
+    rows = 0
+    for one in parts:
+        pieces += [_moved(piece, rows) for piece in one.pieces]
+        rows += one.shape[0]
+    return Assembly((rows, *parts[0].shape[1:]), tuple(pieces))
+
+
+def interleaved(parts: Sequence[Assembly]) -> Assembly:
+    """Return the first row of each of `parts`, then the second of each, and so on."""
+    count = len(parts)
+    pieces = tuple(
+        replace(
+            piece,
+            dst_start=(piece.dst_start[0] * count + number, *piece.dst_start[1:]),
+            dst_step=(piece.dst_step[0] * count, *piece.dst_step[1:]),
+        )
+        for number, one in enumerate(parts)
+        for piece in one.pieces
+    )
+    return Assembly((parts[0].shape[0] * count, *parts[0].shape[1:]), pieces)
+
+
+def grouped(parts: Sequence[Assembly], groups: int) -> Assembly:
+    """Return the first of so many equal groups of rows of each of `parts`, then the second, ..."""
+    rows = [one.shape[0] // groups for one in parts]
+    return concatenated(
+        [one.rows(n * g, (n + 1) * g) for n in range(groups) for one, g in zip(parts, rows)]
+    )
+
+
+def inverses(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
+    """Return the sources of `whole`, of these shapes, each as made of `whole`, their source 0."""
+    found: list[list[Piece]] = [[] for _ in shapes]
+    for piece in whole.pieces:
+        found[piece.source].append(piece.inverse(0))
+    return [Assembly(shape, tuple(pieces)) for shape, pieces in zip(shapes, found)]
+
+
+# -- pieces, and how their sources are sharded ---------------------------------------------------
+
+
+class PieceGrid:
+    """How a tensor is made of pieces of sharded tensors; it equals itself alone.
+
+    Stands where the `Grid` of a tensor stands that is sharded as it is. Its cells are (number of
+    the piece, cell of the source's grid), and their boxes count in the piece.
+    """
+
+    def __init__(self, assembly: Assembly, grids: Sequence[Grid]) -> None:
+        """`grids`: by number of the source."""
+        self.assembly, self.grids = assembly, tuple(grids)
+        self.shape = assembly.shape
+
+    def piece(self, cell: Cell) -> Piece:
+        return self.assembly.pieces[cell[0]]
+
+    def source(self, cell: Cell) -> int:
+        """Return the number of the source that a cell is of."""
+        return self.piece(cell).source
+
+    def held(self, cell: Cell) -> Box:
+        """Return the region of the source that a cell is, in the source's elements."""
+        return self.grids[self.source(cell)].box(cell[1:])
+
+    def box(self, cell: Cell) -> Box:
+        """Return what of a piece a cell holds; it holds some."""
+        found = self.piece(cell).inside_source(self.held(cell))
+        assert found is not None
+        return found
+
+    def stored(self, cell: Cell, box: Box) -> Box:
+        """Return the smallest box of the source with a region of a piece."""
+        return self.piece(cell).src_box(box)
+
+    def made(self, cell: Cell, box: Box) -> Box:
+        """Return the smallest box of the made tensor with a region of a piece."""
+        return self.piece(cell).dst_box(box)
+
+    def overlaps(self, dst: Grid, cell: Cell) -> Copies:
+        """Return what makes up `cell` of `dst`: (cell, region), regions counted in the pieces."""
+        found = []
+        box = dst.box(cell)
+        for number, piece in enumerate(self.assembly.pieces if box.size else ()):
+            inside = piece.inside(box)
+            if inside is None:
+                continue
+            grid = self.grids[piece.source]
+            for at in grid.cells_over(piece.src_box(inside)):
+                held = piece.inside_source(grid.box(at))
+                common = held.intersect(inside) if held is not None else None
+                if common is not None:
+                    found.append(((number, *at), common))
+        return tuple(found)

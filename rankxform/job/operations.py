@@ -1,0 +1,53 @@
+"""The options of what is done to tensors on their way: another part of the one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankxform.ops.cast import TYPES
+
+from .option import BYTES, COMPARE, FIT, LOAD, ON_THE_WAY, option
+
+_ALL = (BYTES, COMPARE, FIT, LOAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Options of `rankxform.job.request.Request`."""
+
+    map: str | None = option(
+        None, ON_THE_WAY, "another naming of the same model: a mapping table that comes with "
+        "rankxform (`rankxform maps` lists them), or a file (*.toml)", *_ALL, metavar="NAME",
+    )  # fmt: skip
+    config: str | None = option(
+        None, ON_THE_WAY, "the model's config.json, whose sizes the map needs (default: of --like, "
+        "or of SRC)", *_ALL, metavar="FILE",
+    )  # fmt: skip
+    qkv: str | None = option(
+        None, ON_THE_WAY, "how q, k and v are joined, which no file records: by groups of heads, "
+        "or one behind the other (default: grouped, as in MindFormers)",
+        *_ALL, choices=("grouped", "contiguous"),
+    )  # fmt: skip
+    gate_up: str | None = option(
+        None, ON_THE_WAY, "how gate and up are joined, which no file records (default: "
+        "interleaved, as in MindFormers)", *_ALL, choices=("interleaved", "contiguous"),
+    )  # fmt: skip
+    weights_only: bool = option(
+        False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind="flag"
+    )
+    masters: bool = option(
+        False, ON_THE_WAY, "take the Float32 masters (main_param.*) in the place of parameters",
+        *_ALL, kind="flag",
+    )  # fmt: skip
+    dtype: str | None = option(
+        None, ON_THE_WAY, "type of floating parameters at the destination; not of optimizer states",
+        *_ALL, choices=TYPES,
+    )  # fmt: skip
+    keep_dtype: tuple[str, ...] = option(
+        (), ON_THE_WAY, "parameters that keep their type; repeatable", *_ALL, kind="repeated",
+        metavar="REGEX",
+    )  # fmt: skip
+    cast_states: tuple[str, ...] = option(
+        (), ON_THE_WAY, "optimizer states and counters that get the type too; repeatable",
+        *_ALL, kind="repeated", metavar="REGEX",
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""``--dtype``: another floating type at the destination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rankxform.errors import UsageError
+from rankxform.layout.names import expression
+
+from .base import Operation, Tensor
+from .weights import is_state
+
+TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
+_FLOATS = (*TYPES.values(), "Float64")
+
+
+def cast(options: Mapping[str, Any]) -> Operation | None:
+    """Return the operation that gives floating tensors the type `dtype`.
+
+    Not to those that match an expression of `keep_dtype`, nor to optimizer states and counters that
+    no expression of `cast_states` matches. Raises UsageError.
+    """
+    keep = [expression(text, "--keep-dtype") for text in options.get("keep_dtype", ())]
+    states = [expression(text, "--cast-states") for text in options.get("cast_states", ())]
+    if options.get("dtype") is None:
+        if keep or states:
+            which = "--keep-dtype" if keep else "--cast-states"
+            raise UsageError(f"{which}: give --dtype too, which it is about")
+        return None
+    dtype = TYPES[options["dtype"]]
+
+    def changed(tensor: Tensor) -> Tensor:
+        name = tensor.name
+        if tensor.dtype not in _FLOATS or tensor.keeps_dtype:
+            return tensor
+        if any(pattern.search(name) for pattern in keep):
+            return tensor
+        if is_state(name) and not any(pattern.search(name) for pattern in states):
+            return tensor
+        return replace(tensor, dtype=dtype)
+
+    return changed

@@ -1,0 +1,395 @@
+"""``--map``: another naming of the same model, with tensors joined, taken apart and transposed.
+
+A table (`rankxform.formats.map_toml`) and the sizes in config.json say which tensors either naming
+has, with their shapes; all of them are compared with the checkpoint's before anything is planned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.formats.map_toml import (
+    HUGGINGFACE,
+    MINDFORMERS,
+    SIDES,
+    Copied,
+    Expression,
+    MapTable,
+    Range,
+    Rule,
+    expression,
+)
+from rankxform.geometry.box import Shape
+from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses
+from rankxform.layout.names import summarize_names
+
+from .base import Composition, Tensor
+
+_PLACE = re.compile(r"\{([^{}]+)\}")
+_JOINING = ("concat", "interleave", "groups")
+_TITLES = {MINDFORMERS: "MindFormers'", HUGGINGFACE: "Hugging Face's"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Tensors that are each other: one on `rule.side`, made of parts on the other.
+
+    assembly: the one, made of the parts, which are its sources in order.
+    """
+
+    rule: Rule
+    whole: str
+    parts: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    assembly: Assembly
+
+
+class Sizes:
+    """The sizes of a model: what its config.json states, and what a table makes of that."""
+
+    def __init__(self, table: MapTable, config: Mapping[str, Any], label: str) -> None:
+        """`label` is what messages call the configuration. Raises UsageError."""
+        self.table, self.label = table, label
+        self._stated = {k: v for k, v in config.items() if isinstance(v, (int, list, type(None)))}
+        self._made: dict[str, Any] = {}
+        for name, one in table.sizes.items():
+            self._made[name] = one.value({**self._stated, **self._made})
+        for one in table.requires:
+            if not one.value(self.known):
+                raise UsageError(
+                    f"{label}: says otherwise than {one.text!r}, which {table.label} is for; give "
+                    "a table of your own (--map FILE.toml)"
+                )
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        return {**self._stated, **self._made}
+
+    def number(self, one: Expression, variables: Mapping[str, int]) -> int:
+        """Return a number, from 0 on. Raises UsageError."""
+        found = one.value({**self.known, **variables})
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise UsageError(
+                f"{self.label}: {self.stated([one])} make {one.text!r} {found!r}; "
+                f"{self.table.label} needs a number"
+            )
+        return found
+
+    def holds(self, condition: Expression | None) -> bool:
+        return condition is None or bool(condition.value(self.known))
+
+    def stated(self, expressions: Iterable[Expression]) -> str:
+        """Return, for messages, what the configuration states of what expressions depend on."""
+        names: dict[str, None] = {}
+        todo = [name for one in expressions for name in one.names]
+        while todo:
+            name = todo.pop(0)
+            if name in self.table.sizes and self.table.sizes[name].text != name:
+                todo += self.table.sizes[name].names
+            elif name in self._stated:
+                names[name] = None
+        return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
+
+
+class NameMap(Composition):
+    """A table with the sizes of one model, ready to be applied (`rankxform.ops.base`)."""
+
+    renames = True
+
+    def __init__(
+        self, sizes: Sizes, choices: Mapping[str, str], excluded: Sequence[re.Pattern[str]] = ()
+    ) -> None:
+        """`choices`: by name, if not the default. excluded: names that need no rule."""
+        self.sizes, self.table = sizes, sizes.table
+        self._excluded = excluded
+        self.choices = {}
+        for name, known in self.table.choices.items():
+            chosen = choices.get(name) or next(iter(known))
+            if chosen not in known:
+                raise UsageError(f"{name} {chosen!r}: {self.table.label} has {', '.join(known)}")
+            self.choices[name] = chosen
+        self.links = [link for rule in self.table.rules for link in self._links(rule)]
+        self.copies = [copy for one in self.table.copies for copy in self._copies(one)]
+        self._names = self._by_side()
+
+    # -- what the table says ----------------------------------------------------------------------
+
+    def _links(self, rule: Rule) -> Iterator[Link]:
+        if not self.sizes.holds(rule.condition):
+            return
+        for name in rule.blocks:
+            if name not in self.table.blocks:
+                known = ", ".join(self.table.blocks)
+                raise UsageError(f"{self.table.label}: block {name!r} is none of {known}")
+        blocks: list[tuple[Mapping[str, str], Range | None]] = [({}, None)]
+        if rule.blocks:
+            blocks = [
+                (one.names, one.range)
+                for name, one in self.table.blocks.items()
+                if name in rule.blocks or set(one.also) & set(rule.blocks)
+            ]
+        other = next(side for side in SIDES if side != rule.side)
+        for prefixes, within in blocks:
+            for variables in self._values([within] if within else []):
+                whole = self._name(rule.whole, prefixes.get(rule.side), variables)
+                parts, shapes = [], []
+                for inner in self._values(rule.ranges):
+                    every = {**variables, **inner}
+                    for name, shape in rule.parts.items():
+                        parts.append(self._name(name, prefixes.get(other), every))
+                        shapes.append(tuple(self.sizes.number(n, every) for n in shape))
+                if parts:
+                    assembly = self._assembled(rule, shapes)
+                    yield Link(rule, whole, tuple(parts), tuple(shapes), assembly)
+
+    def _values(self, ranges: Iterable[Range]) -> Iterator[dict[str, int]]:
+        known: list[dict[str, int]] = [{}]
+        for one in ranges:
+            known = [
+                {**some, one.variable: n}
+                for some in known
+                for n in range(self.sizes.number(one.start, {}), self.sizes.number(one.stop, {}))
+            ]
+        yield from known
+
+    def _name(self, text: str, prefix: str | None, variables: Mapping[str, int]) -> str:
+        if prefix is not None:
+            text = text.replace("{block}", prefix)
+
+        def number(match: re.Match[str]) -> str:
+            return str(self.sizes.number(expression(match[1], self.table.label), variables))
+
+        return _PLACE.sub(number, text)
+
+    def _assembled(self, rule: Rule, shapes: Sequence[Shape]) -> Assembly:
+        """Return the one tensor, made of its parts as the rule's steps say."""
+        parts = [Assembly.of(shape, number) for number, shape in enumerate(shapes)]
+        each = len(rule.parts)
+        for name, argument in rule.steps:
+            if name in self.choices:
+                chosen = self.table.choices[name][self.choices[name]]
+                name, _, rest = chosen.partition("(")
+                argument = rest.rstrip(")")
+            if name == "transpose":
+                parts = [one.transposed() for one in parts]
+                continue
+            if name == "stack":
+                parts = [concatenated(parts)]
+                continue
+            if name not in _JOINING:
+                raise UsageError(
+                    f"{self.table.label}: {rule.whole!r} has a step {name!r}; expected "
+                    f"{', '.join((*_JOINING, 'transpose', 'stack', *self.table.choices))}"
+                )
+            groups = [parts[at : at + each] for at in range(0, len(parts), each)]
+            parts, each = [self._joined(rule, name, argument, some) for some in groups], 1
+        if len(parts) != 1:
+            raise UsageError(
+                f"{self.table.label}: the steps of {rule.whole!r} leave {len(parts)} tensors, "
+                "not one"
+            )
+        return parts[0]
+
+    def _joined(self, rule: Rule, name: str, argument: str, parts: Sequence[Assembly]) -> Assembly:
+        rows = [one.shape[0] for one in parts]
+        if name == "concat":
+            return concatenated(parts)
+        if name == "interleave":
+            if len(set(rows)) > 1:
+                raise UsageError(
+                    f"{self.sizes.label}: parts of {rule.whole!r} with {rows} rows are interleaved;"
+                    " expected equal numbers"
+                )
+            return interleaved(parts)
+        groups = self.sizes.number(expression(argument, self.table.label), {})
+        if not groups or any(n % groups for n in rows):
+            stated = self.sizes.stated([expression(argument, self.table.label)])
+            raise UsageError(
+                f"{self.sizes.label}: {stated}: parts of {rule.whole!r} with {rows} rows do not "
+                f"make {groups} groups"
+            )
+        return grouped(parts, groups)
+
+    def _copies(self, one: Copied) -> Iterator[Copied]:
+        if self.sizes.holds(one.condition):
+            for variables in self._values([one.range] if one.range else []):
+                yield replace(one, name=self._name(one.name, None, variables))
+
+    def _by_side(self) -> dict[str, dict[str, Link]]:
+        names: dict[str, dict[str, Link]] = {side: {} for side in SIDES}
+        for link in self.links:
+            other = next(side for side in SIDES if side != link.rule.side)
+            for side, some in ((link.rule.side, (link.whole,)), (other, link.parts)):
+                for name in some:
+                    if name in names[side]:
+                        raise UsageError(f"{self.table.label}: two rules speak of {name!r}")
+                    names[side][name] = link
+        return names
+
+    # -- what it makes of a checkpoint ------------------------------------------------------------
+
+    def side_of(self, names: Iterable[str]) -> str:
+        """Return whose names a checkpoint has. Raises RequestError if it has neither's."""
+        every = set(names)
+        counts = {}
+        for side in SIDES:
+            other = next(one for one in SIDES if one != side)
+            counts[side] = len(every & (set(self._names[side]) - set(self._names[other])))
+        best = max(SIDES, key=lambda side: counts[side])
+        if not counts[best]:
+            raise RequestError(
+                f"{self.table.label} is another model's: none of its names is in the checkpoint, "
+                f"which has {summarize_names(every, 3)}"
+            )
+        return best
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        known = {one.name: one for one in tensors if not one.dropped}
+        side = self.side_of(known)
+        taken = set[str]()
+        found: list[Tensor] = []
+        for links in self._rules(side, known):
+            for link in links:
+                of = (link.whole,) if side == link.rule.side else link.parts
+                found += self._made(link, [known[name] for name in of], side)
+                taken.update(of)
+        found += self._copied(side, known, found, taken)
+        rest = [one for one in tensors if one.name not in taken or one.dropped]
+        return [*found, *self._left(side, rest)]
+
+    def _rules(self, side: str, known: Mapping[str, Tensor]) -> Iterator[list[Link]]:
+        """Yield the links of each rule, all of whose tensors are there; those optional may lack."""
+        alike: dict[int, list[Link]] = {}
+        for link in self.links:
+            alike.setdefault(id(link.rule), []).append(link)
+        for links in alike.values():
+            names = [
+                name
+                for link in links
+                for name in ((link.whole,) if side == link.rule.side else link.parts)
+            ]
+            missing = [name for name in names if name not in known]
+            if missing and not (links[0].rule.optional and len(missing) == len(names)):
+                raise CheckpointError(self._missing(missing, len(names), links[0].rule))
+            if not missing:
+                yield links
+
+    def _missing(self, missing: Sequence[str], count: int, rule: Rule) -> str:
+        names = [name for name in rule.blocks if name in self.table.blocks]
+        stops = [self.table.blocks[name].range.stop for name in names]
+        stops += [one.stop for one in rule.ranges]
+        sizes = f" ({self.sizes.stated(stops)})" if stops else ""
+        return (
+            f"the checkpoint lacks {len(missing)} of {count} tensors that {self.table.label} and "
+            f"{self.sizes.label}{sizes} need, such as {missing[0]!r}; is it this model's "
+            "configuration?"
+        )
+
+    def _made(self, link: Link, of: Sequence[Tensor], side: str) -> list[Tensor]:
+        """Return what the tensors of a link become. Raises CheckpointError for wrong shapes."""
+        rule = link.rule
+        to_parts = side == rule.side
+        wanted = (link.assembly.shape,) if to_parts else link.shapes
+        for tensor, shape in zip(of, wanted):
+            if tensor.shape != shape:
+                every = [n for one in rule.parts.values() for n in one]
+                raise CheckpointError(
+                    f"{tensor.name!r} has shape {list(tensor.shape)}; {self.sizes.label} "
+                    f"({self.sizes.stated(every)}) makes it {list(shape)}"
+                )
+        types = {tensor.dtype: tensor.name for tensor in of}
+        if len(types) > 1:
+            (a, first), (b, second), *_ = types.items()
+            raise CheckpointError(
+                f"{first!r} is {a} and {second!r} is {b}, but they become one tensor, "
+                f"{link.whole!r}"
+            )
+        if not rule.steps and len(link.parts) == 1:
+            new = link.parts[0] if to_parts else link.whole
+            return [self._marked(replace(of[0], name=new), rule)]
+        sources = tuple(source for tensor in of for source in tensor.sources)
+        assert all(one.assembly is None for one in of)
+        if to_parts:
+            made = inverses(link.assembly, link.shapes)
+            return [
+                self._marked(Tensor(name, of[0].dtype, one.shape, sources, one), rule)
+                for name, one in zip(link.parts, made)
+            ]
+        one = Tensor(link.whole, of[0].dtype, link.assembly.shape, sources, link.assembly)
+        return [self._marked(one, rule)]
+
+    def _marked(self, tensor: Tensor, rule: Rule) -> Tensor:
+        return replace(tensor, keeps_dtype=rule.keep_dtype, vocabulary=rule.vocabulary)
+
+    def _copied(
+        self,
+        side: str,
+        known: Mapping[str, Tensor],
+        found: Sequence[Tensor],
+        taken: set[str],
+    ) -> list[Tensor]:
+        """Take what repeats another tensor, and make what is to be repeated."""
+        made = {one.name: one for one in found}
+        more = []
+        for copy in self.copies:
+            if copy.side == side:
+                taken.update({copy.name} & set(known))
+            elif copy.made:
+                of = made.get(copy.of) or made.get(self._tied(copy.of))
+                if of is not None:
+                    more.append(replace(of, name=copy.name))
+        return more
+
+    def _tied(self, name: str) -> str:
+        """Return what a tensor is a copy of that is not made itself."""
+        return next((copy.of for copy in self.copies if copy.name == name), name)
+
+    def _left(self, side: str, rest: Sequence[Tensor]) -> list[Tensor]:
+        found = []
+        for one in rest:
+            if not one.dropped:
+                if not any(pattern.search(one.name) for pattern in self._excluded):
+                    raise CheckpointError(self._unknown(side, one.name))
+                one = replace(one, dropped="left out: no rule of the map takes it")
+            found.append(one)
+        return found
+
+    def _unknown(self, side: str, name: str) -> str:
+        """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
+        for rule in self.table.rules:
+            if not self.sizes.holds(rule.condition):
+                continue
+            names = [rule.whole] if side == rule.side else list(rule.parts)
+            for block_name in rule.blocks or ("",):
+                block = self.table.blocks.get(block_name)
+                for text in names:
+                    full = text.replace("{block}", block.names[side]) if block else text
+                    pattern = "".join(
+                        r"(\d+)" if at % 2 else re.escape(part)
+                        for at, part in enumerate(_PLACE.split(full))
+                    )
+                    match = re.fullmatch(pattern, name)
+                    if match is None:
+                        continue
+                    ranges = ([block.range] if block else []) + list(rule.ranges)
+                    stops = [one.stop for one in ranges]
+                    return (
+                        f"{name!r} is beyond what {self.sizes.label} says "
+                        f"({self.sizes.stated(stops)}); is it this model's configuration? Leave "
+                        "such tensors out with --exclude if so"
+                    )
+        return (
+            f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names; leave it out "
+            "(--exclude, --weights-only for optimizer states and counters), or give a table of "
+            "your own (--map FILE.toml)"
+        )
+
+
+def mapping(options: Mapping[str, Any]) -> Composition | None:
+    """Return the mapping that the options carry ready-made, if one."""
+    found: Composition | None = options.get("mapping")
+    return found

@@ -1,0 +1,75 @@
+"""``--weights-only`` and ``--masters``: a model without what training keeps beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rankxform.errors import CheckpointError
+from rankxform.layout.names import COUNTERS, NOT_SAVED, parameter_of, state_of
+
+from .base import Composition, Operation, Tensor
+
+NOT_WEIGHTS = "no weights (--weights-only)"
+MASTER = "main_param"
+_AVERAGED = "pma_weight_"
+
+
+def weights_only(options: Mapping[str, Any]) -> Operation | None:
+    """Return the operation that drops optimizer states, counters and what is kept for a run."""
+    if not options.get("weights_only"):
+        return None
+
+    def dropped(tensor: Tensor) -> Tensor:
+        name = tensor.name
+        master = options.get("masters") and state_of(name) == MASTER
+        if master or not is_state(name):
+            return tensor
+        return replace(tensor, dropped=NOT_WEIGHTS)
+
+    return dropped
+
+
+def is_state(name: str) -> bool:
+    """Tell whether a tensor is no weight of a model, by its name.
+
+    >>> [is_state(name) for name in ("adam_m.w", "global_step", "layers.0.w")]
+    [True, True, False]
+    """
+    return (
+        state_of(name) is not None
+        or name in COUNTERS
+        or name.startswith(_AVERAGED)
+        or any(part in name for part in NOT_SAVED)
+    )
+
+
+class Masters(Composition):
+    """Takes the Float32 masters that an optimizer keeps in the place of the parameters."""
+
+    renames = True
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        masters = {
+            parameter_of(one.name): one
+            for one in tensors
+            if state_of(one.name) == MASTER and not one.dropped
+        }
+        if not masters:
+            raise CheckpointError(
+                f"leave out --masters: the checkpoint has no masters ({MASTER}.*)"
+            )
+        found = []
+        for one in tensors:
+            if one.name in masters:
+                found.append(replace(masters[one.name], name=one.name))
+                found.append(replace(one, dropped="replaced by its Float32 master (--masters)"))
+            elif parameter_of(one.name) not in masters or state_of(one.name) != MASTER:
+                found.append(one)
+        return found
+
+
+def masters(options: Mapping[str, Any]) -> Composition | None:
+    """Return the operation that takes the masters, if it is asked for."""
+    return Masters() if options.get("masters") else None

@@ -1,0 +1,70 @@
+"""Parameters of the destination, made of those of the source as a derivation says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rankxform.geometry.grid import Grid
+from rankxform.geometry.pieces import Assembly, PieceGrid
+from rankxform.ops.base import Derivation, Tensor
+
+from .catalog import Catalog, Parameter
+from .sharding import Composed, Sharding
+
+
+def tensors_of(catalog: Catalog, derivation: Derivation) -> list[Tensor]:
+    """Return what becomes of the source's tensors, those dropped too."""
+    return derivation(Tensor.of(p.src_name, p.src_dtype, p.shape) for p in catalog.parameters)
+
+
+class Derived:
+    """Makes parameters of tensors, with one sharding for all that are composed alike."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._stored = {parameter.src_name: parameter for parameter in catalog.parameters}
+        self._known: dict[object, Composed] = {}
+
+    def parameter(self, tensor: Tensor) -> Parameter:
+        """Return a parameter, under its name and type at the destination."""
+        sources = [self._stored[source.name] for source in tensor.sources]
+        steps = tuple(source.step for source in tensor.sources)
+        if tensor.assembly is None and not any(steps):
+            (own,) = sources
+            if (own.name, own.dtype) == (tensor.name, tensor.dtype):
+                return own
+            return replace(own, name=tensor.name, dtype=tensor.dtype)
+        return Parameter(
+            tensor.name,
+            tensor.dtype,
+            self._composed(tensor.made_of, sources),
+            sources[0].src_name,
+            sources[0].src_dtype,
+            tuple(source.src_name for source in sources),
+            steps,
+        )
+
+    def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> Composed:
+        shardings = [_stored(source) for source in sources]
+        key = assembly, tuple(map(id, shardings))
+        if key not in self._known:
+            grids: list[Grid] = [one.grid for one in shardings]
+            self._known[key] = Composed(PieceGrid(assembly, grids), shardings)
+        return self._known[key]
+
+
+def _stored(parameter: Parameter) -> Sharding:
+    assert isinstance(parameter.sharding, Sharding), "a tensor of the catalog lies in the files"
+    return parameter.sharding
+
+
+def by_source(parameters: Iterable[Parameter], catalog: Catalog) -> Mapping[str, tuple[str, ...]]:
+    """Return by the catalog's name of a source tensor which parameters it is the first source of.
+
+    The order of files is that of the source tensors.
+    """
+    named = {parameter.src_name: parameter.name for parameter in catalog.parameters}
+    found: dict[str, list[str]] = {}
+    for parameter in parameters:
+        found.setdefault(named[parameter.src_name], []).append(parameter.name)
+    return {name: tuple(some) for name, some in found.items()}

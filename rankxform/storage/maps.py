@@ -1,0 +1,65 @@
+"""The mapping tables that come with rankxform, users' own, and models' configurations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rankxform.errors import UsageError
+from rankxform.formats import map_toml
+from rankxform.formats.map_toml import MapTable
+
+from .posix import read_bytes
+
+FOLDER = Path(__file__).resolve().parent.parent / "maps"
+CONFIG = "config.json"
+
+
+def names() -> list[str]:
+    """Return the names of the tables that come with rankxform."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.name.startswith("_"))
+
+
+def load(name: str) -> MapTable:
+    """Return the table of that name, or of a file whose name ends in ``.toml``.
+
+    Raises UsageError.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UsageError(f"{path}: no such mapping table")
+        return _load(path, str(path), ())
+    if name not in names():
+        raise UsageError(
+            f"map {name!r} is none of {', '.join(names())}; give one, or a table (*.toml)"
+        )
+    return _load(FOLDER / f"{name}.toml", f"map {name}", ())
+
+
+def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
+    data = read_bytes(path)
+    bases = []
+    for name in map_toml.extended(data, label):
+        base = path.parent / f"{name}.toml"
+        base = base if base.is_file() else FOLDER / f"{name}.toml"
+        if str(base) in above or not base.is_file():
+            raise UsageError(f"{label}: extends {name!r}, which is no table beside it")
+        bases.append(_load(base, label, (*above, str(path))))
+    return map_toml.parse(data, label, tuple(bases))
+
+
+def config(path: Path) -> dict[str, Any]:
+    """Return a model's configuration. Raises UsageError."""
+    if path.is_dir():
+        path = path / CONFIG
+    if not path.is_file():
+        raise UsageError(f"{path}: no such configuration")
+    try:
+        found = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: expected an object, as in a model's config.json")
+    return found
