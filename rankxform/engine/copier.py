@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,8 @@ _KEPT = 64
 _EXACT = "Float64"
 
 
-def read_box(parameter: Parameter, box: Box, sources: Sources, near: Callable[[int], bool]) -> Any:
-    """Return a box of a source tensor as an array of the type that `word_type` names.
-
-    near: whether a file may be read here; the first of those that hold a cell is.
-    """
+def read_box(parameter: Parameter, box: Box, sources: Sources) -> Any:
+    """Return a box of a source tensor as an array of the type that `moved_type` names."""
     kind = moved_type(parameter.src_dtype)
     found = np.empty(box.shape, kind)
     for cell, held in parameter.sharding.files.items():
@@ -39,13 +36,12 @@ def read_box(parameter: Parameter, box: Box, sources: Sources, near: Callable[[i
         part = whole.intersect(box)
         if part is None:
             continue
-        file = next((one for one in held if near(one)), held[0])
         values = np.empty(part.size, kind)
         data, done = values.reshape(-1).view(np.uint8).data, 0
         item = item_size(parameter.src_dtype)
         for start, count in contiguous_runs(part.relative_to(whole), whole.shape):
             room = data[done : done + count * item]
-            sources.read(file, parameter.src_name, start * item, room)
+            sources.read(held[0], parameter.src_name, start * item, room)
             done += count * item
         found[part.relative_to(box).slices()] = values.reshape(part.shape)
     return found
@@ -54,13 +50,9 @@ def read_box(parameter: Parameter, box: Box, sources: Sources, near: Callable[[i
 class Operands:
     """Tensors that steps need beside the one that they change, read as they are needed."""
 
-    def __init__(
-        self,
-        tensors: Mapping[str, tuple[Parameter, Sources]],
-        near: Callable[[int], bool] = lambda file: True,
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, tuple[Parameter, Sources]]) -> None:
         """`tensors`: by the name that steps use, with the files that hold them."""
-        self._tensors, self._near = tensors, near
+        self._tensors = tensors
         self.get = lru_cache(maxsize=_KEPT)(self._get)
 
     def shape(self, name: str) -> Shape:
@@ -69,7 +61,7 @@ class Operands:
     def _get(self, name: str, box: Box) -> Any:
         """Return a box of a tensor, as Float64."""
         parameter, sources = self._tensors[name]
-        values = read_box(parameter, box, sources, self._near)
+        values = read_box(parameter, box, sources)
         found = np.empty(values.shape, np.float64)
         converter(parameter.src_dtype, _EXACT)(found, values)
         return found

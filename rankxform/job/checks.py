@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rankxform.checkpoints.base import Form
-from rankxform.errors import StorageError, UsageError
-from rankxform.planning.catalog import Catalog
+from rankxform.engine.copier import read_box
+from rankxform.errors import CheckpointError, StorageError, UsageError
+from rankxform.geometry.box import Box
+from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.consistency import (
     Sample,
     check_each_differs,
@@ -22,9 +25,11 @@ from rankxform.planning.consistency import (
 from rankxform.planning.plan import Planner
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress, inode, is_inside, is_same, lies_in
+from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
-from .prepare import SourceFiles
+from .opened import opened
+from .prepare import Conversion, SourceFiles
 from .request import Request
 
 
@@ -86,16 +91,62 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
     ]
 
 
+_ROWS = 64
+"""Rows that are looked at together."""
+
 Digests = dict[int, dict[str, bytes]]
 Samples = dict[int, dict[str, Sample]]
 """What the source files hold, by file id and name: for unlisted parameters a digest of all bytes,
 for others a sample."""
 
 
-def compare_ranks(
-    request: Request, files: SourceFiles, planner: Planner, team: Team
-) -> tuple[int, list[str]]:
-    """Check by digests that the folder fits its strategy; return the bytes read, and notices."""
+def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+    """Check by digests that the folder fits its strategy; return the bytes read, and notices.
+
+    An adapter's folder is checked alike.
+    """
+    nbytes, notices = _compare_ranks(conversion, team)
+    if conversion.adapter is not None:
+        more, others = _compare_ranks(conversion.adapter, team)
+        nbytes, notices = nbytes + more, [*notices, *others]
+    team.agree(lambda: check_cut(conversion) if team.rank == 0 else None)
+    return nbytes, notices
+
+
+def check_cut(conversion: Conversion) -> None:
+    """Refuse to take rows from a vocabulary that are no padding, unless told to."""
+    rows = conversion.request.vocab
+    if conversion.request.vocab_cut or not conversion.cut or rows is None:
+        return
+    known = {p.src_name: p for p in conversion.planner.catalog.parameters}
+    with opened(conversion) as (sources, _):
+        if not conversion.files.visibility.is_full:
+            raise UsageError(
+                "--vocab: which rows are padding, one process looks up, and it does not see all "
+                "files; say --vocab-cut if they are"
+            )
+        for name in conversion.cut:
+            parameter = known[name]
+            more = parameter.shape[0]
+            for first in range(rows, more, _ROWS):
+                last = min(first + _ROWS, more)
+                kept = _rows(parameter, sources, rows - 1, rows)
+                found = _rows(parameter, sources, first, last)
+                if found.any() and not (found == kept).all():
+                    raise CheckpointError(
+                        f"{name!r}: rows {rows} to {more - 1} are not padding (zeros, or the last "
+                        f"row again); give --vocab {more}, or say --vocab-cut to lose them"
+                    )
+
+
+def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
+    shape = parameter.shape
+    box = Box((first, *(0 for _ in shape[1:])), (last, *shape[1:]))
+    return read_box(parameter, box, sources)
+
+
+def _compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+    request, files, planner = conversion.request, conversion.files, conversion.planner
     catalog, selection = planner.catalog, planner.selection
     looks = team.allgather_work(
         lambda on_progress: _look(request, files, planner, team.rank, on_progress)

@@ -35,7 +35,7 @@ def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None]:
     """
     conversion = prepare(request, team)
     files, planner = conversion.files, conversion.planner
-    compare_ranks(request, files, planner, team)
+    compare_ranks(conversion, team)
     mine = [files.paths[file] for file in files.visibility.partition(files.paths)[team.rank]]
     alone = team.allgather(lambda: not files.form.strangers(mine))
     nodes = team.nodes

@@ -17,14 +17,14 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.storage.posix import OnProgress
-from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 from rankxform.transport.team import quiet
 
 from .checks import compare_ranks
 from .measure import plan_work
-from .prepare import SourceFiles, prepare
+from .opened import opened
+from .prepare import Conversion, prepare
 from .request import Request
 
 
@@ -77,7 +77,7 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
     conversion = prepare(of_all, team)
     files, planner = conversion.files, conversion.planner
-    _, notices = compare_ranks(of_all, files, planner, team)
+    _, notices = compare_ranks(conversion, team)
     assignment = team.agree(lambda: [_wanted(planner, *one) for one in zip(ranks, includes)])
     plan = plan_work(of_all, files, planner, assignment, team)
     slices = planner.slices(rank)
@@ -85,7 +85,7 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in mine))
     p2p = team.p2p() if plan.exchanges else None
     traffic = team.work(
-        lambda on_progress: _fill(of_all, files, plan, {rank: arrays}, on_progress, p2p), quiet
+        lambda on_progress: _fill(conversion, plan, {rank: arrays}, on_progress, p2p), quiet
     )
     values = team.agree(arrays.take)
     known = {p.name: p for p, _ in mine}
@@ -124,15 +124,15 @@ def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRa
 
 
 def _fill(
-    request: Request,
-    files: SourceFiles,
+    conversion: Conversion,
     plan: WorkPlan,
     arrays: Mapping[int, Arrays],
     on_progress: OnProgress,
     p2p: Messenger | None,
 ) -> Traffic:
-    with Sources(files.paths, files.indexes) as sources:
-        return carry(plan, arrays, sources, request.memory // 2, on_progress, p2p=p2p)
+    memory = conversion.request.memory // 2
+    with opened(conversion) as (sources, operands):
+        return carry(plan, arrays, sources, memory, on_progress, p2p=p2p, operands=operands)
 
 
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:

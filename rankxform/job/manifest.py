@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
@@ -15,11 +15,13 @@ from rankxform.engine.compare_sink import Expected
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
+from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
+from rankxform.planning.sharding import Composed
 from rankxform.storage import strategies
 
 from .option import BYTES, COMPARE
-from .prepare import Conversion
+from .prepare import Conversion, SourceFiles
 from .request import OPTIONS, Request, affecting, is_default
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
@@ -31,6 +33,7 @@ def identity(conversion: Conversion) -> dict[str, Any]:
     Which destination ranks are made, and how, is left out: neither changes what is in a file.
     """
     request, files, planner = conversion.request, conversion.files, conversion.planner
+    adapter = conversion.adapter
     options = {name: getattr(request, name) for name in affecting(BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {
@@ -38,15 +41,36 @@ def identity(conversion: Conversion) -> dict[str, Any]:
         "source": request.src if request.files is None else None,
         "source strategy": digest(planner.catalog.strategy),
         "destination strategy": digest(planner.dst),
-        "source files": {
-            str(file): {
-                "file": _below(files.paths[file], request.src),
-                "size": index.size,
-                "modified": index.modified,
-            }
-            for file, index in files.indexes.items()
-        },
+        "tensors": _tensors(planner.selection.parameters),
+        "source files": _files(files, request.src),
+        **({"adapter files": _files(adapter.files, adapter.request.src)} if adapter else {}),
     }
+
+
+def _files(files: SourceFiles, folder: str) -> dict[str, Any]:
+    return {
+        str(file): {
+            "file": _below(files.paths[file], folder),
+            "size": index.size,
+            "modified": index.modified,
+        }
+        for file, index in files.indexes.items()
+    }
+
+
+def _tensors(parameters: Iterable[Parameter]) -> str | None:
+    """Return a digest of how tensors are made of others, whatever said so; None if none is."""
+    state, known = blake2b(digest_size=16), dict[Composed, bytes]()
+    every = [one for one in parameters if one.composed]
+    for one in every:
+        composed = one.composed
+        assert composed is not None
+        if composed not in known:
+            made = repr(composed.pieces.assembly).encode()
+            known[composed] = blake2b(made, digest_size=16).digest()
+        state.update(f"\n{one.name!r} {one.dtype} {one.src_names!r} {one.steps!r}".encode())
+        state.update(known[composed])
+    return state.hexdigest() if every else None
 
 
 def digest(strategy: Strategy) -> str:
@@ -88,7 +112,7 @@ def verify_options(request: Request, shards: Shards) -> list[str]:
         if COMPARE in one.metadata["affects"] and not is_default(request, one.name):
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):
-                words += [_flag(one.name)] if text is True else _words(one.name, text)
+                words += [_flag(one.name)] if text is True else _words(one.name, str(text))
     if shards.step_name:  # a newer one may be there by then
         words += _words("step", shards.step_name)
     return words

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rankxform.checkpoints.base import form_of
 from rankxform.errors import UsageError
 from rankxform.formats.map_toml import MapTable
 from rankxform.layout.names import expression
-from rankxform.ops.base import Derivation
+from rankxform.layout.strategy import Strategy
+from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
+from rankxform.ops.lora import Adapter, Scaling
 from rankxform.ops.mapping import NameMap, Sizes
+from rankxform.ops.vocabulary import Vocabulary
+from rankxform.planning.catalog import Catalog
+from rankxform.planning.visibility import Visibility
 from rankxform.storage import maps
 
 from .request import Request
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 CHOICES = ("qkv", "gate_up")
 """The options that choose a step of a map."""
@@ -24,16 +32,24 @@ CHOICES = ("qkv", "gate_up")
 class Operands:
     """What files say of the operations: a mapping table, and the sizes of the model.
 
-    label: what messages call the configuration.
+    label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
+    much of it is added; lora_strategy: how it is sharded.
     """
 
     table: MapTable | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+    lora: str | None = None
+    scaling: Scaling | None = None
+    lora_strategy: str | Strategy | None = None
 
 
 def read_operands(request: Request, where: Path) -> Operands:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
+    return _with_adapter(request, _read_map(request, where))
+
+
+def _read_map(request: Request, where: Path) -> Operands:
     if request.map is None:
         for name in ("config", *CHOICES):
             if getattr(request, name) is not None:
@@ -59,9 +75,78 @@ def read_operands(request: Request, where: Path) -> Operands:
     return Operands(table, config, str(path))
 
 
-def derivation_of(request: Request, given: Operands) -> Derivation:
+def _with_adapter(request: Request, known: Operands) -> Operands:
+    """Add what is known of an adapter. Raises UsageError."""
+    numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
+    flags = {name: "--" + name.replace("_", "-") for name in (*numbers, "lora_strategy")}
+    if request.lora is None:
+        for name, flag in flags.items():
+            if getattr(request, name) is not None:
+                raise UsageError(f"{flag} is for --lora; give both")
+        return known
+    where = Path(request.lora).absolute()
+    if not where.exists():
+        raise UsageError(f"{where}: no such adapter")
+    path = (where if where.is_dir() else where.parent) / ADAPTER_CONFIG
+    stated = [flags[name] for name, value in numbers.items() if value is not None]
+    if path.is_file():
+        if stated:
+            raise UsageError(f"leave out {' and '.join(stated)}: {path} states both")
+        scaling = Scaling.of(maps.config(path), str(path))
+    elif request.lora_alpha is None or not request.lora_rank:
+        raise UsageError(
+            f"give --lora-alpha and --lora-rank, as the adapter was trained: {where} has no "
+            f"{ADAPTER_CONFIG}, and without them it is not known how much is to be added"
+        )
+    else:
+        scaling = Scaling(request.lora_alpha, request.lora_rank)
+    strategy: str | Strategy | None = request.lora_strategy
+    if strategy is None and where.is_dir() and not form_of(where, None).described:
+        strategy = request.src_strategy
+    return replace(known, lora=str(where), scaling=scaling, lora_strategy=strategy)
+
+
+def derivation_of(request: Request, given: Operands, adapter: Catalog | None = None) -> Derivation:
     """Return what becomes of the source's tensors; the same on every process."""
-    return Derivation.of({**vars(request), "mapping": name_map(request, given)})
+    made = None
+    if adapter is not None:
+        assert given.scaling is not None
+        shapes = {p.src_name: p.shape for p in adapter.parameters if "lora" in p.src_name}
+        made = Adapter(shapes, given.scaling, str(given.lora))
+    ready = {"mapping": name_map(request, given), "adapter": made, "block": _block(given)}
+    return Derivation.of({**vars(request), **ready})
+
+
+def _block(given: Operands) -> tuple[int, int] | None:
+    """Return the rows and columns of a block of 8-bit floats, if the configuration states them."""
+    stated = given.config.get("quantization_config")
+    size = stated.get("weight_block_size") if isinstance(stated, dict) else None
+    if size is None:
+        return None
+    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int for n in size):
+        raise UsageError(f"{given.label}: weight_block_size is {size!r}; expected two numbers")
+    return size[0], size[1]
+
+
+def check_steps(tensors: Iterable[Tensor], own: Visibility, adapter: Visibility) -> None:
+    """Refuse steps whose operands are in files that some process does not see."""
+    steps = {type(s.step) for one in tensors if not one.dropped for s in one.sources if s.step}
+    for step, visibility in ((Dequantize, own), (LowRank, adapter)):
+        if step in steps and not visibility.is_full:
+            raise UsageError(
+                "put the checkpoint and the adapter where all nodes see them: each process reads "
+                "of factors and adapters what it needs, and some files are on one node only"
+            )
+
+
+def cut_rows(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the source tensors that lose rows of the vocabulary."""
+    return tuple(
+        one.sources[0].name
+        for operation in derivation.compositions
+        if isinstance(operation, Vocabulary)
+        for one in operation.cut(tensors)
+    )
 
 
 def name_map(request: Request, given: Operands) -> NameMap | None:
@@ -71,7 +156,7 @@ def name_map(request: Request, given: Operands) -> NameMap | None:
     sizes = Sizes(given.table, given.config, given.label)
     chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
     excluded = [expression(text, "--exclude") for text in request.exclude]
-    return NameMap(sizes, chosen, excluded)
+    return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
 
 
 def assumptions(request: Request, derivation: Derivation) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankxform.ops.cast import TYPES
+from rankxform.ops.vocabulary import FILLS
 
 from .option import BYTES, COMPARE, FIT, LOAD, ON_THE_WAY, option
 
@@ -51,3 +52,29 @@ class Operations:
         (), ON_THE_WAY, "optimizer states and counters that get the type too; repeatable",
         *_ALL, kind="repeated", metavar="REGEX",
     )  # fmt: skip
+    lora: str | None = option(
+        None, ON_THE_WAY, "add a LoRA adapter to the matrices that it is for: a folder or file, "
+        "which may be SRC itself", *_ALL, metavar="FOLDER",
+    )  # fmt: skip
+    lora_alpha: float | None = option(
+        None, ON_THE_WAY, "alpha of the adapter, where it has no adapter_config.json", *_ALL,
+        kind="decimal", metavar="A",
+    )  # fmt: skip
+    lora_rank: int | None = option(
+        None, ON_THE_WAY, "rank of the adapter, likewise", *_ALL, kind="number", metavar="R"
+    )
+    lora_strategy: str | None = option(
+        None, ON_THE_WAY, "how the adapter is sharded, if it is in folders of several ranks "
+        "(default: as SRC)", *_ALL, metavar="STRATEGY",
+    )  # fmt: skip
+    vocab: int | None = option(
+        None, ON_THE_WAY, "rows of the vocabulary at the destination: adds padding, or takes it "
+        "away", *_ALL, kind="number", metavar="N",
+    )  # fmt: skip
+    vocab_fill: str | None = option(
+        None, ON_THE_WAY, "what added rows hold (default: zeros; optimizer states always do)",
+        *_ALL, choices=FILLS,
+    )  # fmt: skip
+    vocab_cut: bool = option(
+        False, ON_THE_WAY, "take away rows that are no padding too", *_ALL, kind="flag"
+    )

@@ -29,7 +29,7 @@ from rankxform.transport import Team
 from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
-from .operands import assumptions, derivation_of
+from .operands import assumptions, check_steps, cut_rows, derivation_of
 from .request import Request
 from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
@@ -67,7 +67,8 @@ class Conversion:
     request names a folder.
     warnings: what may not be what was meant, to be said first and last; notices: what to know.
     derived: how the destination's strategy came about, if it was derived. common: facts on the
-    training, such as its global_step.
+    training, such as its global_step. adapter: what is added to the source's matrices, if anything
+    is. cut: source tensors that lose rows of the vocabulary.
     """
 
     request: Request
@@ -80,6 +81,8 @@ class Conversion:
     warnings: list[str] = field(default_factory=list)
     derived: Derived | None = None
     common: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Conversion | None = None
+    cut: tuple[str, ...] = ()
 
     @property
     def finals(self) -> dict[int, Path]:
@@ -105,8 +108,9 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
             found.notices.extend(notices)
         indexes = found.imagined or index_all(team, found.shards.paths, visibility)
         common = training_facts(found, indexes, visibility, team)
+    adapter = _adapter(request, found, team, phases)
     with phases.phase("plan"):
-        return team.agree(lambda: _planned(found, indexes, visibility, common, searched))
+        return team.agree(lambda: _planned(found, indexes, visibility, common, searched, adapter))
 
 
 # -- on every process ---------------------------------------------------------------------------
@@ -130,6 +134,7 @@ def _planned(
     visibility: Visibility,
     common: Mapping[str, Any],
     searched: str,
+    adapter: Conversion | None,
 ) -> Conversion:
     """Plan; pure, and the same on every process."""
     request, src, notices = found.request, found.src, found.notices
@@ -140,12 +145,16 @@ def _planned(
     inside = {file: one for file, one in indexes.items() if described or file < src.ranks}
     outside = {file: one for file, one in indexes.items() if file not in inside}
     files = SourceFiles(request.src, FORMS[found.form], found.shards, inside, outside, visibility)
-    derivation = derivation_of(request, found.operands)
+    derivation = derivation_of(
+        request, found.operands, adapter.planner.catalog if adapter else None
+    )
     src, dst, catalog, derived = _catalog(found, src, files, derivation, searched)
+    tensors = tensors_of(catalog, derivation)
+    check_steps(tensors, visibility, adapter.files.visibility if adapter else visibility)
     if derived is not None:
         request = replace(request, dst_strategy=dst.label if request.dst else dst)
     ranks = check_ranks(request.ranks, dst)
-    selection = select(catalog, dst, derivation, request.unmatched, ranks)
+    selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors)
     check_loose(found.shards, inside, selection, dst)
     planner = Planner(catalog, dst, selection, request.replicas)
     try:
@@ -171,8 +180,18 @@ def _planned(
     for option, text in _unmatched(request, catalog):
         (notices if option == "exclude" else warnings).append(text)
     return Conversion(
-        request, files, planner, ranks, made, target, notices, warnings, derived, common
-    )
+        request, files, planner, ranks, made, target, notices, warnings, derived, common,
+        adapter, cut_rows(derivation, tensors),
+    )  # fmt: skip
+
+
+def _adapter(request: Request, found: Inputs, team: Team, phases: Phases) -> Conversion | None:
+    """Prepare to read an adapter, if one is to be added. Collective."""
+    if found.operands.lora is None:
+        return None
+    strategy = found.operands.lora_strategy
+    own = Request(found.operands.lora, None, strategy, "none", memory=request.memory)
+    return prepare(own, team, phases)
 
 
 def _target(

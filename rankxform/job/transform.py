@@ -38,7 +38,6 @@ from rankxform.storage.posix import (
     remove,
     sync,
 )
-from rankxform.storage.sources import Sources
 from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
 
@@ -48,6 +47,7 @@ from .finish import Work, publish_all
 from .manifest import identity
 from .measure import plan_work
 from .metrics import Phases, peak_memory
+from .opened import opened
 from .outputs import Layouts, equal_files, outputs
 from .placement import Placement, place
 from .prepare import Conversion, prepare
@@ -161,7 +161,7 @@ def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     request, files, planner = conversion.request, conversion.files, conversion.planner
     team.agree(lambda: _check_root(conversion))
     check_target(request, files.paths.values(), conversion.finals.values(), team)
-    compared, notices = compare_ranks(request, files, planner, team)
+    compared, notices = compare_ranks(conversion, team)
     if request.check_replicas != "no":
         notices += check_replicas(request, files, planner, team)
     return compared, notices
@@ -318,8 +318,8 @@ def _begin(work: Work, process: int) -> Journal:
 
 
 def _write(work: Work, journal: Journal, on_progress: OnProgress, p2p: Messenger | None) -> Traffic:
-    files, request = work.conversion.files, work.request
-    with Sources(files.paths, files.indexes) as sources:
+    request = work.request
+    with opened(work.conversion) as (sources, operands):
         return write_parts(
             work.plan,
             work.outputs,
@@ -330,6 +330,7 @@ def _write(work: Work, journal: Journal, on_progress: OnProgress, p2p: Messenger
             behind=request.fsync,
             checker=IntegrityChecker(work.state.seed) if request.verify else None,
             p2p=p2p,
+            operands=operands,
         )
 
 
@@ -357,7 +358,7 @@ def convert_one(request: Request, path: Path) -> None:
     team = Serial()
     conversion = prepare(request, team)
     files, planner = conversion.files, conversion.planner
-    compare_ranks(request, files, planner, team)
+    compare_ranks(conversion, team)
     if any(is_same(path, source) for source in files.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,) = conversion.ranks
@@ -367,8 +368,10 @@ def convert_one(request: Request, path: Path) -> None:
     make_folder(path.parent)
     create(output.part)
     try:
-        with Sources(files.paths, files.indexes) as sources:
-            write_parts(plan, {rank: output}, sources, request.memory, lambda done: None)
+        with opened(conversion) as (sources, operands):
+            write_parts(
+                plan, {rank: output}, sources, request.memory, lambda done: None, operands=operands
+            )
         if request.fsync:
             sync(output.part)
         publish(output.part, path, durable=request.fsync)

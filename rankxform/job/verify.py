@@ -34,7 +34,8 @@ from rankxform.transport.team import Show, quiet
 from .checks import compare_ranks, strangers
 from .manifest import expected, verify_command
 from .measure import plan_work
-from .prepare import Conversion, SourceFiles, prepare
+from .opened import opened
+from .prepare import Conversion, prepare
 from .request import Request
 from .standing import compare_files, record_folder, standing_files
 from .visibility import searched_nodes, visibility_of
@@ -92,7 +93,7 @@ def verify(
     request, standing, as_first = standing_files(request, team)
     conversion = prepare(request, team)
     files, planner, target = conversion.files, conversion.planner, conversion.target
-    _, notices = compare_ranks(request, files, planner, team)
+    _, notices = compare_ranks(conversion, team)
     there, searched = standing.there, searched_nodes(team)
     paths = (standing.shards or team.bcast(lambda: _choose(conversion, there, searched))).paths
     visibility, _ = visibility_of(team, paths, as_first)
@@ -114,7 +115,7 @@ def verify(
         with Sources(paths, indexes) as destination:
             sinks = _sinks(planner, destination, indexes, assignment[team.rank])
             memory = request.memory // 2
-            traffic = _compare(files, plan, sinks, memory, on_progress, p2p)
+            traffic = _compare(conversion, plan, sinks, memory, on_progress, p2p)
         return traffic, [one for sink in sinks.values() for one in sink.differences.values()]
 
     traffic, differing = team.work(compare, show)
@@ -183,15 +184,15 @@ def _sinks(
 
 
 def _compare(
-    files: SourceFiles,
+    conversion: Conversion,
     plan: WorkPlan,
     sinks: Mapping[int, Comparison],
     memory: int,
     on_progress: OnProgress,
     p2p: Messenger | None,
 ) -> Traffic:
-    with Sources(files.paths, files.indexes) as sources:
-        return carry(plan, sinks, sources, memory, on_progress, p2p=p2p)
+    with opened(conversion) as (sources, operands):
+        return carry(plan, sinks, sources, memory, on_progress, p2p=p2p, operands=operands)
 
 
 def _expected(planner: Planner, rank: int) -> dict[str, Expected]:

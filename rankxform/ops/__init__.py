@@ -1,15 +1,20 @@
 """Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from . import cast, drop, mapping, rename, weights
+from . import cast, dequantize, drop, lora, mapping, rename, vocabulary, weights
 from .base import OPERATIONS
 
 OPERATIONS.update(
     rename=rename.rename,
     weights_only=weights.weights_only,
     masters=weights.masters,
+    dequantize=dequantize.dequantize,
+    lora=lora.lora,
     mapping=mapping.mapping,
     drop=drop.drop,
+    vocabulary=vocabulary.vocabulary,
     cast=cast.cast,
 )
 
-__all__ = ["cast", "drop", "mapping", "rename", "weights"]
+__all__ = [
+    "cast", "dequantize", "drop", "lora", "mapping", "rename", "vocabulary", "weights",
+]  # fmt: skip

@@ -101,11 +101,17 @@ class NameMap(Composition):
     renames = True
 
     def __init__(
-        self, sizes: Sizes, choices: Mapping[str, str], excluded: Sequence[re.Pattern[str]] = ()
+        self,
+        sizes: Sizes,
+        choices: Mapping[str, str],
+        excluded: Sequence[re.Pattern[str]] = (),
+        *,
+        free_rows: bool = False,
     ) -> None:
-        """`choices`: by name, if not the default. excluded: names that need no rule."""
+        """`choices`: by name, if not the default. excluded: names that need no rule. free_rows: the
+        vocabulary may have any number of rows."""
         self.sizes, self.table = sizes, sizes.table
-        self._excluded = excluded
+        self._excluded, self._free_rows = excluded, free_rows
         self.choices = {}
         for name, known in self.table.choices.items():
             chosen = choices.get(name) or next(iter(known))
@@ -295,11 +301,13 @@ class NameMap(Composition):
         to_parts = side == rule.side
         wanted = (link.assembly.shape,) if to_parts else link.shapes
         for tensor, shape in zip(of, wanted):
-            if tensor.shape != shape:
+            free = 1 if self._free_rows and rule.vocabulary else 0
+            if (len(tensor.shape), tensor.shape[free:]) != (len(shape), shape[free:]):
                 every = [n for one in rule.parts.values() for n in one]
                 raise CheckpointError(
                     f"{tensor.name!r} has shape {list(tensor.shape)}; {self.sizes.label} "
                     f"({self.sizes.stated(every)}) makes it {list(shape)}"
+                    + ("; --vocab N adds or takes padding" if rule.vocabulary else "")
                 )
         types = {tensor.dtype: tensor.name for tensor in of}
         if len(types) > 1:

@@ -6,7 +6,7 @@ optimizer state that the destination has no use for, or a question that the user
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
@@ -14,7 +14,7 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import Derivation
+from rankxform.ops.base import Derivation, Tensor
 
 from .catalog import Catalog, Parameter, effective_layout
 from .derived import Derived, by_source, tensors_of
@@ -78,11 +78,13 @@ def select(
     derivation: Derivation | None = None,
     unmatched: str = ERROR,
     ranks: Iterable[int] = (),
+    tensors: Sequence[Tensor] | None = None,
 ) -> Selection:
     """Decide for every parameter of the source what becomes of it.
 
     `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
-    `derivation` tells what is dropped and which type a parameter gets. `unmatched` says what
+    `derivation` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
+    says what
     happens to one that only one strategy lists: "error"; "drop"; or "replicate", which takes the
     side that does not list it to hold it whole on every rank. Raises RequestError for unmatched
     names, UsageError where nothing is left to convert.
@@ -92,7 +94,7 @@ def select(
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
     make = Derived(catalog)
-    for tensor in tensors_of(catalog, derivation):
+    for tensor in tensors_of(catalog, derivation) if tensors is None else tensors:
         parameter = make.parameter(tensor)
         if tensor.dropped:
             reasons.setdefault(tensor.dropped, []).append(parameter)

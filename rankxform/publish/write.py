@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from rankxform.engine.checksum import IntegrityChecker
+from rankxform.engine.copier import Operands
 from rankxform.engine.file_sink import Output, file_sinks, part_descriptors
 from rankxform.engine.pipeline import Messenger, Traffic, carry
 from rankxform.errors import RankxformError, StorageError
@@ -28,6 +29,7 @@ def write_parts(
     behind: bool = False,
     checker: IntegrityChecker | None = None,
     p2p: Messenger | None = None,
+    operands: Operands | None = None,
 ) -> Traffic:
     """Carry out `plan`; write into the existing part files of `outputs`, by destination rank.
 
@@ -54,7 +56,7 @@ def write_parts(
     try:
         traffic = carry(
             plan, sinks, sources, memory // 2, on_progress,
-            p2p=p2p, checker=checker, on_complete=complete,
+            p2p=p2p, checker=checker, on_complete=complete, operands=operands,
         )  # fmt: skip
         commit()
         traffic.seconds["fsync"] = journal.seconds if journal else 0.0

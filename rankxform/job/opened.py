@@ -1,0 +1,26 @@
+"""The source files of a conversion while they are read, with what steps need beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from rankxform.engine.copier import Operands
+from rankxform.planning.catalog import Parameter
+from rankxform.storage.sources import Sources
+
+from .prepare import Conversion
+
+
+@contextmanager
+def opened(conversion: Conversion) -> Iterator[tuple[Sources, Operands]]:
+    """Open the source's files, and those of an adapter."""
+    with ExitStack() as stack:
+        files, adapter = conversion.files, conversion.adapter
+        sources = stack.enter_context(Sources(files.paths, files.indexes))
+        tensors = {p.src_name: (p, sources) for p in conversion.planner.catalog.parameters}
+        if adapter is not None:
+            own = stack.enter_context(Sources(adapter.files.paths, adapter.files.indexes))
+            more: list[Parameter] = adapter.planner.catalog.parameters
+            tensors.update((p.src_name, (p, own)) for p in more if "lora" in p.src_name)
+        yield sources, Operands(tensors)

@@ -1,0 +1,188 @@
+"""``--lora``: adapters of low rank, added to the matrices that they are for.
+
+``W + (B A) s`` with ``s = alpha / r``; A of shape (r, in), B of shape (out, r) (Hu et al., LoRA,
+2021). What else changes the formula in PEFT's adapter_config.json is obeyed, or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any
+
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.geometry.box import Shape
+from rankxform.layout.names import parameter_of, summarize_names
+
+from .base import Composition, LowRank, Tensor
+
+_FAMILIES = (
+    (".mindpet_delta_lora_a", ".mindpet_delta_lora_b"),
+    (".lora_A.weight", ".lora_B.weight"),
+    (".lora_a", ".lora_b"),
+)
+"""Names of A and B behind the module's: MindPet's, MindFormers' Mcore and PEFT's, PyNative's."""
+
+_PEFT = "base_model.model."
+
+_REFUSED = {
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "lora_bias": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None, {}),
+    "loftq_config": (None, {}),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+}
+"""Entries of adapter_config.json, with the values under which the formula above holds."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How much of the product is added, module by module.
+
+    alpha, rank: the usual; alphas, ranks: by expression of modules' names. root: divide by the root
+    of the rank. transposed: matrices are stored as (in, out). label: what states it.
+    """
+
+    alpha: float
+    rank: int
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    root: bool = False
+    transposed: bool = False
+    label: str = "--lora-rank"
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], label: str) -> Scaling:
+        """Return what an adapter_config.json says. Raises UsageError for what is not known."""
+        kind = config.get("peft_type", "LORA")
+        if kind != "LORA":
+            raise UsageError(f"{label}: peft_type is {kind!r}; only LORA adapters are merged")
+        for key, good in _REFUSED.items():
+            if config.get(key) not in good:
+                raise UsageError(
+                    f"{label}: {key} is {config[key]!r}, which changes what is added in a way that "
+                    "is not known here; merge this adapter with PEFT"
+                )
+        alpha, rank = config.get("lora_alpha"), config.get("r")
+        if alpha is None or not _positive(alpha) or not _positive(rank) or type(rank) is not int:
+            raise UsageError(f"{label}: lora_alpha is {alpha!r} and r is {rank!r}; expected both")
+        alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
+        for patterns in (alphas, ranks):
+            if not isinstance(patterns, dict) or not all(map(_positive, patterns.values())):
+                raise UsageError(f"{label}: alpha_pattern and rank_pattern: expected numbers")
+        root, transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
+        return cls(alpha, rank, alphas, ranks, bool(root), bool(transposed), label)
+
+    def scale(self, module: str) -> float:
+        """Return the factor of a module's product."""
+        rank = self.rank_of(module)
+        alpha = _match(self.alphas, module, self.alpha)
+        return float(alpha / (sqrt(rank) if self.root else rank))
+
+    def rank_of(self, module: str) -> int:
+        return int(_match(self.ranks, module, self.rank))
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def _match(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
+    """Return the value of the first expression that a module's name ends with, as PEFT does."""
+    for text, value in patterns.items():
+        try:
+            if re.match(rf"(.*\.)?({text})$", module):
+                return value
+        except re.error as error:
+            raise UsageError(f"adapter_config.json: {text!r}: {error}") from error
+    return otherwise
+
+
+class Adapter(Composition):
+    """Adds an adapter's products to the matrices that it is for."""
+
+    renames = False
+
+    def __init__(self, tensors: Mapping[str, Shape], scaling: Scaling, label: str) -> None:
+        """`tensors`: the adapter's, by name. Raises CheckpointError for what is no pair."""
+        self._label, self._names = label, set(tensors)
+        self._steps: dict[str, tuple[LowRank, Shape]] = {}
+        taken = set[str]()
+        for name in tensors:
+            for a_end, b_end in _FAMILIES:
+                if not name.endswith(a_end):
+                    continue
+                module = name[: -len(a_end)]
+                b = module + b_end
+                if b not in tensors:
+                    raise CheckpointError(f"{label}: holds {name!r} and no {b!r}")
+                taken |= {name, b}
+                own = module.removeprefix(_PEFT)
+                self._steps[f"{own}.weight"] = self._step(name, b, own, tensors, scaling)
+        rest = [n for n in tensors if n not in taken and parameter_of(n) == n and "lora" in n]
+        if rest or not self._steps:
+            shown = summarize_names(rest or tensors, 3) or "nothing"
+            raise CheckpointError(
+                f"{label}: holds {shown}, and expected are pairs such as X.lora_A.weight and "
+                "X.lora_B.weight"
+            )
+
+    def _step(
+        self, a: str, b: str, module: str, tensors: Mapping[str, Shape], scaling: Scaling
+    ) -> tuple[LowRank, Shape]:
+        shape_a, shape_b, rank = tensors[a], tensors[b], scaling.rank_of(module)
+        if len(shape_a) != 2 or len(shape_b) != 2 or not shape_a[0] == shape_b[1] == rank:
+            raise CheckpointError(
+                f"{a!r} and {b!r} have shapes {list(shape_a)} and {list(shape_b)}; with rank "
+                f"{rank} ({scaling.label}), ({rank}, in) and (out, {rank}) were expected"
+            )
+        shape = (shape_b[0], shape_a[1])
+        step = LowRank(a, b, scaling.scale(module), scaling.transposed)
+        return step, shape[::-1] if scaling.transposed else shape
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        there = {one.name for one in tensors if not one.dropped}
+        lacking = [name for name in self._steps if name not in there]
+        if lacking:
+            raise CheckpointError(
+                f"{self._label}: is for {lacking[0]!r} and {len(lacking) - 1} more that the "
+                "checkpoint does not have; is it another model's adapter, or under other names?"
+            )
+        found = []
+        for one in tensors:
+            if one.name in self._steps and not one.dropped:
+                one = self._added(one)
+            elif parameter_of(one.name) in self._names:
+                one = replace(one, dropped="merged into the matrices (--lora)")
+            found.append(one)
+        return found
+
+    def _added(self, one: Tensor) -> Tensor:
+        step, shape = self._steps[one.name]
+        (source,) = one.sources
+        if one.shape != shape:
+            raise CheckpointError(
+                f"{one.name!r} has shape {list(one.shape)}; the product of {step.b!r} and "
+                f"{step.a!r} of {self._label} has {list(shape)}"
+            )
+        if source.step is not None or one.dtype not in ("Float16", "BFloat16", "Float32"):
+            raise CheckpointError(
+                f"{one.name!r} is {source.src_dtype}, to which no adapter is added; convert the "
+                "checkpoint to bf16 first (--dtype)"
+            )
+        return replace(one, sources=(replace(source, step=step),))
+
+
+def lora(options: Mapping[str, Any]) -> Composition | None:
+    """Return the adapter that the options carry ready-made, if one."""
+    found: Composition | None = options.get("adapter")
+    return found

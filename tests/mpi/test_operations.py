@@ -1,0 +1,241 @@
+"""Casts, adapters, vocabulary, masters and 8-bit floats, on the way between strategies."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import RankxformError
+from tests import reference, reference_forms
+from tests.mpi.conftest import world
+from tests.reference_maps import random_strategy
+from tests.reference_values import FAMILIES, WORDS, adapter_of, exactly, ulp, values, words
+
+
+def write(folder, arrays, types, ranks, stages, seed, states=()):
+    """Write rank folders with a random strategy; return its file."""
+    params = {n: (a.shape, types[n]) for n, a in arrays.items()}
+    layouts = random_strategy(
+        {n: p for n, p in params.items() if not n.startswith(tuple(states) or "\0")},
+        ranks, stages, seed,
+    )  # fmt: skip
+    for some in layouts:
+        some.update(
+            {s + n: one for n, one in list(some.items()) for s in states if s + n in params}
+        )
+    reference.write_stage_files(folder / "strategy", layouts)
+    reference.write_checkpoint(
+        folder / "src", layouts, params, None, "safetensors", make=lambda n, s, d: arrays[n]
+    )
+    return str(folder / "strategy")
+
+
+def whole(folder):
+    return reference_forms.read_huggingface(folder)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_floating_parameters_change_their_type_and_states_do_not(dtype, tmp):
+    bits = np.random.default_rng(3)
+    to = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}[dtype]
+    types = {"a": "Float32", "b": "Float32", "h": "Float16", "q": "BFloat16", "n": "Int32"}
+    types |= {"adam_m.a": "Float32", "router.bias": "Float32"}
+    arrays = {
+        n: bits.integers(0, 1 << 32, (8, 12), dtype=np.uint32).astype(WORDS.get(d, "<u4"))
+        for n, d in types.items()
+    }
+    if world().rank == 0:
+        write(tmp, arrays, types, 4, 2, 1, ("adam_m.",))
+    world().Barrier()
+    options = {
+        "dtype": dtype, "keep_dtype": "bias$", "src_strategy": tmp / "strategy", "comm": world(),
+    }  # fmt: skip
+    rankxform.transform(
+        tmp / "src", tmp / "dst", dst_form="huggingface", verify=True, fsync=False, **options
+    )
+    assert rankxform.verify(tmp / "dst", comm=world()).same
+    assert rankxform.verify(tmp / "src", tmp / "dst", **options).same
+    loaded = rankxform.load(tmp / "src", rank=0, **options)
+    found = whole(tmp / "dst")
+    for name, array in arrays.items():
+        kept = name in ("n", "adam_m.a", "router.bias") or types[name] == to
+        if kept:
+            want = array
+        elif types[name] == "Float32":
+            want = words(array.view("<f4"), to)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                want = words(values(array, types[name]).astype("<f4"), to)
+        own = types[name] if kept else to
+        if not kept:  # the sign of a NaN between 16-bit types is the converter's affair
+            nan = np.isnan(values(want, own))
+            have = found[name][1]
+            assert np.array_equal(nan, np.isnan(values(have, own)))
+            assert np.array_equal(have[~nan], want[~nan])
+        else:
+            assert found[name][1].tobytes() == want.tobytes()
+        assert found[name][0] == own
+        assert loaded.dtypes[name] == own
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.parametrize("dtype", ["BFloat16", "Float32", "Float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_is_added_within_half_an_ulp(family, dtype, tmp):
+    bits, rng = np.random.default_rng(7), random.Random(f"{family} {dtype}")
+    shapes = {f"layers.{n}.{m}": (16, 24) for n in range(2) for m in ("up", "down")}
+    types = {f"{module}.weight": dtype for module in shapes} | {"norm.weight": dtype}
+    arrays = {n: words(bits.normal(0, 1, (16, 24)), dtype) for n in types}
+    rank, alpha = rng.choice([2, 4]), 6
+    lora = adapter_of(family, shapes, rng.choice([dtype, "Float32"]), rank, bits)
+    kind = "Float32" if next(iter(lora.values())).dtype == "<u4" else dtype
+    place = "file" if family == "peft" else rng.choice(["ranks", "file", "same"])
+    if world().rank == 0:
+        extra = lora if place == "same" else {}
+        write(tmp, arrays | extra, types | dict.fromkeys(extra, kind), 4, 1, rng.random())
+        if place == "ranks":
+            write(tmp / "lora", lora, dict.fromkeys(lora, kind), 4, 1, rng.random())
+        elif place == "file":
+            tensors = {n: (kind, a) for n, a in lora.items()}
+            reference.write_safetensors(tmp / "lora" / "adapter_model.safetensors", tensors)
+        if family == "peft":
+            stated = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none"}
+            (tmp / "lora" / "adapter_config.json").write_text(json.dumps(stated))
+    world().Barrier()
+    options = {"lora": tmp / "src" if place == "same" else tmp / "lora", "comm": world()}
+    if place == "ranks":
+        options |= {"lora": tmp / "lora" / "src", "lora_strategy": tmp / "lora" / "strategy"}
+    if family != "peft":
+        options |= {"lora_alpha": alpha, "lora_rank": rank}
+    options = {k: str(v) if k in ("lora", "lora_strategy") else v for k, v in options.items()}
+    a = tmp / "strategy"
+    rankxform.transform(
+        tmp / "src", tmp / "dst", a, dst_form="huggingface", verify=True, fsync=False, **options
+    )
+    assert rankxform.verify(tmp / "src", tmp / "dst", a, **options).same
+    found = whole(tmp / "dst")
+    assert set(found) == set(arrays)
+    assert found["norm.weight"][1].tobytes() == arrays["norm.weight"].tobytes()
+    a_end, b_end, prefix = FAMILIES[family]
+    for module in shapes:
+        name = f"{module}.weight"
+        factors = (values(lora[prefix + module + end], kind) for end in (a_end, b_end))
+        want = exactly(values(arrays[name], dtype), *factors, alpha / rank)
+        have = values(found[name][1], dtype)
+        assert found[name][0] == dtype
+        assert (np.abs(have - want) <= 0.5 * ulp(want, dtype) * (1 + 2**-12)).all(), name
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+@pytest.mark.parametrize("fill", ["zeros", "repeat-last"])
+def test_a_vocabulary_gets_padding_and_loses_it_again(fill, tmp):
+    bits = np.random.default_rng(2)
+    names = ["embedding.word_embeddings.weight", "output_layer.weight", "other.weight"]
+    arrays = {n: bits.integers(1, 1 << 16, (40, 6)).astype("<u2") for n in names}
+    arrays |= {f"adam_m.{n}": arrays[n] + np.uint16(1) for n in names}
+    types = dict.fromkeys(arrays, "BFloat16")
+    params = {n: ((48 if "other" not in n else 40, 6), "BFloat16") for n in arrays}
+    if world().rank == 0:
+        a = write(tmp, arrays, types, 4, 1, 5, ("adam_m.",))
+        layouts = random_strategy(params, 8, 1, 6)
+        reference.write_stage_files(tmp / "wide", layouts)
+    world().Barrier()
+    a, b = str(tmp / "strategy"), str(tmp / "wide")
+    options = {"comm": world(), "fsync": False}
+    rankxform.transform(
+        tmp / "src", tmp / "dst", a, b, vocab=48, vocab_fill=fill, format="safetensors",
+        verify=True, **options,
+    )  # fmt: skip
+    if world().rank == 0:
+
+        def padded(name, shape, dtype):
+            more = np.zeros((shape[0] - 40, 6), "<u2")
+            if fill == "repeat-last" and not name.startswith("adam"):
+                more = np.repeat(arrays[name][-1:], shape[0] - 40, 0)
+            return np.concatenate([arrays[name], more])
+
+        assert (
+            reference.wrong_slices(tmp / "dst", layouts, params, "safetensors", make=padded) == []
+        )
+    world().Barrier()
+    rankxform.transform(tmp / "dst", tmp / "back", b, vocab=40, dst_form="huggingface", **options)
+    found = whole(tmp / "back")
+    assert {n: a.tobytes() for n, (_, a) in found.items()} == {
+        n: a.tobytes() for n, a in arrays.items()
+    }
+    with pytest.raises(RankxformError, match="rows 39 to 47 are not padding"):
+        rankxform.transform(tmp / "dst", tmp / "no", b, vocab=39, comm=world())
+    rankxform.transform(tmp / "src", tmp / "cut", a, vocab=39, vocab_cut=True, **options)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+def test_masters_take_the_place_of_parameters(tmp):
+    bits = np.random.default_rng(4)
+    arrays = {n: bits.integers(0, 1 << 16, (8, 6)).astype("<u2") for n in ("a", "b", "c")}
+    types = dict.fromkeys(arrays, "BFloat16")
+    for name in ("a", "b"):
+        arrays[f"main_param.{name}"] = bits.integers(0, 1 << 32, (8, 6)).astype("<u4")
+        types[f"main_param.{name}"] = "Float32"
+    if world().rank == 0:
+        write(tmp, arrays, types, 4, 1, 5, ("main_param.",))
+    world().Barrier()
+    rankxform.transform(
+        tmp / "src", tmp / "dst", tmp / "strategy", dst_form="huggingface", masters=True,
+        weights_only=True, fsync=False, comm=world(),
+    )  # fmt: skip
+    found = whole(tmp / "dst")
+    assert {n: d for n, (d, _) in found.items()} == {
+        "a": "Float32",
+        "b": "Float32",
+        "c": "BFloat16",
+    }
+    for name, own in (("a", "main_param.a"), ("b", "main_param.b"), ("c", "c")):
+        assert found[name][1].tobytes() == arrays[own].tobytes()
+
+
+def float8(code):
+    """Return the value of an F8_E4M3 code, from its definition."""
+    sign, exponent, mantissa = -1 if code & 128 else 1, (code >> 3) & 15, code & 7
+    if (exponent, mantissa) == (15, 7):
+        return float("nan")
+    return sign * ((8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(tmp):
+    bits = np.random.default_rng(6)
+    codes = bits.integers(0, 256, (200, 300)).astype("u1")
+    codes[(codes & 0x7F) == 0x7F] = 1
+    scales = bits.uniform(1e-3, 2, (2, 3)).astype("<f4")
+    tensors = {
+        "m.weight": ("F8_E4M3", codes),
+        "m.weight_scale_inv": ("Float32", scales.view("<u4")),
+        "norm": ("BFloat16", codes[:, 0].astype("<u2")),
+    }
+    params = {"m.weight": ((200, 300), "BFloat16"), "norm": ((200,), "BFloat16")}
+    layouts = random_strategy(params, 4, 1, 3)
+    if world().rank == 0:
+        reference_forms.write_huggingface(tmp / "src", tensors, files=2)
+        reference.write_stage_files(tmp / "strategy", layouts)
+    world().Barrier()
+    options = {"dtype": "bf16", "comm": world()}
+    b = tmp / "strategy"
+    rankxform.transform(
+        tmp / "src", tmp / "dst", None, b, format="safetensors", fsync=False, verify=True, **options
+    )
+    assert rankxform.verify(tmp / "src", tmp / "dst", None, b, **options).same
+    if world().rank == 0:
+        table = np.array([float8(n) for n in range(256)], "<f4")
+        factors = np.repeat(np.repeat(scales, 128, 0), 128, 1)[:200, :300]
+        want = {"m.weight": words(table[codes] * factors, "BFloat16"), "norm": tensors["norm"][1]}
+        assert (
+            reference.wrong_slices(
+                tmp / "dst", layouts, params, "safetensors", make=lambda n, s, d: want[n]
+            )
+            == []
+        )

@@ -1,0 +1,72 @@
+"""Adapters whose formula is not the usual one: obeyed, or refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import RankxformError
+from tests import reference, reference_forms
+from tests.reference_values import adapter_of, values, words
+
+
+def whole(folder):
+    return reference_forms.read_huggingface(folder)
+
+
+def test_what_is_not_known_of_an_adapter_is_refused(tmp_path):
+    bits = np.random.default_rng(1)
+    base = {"m.weight": ("Float32", words(bits.normal(0, 1, (4, 6)), "Float32"))}
+    src = reference_forms.write_huggingface(tmp_path / "src", base)
+    lora = adapter_of("peft", {"m": (4, 6)}, "Float32", 2, bits)
+
+    def refused(stated, arrays=lora, **options):
+        folder = tmp_path / f"lora{len(list(tmp_path.iterdir()))}"
+        tensors = {n: ("Float32", a) for n, a in arrays.items()}
+        reference.write_safetensors(folder / "adapter_model.safetensors", tensors)
+        if stated is not None:
+            full = {"peft_type": "LORA", "r": 2, "lora_alpha": 4} | stated
+            (folder / "adapter_config.json").write_text(json.dumps(full))
+        with pytest.raises(RankxformError) as caught:
+            rankxform.transform(src, tmp_path / "dst", lora=str(folder), **options)
+        assert not (tmp_path / "dst").exists()
+        return str(caught.value)
+
+    assert "give --lora-alpha and --lora-rank" in refused(None)
+    assert "give --lora-alpha and --lora-rank" in refused(None, lora_alpha=3.0)
+    assert "leave out --lora-rank" in refused({}, lora_rank=2)
+    assert "use_dora is True" in refused({"use_dora": True})
+    assert "modules_to_save" in refused({"modules_to_save": ["head"]})
+    assert "init_lora_weights is 'pissa'" in refused({"init_lora_weights": "pissa"})
+    assert "with rank 3" in refused({"r": 3})
+    assert "with rank 3" in refused({"rank_pattern": {"m": 3}})
+    wide = adapter_of("peft", {"m": (4, 7)}, "Float32", 2, bits)
+    assert "has shape [4, 6]" in refused({}, wide)
+    other = adapter_of("peft", {"other": (4, 6)}, "Float32", 2, bits)
+    assert "is for 'other.weight'" in refused({}, other)
+    half = {n: a for n, a in lora.items() if "lora_A" in n}
+    assert "and no 'base_model.model.m.lora_B.weight'" in refused({}, half)
+
+
+@pytest.mark.parametrize("stated", [{"use_rslora": True}, {"alpha_pattern": {"m": 8}},
+                                    {"fan_in_fan_out": True}])  # fmt: skip
+def test_what_changes_the_formula_is_obeyed(stated, tmp_path):
+    bits, turned = np.random.default_rng(5), "fan_in_fan_out" in stated
+    array = words(bits.normal(0, 1, (6, 4) if turned else (4, 6)), "Float32")
+    src = reference_forms.write_huggingface(tmp_path / "src", {"m.weight": ("Float32", array)})
+    lora = adapter_of("peft", {"m": (4, 6)}, "Float32", 2, bits)
+    folder = tmp_path / "lora"
+    tensors = {n: ("Float32", a) for n, a in lora.items()}
+    reference.write_safetensors(folder / "adapter_model.safetensors", tensors)
+    full = {"peft_type": "LORA", "r": 2, "lora_alpha": 4} | stated
+    (folder / "adapter_config.json").write_text(json.dumps(full))
+    rankxform.transform(src, tmp_path / "dst", lora=str(folder), dst_form="huggingface")
+    scale = 8 / 2 if "alpha_pattern" in stated else 4 / 2**0.5 if "use_rslora" in stated else 2
+    a, b = (values(lora[f"base_model.model.m.lora_{x}.weight"], "Float32") for x in "AB")
+    product = scale * (b @ a)
+    want = values(array, "Float32") + (product.T if turned else product)
+    have = values(whole(tmp_path / "dst")["m.weight"][1], "Float32")
+    assert np.allclose(have, want, rtol=2**-23, atol=0)
