@@ -23,7 +23,7 @@ from tests.mpi_launch import environment, mpirun
 PROGRAM = """
 import sys
 from rankxform.engine import cache, file_sink, schedule
-cache._BLOCK, schedule._SMALL_TILE, file_sink._BUFFER = {block}, {straight}, {buffer}
+cache._BLOCK, schedule.SMALL_TILE, file_sink._BUFFER = {block}, {straight}, {buffer}
 from rankxform.cli.main import main
 sys.exit(main())
 """

@@ -10,6 +10,7 @@ import rankxform
 from rankxform.errors import UsageError
 from rankxform.job.option import PLACES, RUN
 
+from .maps import add_actions as add_maps
 from .options import (
     add_folders,
     add_json,
@@ -215,6 +216,7 @@ _VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "ranks": ("Print the source ranks whose bytes each destination rank needs.", _ranks_options),
     "merge": ("Write the strategy files of all stages as one that MindSpore reads.", _merge),
     "strategy": ("Derive, explain, show, convert or compare strategies.", add_actions),
+    "maps": ("List, print or check the tables of --map, other names of a model.", add_maps),
     "inspect": ("Print what a checkpoint file or folder, or a strategy, holds.", _inspect),
     "hostfile": ("Print a hostfile made from an HCCL rank table.", _hostfile),
 }

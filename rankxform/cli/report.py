@@ -46,6 +46,7 @@ def header(conversion: Conversion, processes: int) -> str:
             f"             sharded by {_strategy(source.strategy)}",
             f"destination  {where}{ranks}",
             f"             sharded by {_strategy(dst)}",
+            *([f"names        {conversion.naming}"] if conversion.naming else []),
             f"processes    {processes:,} (need not equal the number of ranks)",
         )
     )

@@ -167,6 +167,27 @@ def _strategy(options: argparse.Namespace, processes: Team) -> int:
     return processes.bcast(act)
 
 
+def _maps(options: argparse.Namespace, processes: Team) -> None:
+    from rankxform.job.prepare import prepare
+
+    from . import maps
+
+    conversion = None
+    if options.action == maps.CHECK:
+        conversion = prepare(processes.bcast(lambda: maps.request(options)), processes)
+
+    def show() -> None:
+        if conversion is not None:
+            text, facts = maps.checked(conversion)
+            lines = [text, *(f"note: {notice}" for notice in conversion.notices)]
+            text = "\n".join(lines + report.warnings(conversion.warnings))
+        else:
+            text, facts = maps.shown(options.map) if options.action == maps.SHOW else maps.listed()
+        _print(report.as_json(facts) if options.json else text)
+
+    processes.bcast(show)
+
+
 def _inspect(options: argparse.Namespace, processes: Team) -> int:
     if options.compare_replicas:
         from rankxform.job.replicas import compare_replicas
@@ -229,6 +250,7 @@ VERBS: dict[str, Callable[[argparse.Namespace, Team], int | Program | None]] = {
     "ranks": _ranks,
     "merge": _merge,
     "strategy": _strategy,
+    "maps": _maps,
     "inspect": _inspect,
     "hostfile": _hostfile,
 }

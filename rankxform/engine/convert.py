@@ -33,6 +33,7 @@ _BLOCK = 1 << 16
 _SQUARE = 128
 """Rows and columns of a square that stays in the cache."""
 
+_1, _16, _HALF = np.uint32(1), np.uint32(16), np.uint32(0x7FFF)
 _QUIET_NAN = np.uint16(0x7FC0)
 _HALF_NAN, _HALF_SIGN = np.uint16(0x7E00), np.uint16(0x8000)
 
@@ -126,12 +127,15 @@ def _copy_values(into: Words, out: Words) -> None:
 
 
 def _in_blocks(
-    convert: Callable[[Words, Words], None],
+    convert: Callable[[Words, Words, Words], None],
     result: np.dtype[Any],
     first: np.dtype[Any] | None = None,
     then: Convert = _copy,
 ) -> Convert:
-    """Return what applies `convert` to contiguous blocks: from type `first`, to type `result`."""
+    """Return what applies `convert` to contiguous blocks: from type `first`, to type `result`.
+
+    It is given room for as many 32-bit words as there are elements in the block.
+    """
 
     def done(into: Words, out: Words) -> None:
         if into.flags.c_contiguous and out.flags.c_contiguous:
@@ -143,41 +147,45 @@ def _in_blocks(
         rows = max(1, _BLOCK // max(1, into[:1].size)) if into.ndim else 1
         if not into.ndim:
             into, out = into.reshape(1), out.reshape(1)
+        room = np.empty(min(into.size, max(_BLOCK, rows * into[:1].size)), "<u4")
         for at in range(0, len(into), rows):
             part = out[at : at + rows]
             block = np.ascontiguousarray(part, dtype=first or part.dtype)
             target = into[at : at + rows]
             if target.flags.c_contiguous and target.dtype == result:
-                convert(target.reshape(-1), block.reshape(-1))
+                convert(target.reshape(-1), block.reshape(-1), room[: block.size])
             else:
                 found = np.empty(block.shape, result)
-                convert(found.reshape(-1), block.reshape(-1))
+                convert(found.reshape(-1), block.reshape(-1), room[: block.size])
                 then(target, found)
 
     return done
 
 
-def _to_bfloat16(into: Words, out: Words) -> None:
+def _to_bfloat16(into: Words, out: Words, room: Words) -> None:
     """Round Float32 to its upper half, to nearest even."""
     bits = out.view("<u4")
-    words = bits >> np.uint32(16)
-    words &= np.uint32(1)
-    words += np.uint32(0x7FFF)
-    words += bits  # a NaN may overflow; it is put right below
-    words >>= np.uint32(16)
-    np.copyto(into, words, casting="unsafe")
-    wrong = out != out
-    if wrong.any():
-        into[wrong] = _QUIET_NAN
+    np.right_shift(bits, _16, out=room)
+    np.bitwise_and(room, _1, out=room)
+    np.add(room, _HALF, out=room)
+    np.add(room, bits, out=room)  # a NaN may overflow; it is put right below
+    np.right_shift(room, _16, out=room)
+    np.copyto(into, room, casting="unsafe")
+    if _has_nan(out):
+        into[out != out] = _QUIET_NAN
 
 
-def _from_bfloat16(into: Words, out: Words) -> None:
+def _from_bfloat16(into: Words, out: Words, room: Words) -> None:
     bits = into.view("<u4")
     np.copyto(bits, out)
-    bits <<= np.uint32(16)
-    wrong = into != into
-    if wrong.any():
-        bits[wrong] = np.uint32(0x7FC00000)
+    np.left_shift(bits, _16, out=bits)
+    if _has_nan(into):
+        bits[into != into] = np.uint32(0x7FC00000)
+
+
+def _has_nan(values: Words) -> bool:
+    """Tell whether there is a NaN: the maximum is one then."""
+    return bool(values.size and np.isnan(np.maximum.reduce(values)))
 
 
 def _from_float8(into: Words, out: Words) -> None:
@@ -199,11 +207,11 @@ def _float8_values() -> Any:
     return np.where(bits >> 7, -values, values)
 
 
-def _to_half(into: Words, out: Words) -> None:
+def _to_half(into: Words, out: Words, room: Words) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         np.copyto(into, out, casting="unsafe")
-    wrong = out != out
-    if wrong.any():
+    if _has_nan(out):
+        wrong = out != out
         sign = np.where(np.signbit(out[wrong]), _HALF_SIGN, np.uint16(0))
         into.view("<u2")[wrong] = sign | _HALF_NAN
 

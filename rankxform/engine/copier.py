@@ -10,6 +10,7 @@ import numpy as np
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, Shape
+from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import contiguous_runs
 from rankxform.ops.base import Dequantize, LowRank
 from rankxform.planning.catalog import Parameter
@@ -17,6 +18,7 @@ from rankxform.storage.sources import Sources
 
 from .arena import Place
 from .convert import converter, moved_type
+from .piece_schedule import PieceRegion
 
 if TYPE_CHECKING:
     from .arena import View, Words
@@ -37,14 +39,56 @@ def read_box(parameter: Parameter, box: Box, sources: Sources) -> Any:
         if part is None:
             continue
         values = np.empty(part.size, kind)
-        data, done = values.reshape(-1).view(np.uint8).data, 0
-        item = item_size(parameter.src_dtype)
-        for start, count in contiguous_runs(part.relative_to(whole), whole.shape):
-            room = data[done : done + count * item]
-            sources.read(held[0], parameter.src_name, start * item, room)
-            done += count * item
+        _read_runs(parameter, cell, held[0], part.relative_to(whole), whole.shape, values, sources)
         found[part.relative_to(box).slices()] = values.reshape(part.shape)
     return found
+
+
+def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
+    """Return a box of a parameter as Float64, whether it lies in the files or is made of others."""
+    if parameter.composed is None:
+        values = read_box(parameter, box, sources)
+        found = np.empty(values.shape, np.float64)
+        converter(parameter.src_dtype, _EXACT)(found, values)
+        return found
+    pieces = parameter.composed.pieces
+    found = np.zeros(box.shape)
+    for number, piece in enumerate(pieces.assembly.pieces):
+        inside = piece.inside(box)
+        if inside is None:
+            continue
+        for cell, files in parameter.sharding.files.items():
+            part = pieces.box(cell).intersect(inside) if cell[0] == number else None
+            if part is None:
+                continue
+            whole, around = pieces.held(cell), piece.src_box(part)
+            values = np.empty(around.size, moved_type(parameter.src_dtype))
+            _read_runs(parameter, cell, files[0], around.relative_to(whole), whole.shape, values,
+                       sources)  # fmt: skip
+            region = PieceRegion(around, values.view(np.uint8), part, True, piece)
+            exact = np.empty(part.shape)
+            converter(parameter.src_dtype, _EXACT)(exact, region.values(values.dtype))
+            at = piece.dst_box(part).relative_to(box)
+            steps = zip(at.start, at.stop, piece.dst_step)
+            found[tuple(slice(a, b, step or 1) for a, b, step in steps)] = exact
+    return found
+
+
+def _read_runs(
+    parameter: Parameter, cell: Cell, file: int, box: Box, shape: Shape, values: Any,
+    sources: Sources,
+) -> None:  # fmt: skip
+    data, done, item = values.view(np.uint8).data, 0, item_size(parameter.src_dtype)
+    for start, count in contiguous_runs(box, shape):
+        room = data[done : done + count * item]
+        sources.read(file, parameter.src_name_of(cell), start * item, room)
+        done += count * item
+
+
+def correlation(a: Any, b: Any) -> float:
+    """Return the cosine of the angle between two arrays; 0 if one is zero or not finite."""
+    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / norm if np.isfinite(norm) and norm else 0.0
 
 
 class Operands:

@@ -27,7 +27,7 @@ from rankxform.planning.transfers import Exchange, Transfer
 
 from .arena import ALIGN, Place, Region
 from .convert import blockwise, converter, moved_type
-from .schedule import Schedule
+from .schedule import SMALL_TILE, Schedule
 from .tile_work import Fetch
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ class PieceSchedule(Schedule):
             groups = [[box for box in some for _ in range(times)] for some in self._groups]
             parts = len(self._boxes) + len(self._all)
         room = arena - (ALIGN + self._trailer) * parts
+        if self._is_local and not self._many_axes:
+            room = min(room, SMALL_TILE)
         limit = max(1, room // max(self._item, self._src_item))
         for alike in tiles(self._shape, region, groups, limit):
             for tile in alike:

@@ -35,7 +35,9 @@ from .arena import ALIGN, Region, offset, typed, views
 from .convert import converter, word_type
 from .tile_work import Fetch, Messages, Store, TileWork
 
-_SMALL_TILE = 4 << 20
+SMALL_TILE = 4 << 20
+_CONVERTED_TILE = 1 << 20
+"""Bytes of a tile that stays in the cache, and of one whose values are changed there."""
 CHECKSUM_BYTES = 8
 """What a message between processes has at its end where its bytes are compared."""
 
@@ -129,7 +131,9 @@ class Schedule:
         room = arena - (ALIGN + self._trailer) * max(map(len, self._groups))
         splits = len(self._wanted) < len(self._targets)
         if self._is_local and (splits or self._is_straight()):
-            room = min(room, _SMALL_TILE)
+            room = min(room, SMALL_TILE)
+        if self._is_local and self._convert:
+            room = min(room, _CONVERTED_TILE)
         limit = max(1, room // max(self._item, self._src_item))
         yield from tiles(self._shape, region, self._groups, limit)
 

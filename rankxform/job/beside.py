@@ -7,6 +7,7 @@ another destination never stays there unnoticed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rankxform.errors import RankxformError, StorageError, UsageError
@@ -50,6 +51,7 @@ def check_beside(conversion: Conversion) -> None:
     One that rankxform derived is replaced if the user says so; the source's, a compiler's and any
     other file never. Raises StorageError.
     """
+    _check_companions(conversion)
     request, path = conversion.request, _path(conversion)
     if path is None or (not path.exists() and not path.is_symlink()):
         return
@@ -82,7 +84,17 @@ def check_beside(conversion: Conversion) -> None:
 
 
 def keep_beside(conversion: Conversion) -> None:
-    """Write a derived strategy beside its destination; remove one that described another."""
+    """Write a derived strategy beside its destination; remove one that described another.
+
+    A model's small files are copied into it.
+    """
+    for path, content in _companions(conversion):
+        if not path.is_file() or read_bytes(path) != content:
+            write_small(path, content, shared=True)
+    _keep_strategy(conversion)
+
+
+def _keep_strategy(conversion: Conversion) -> None:
     path = _path(conversion)
     if path is None:
         return
@@ -94,6 +106,21 @@ def keep_beside(conversion: Conversion) -> None:
         ours = _derived(path)
         if ours is not None and not _describes(ours, conversion):
             remove(path)
+
+
+def _companions(conversion: Conversion) -> Iterator[tuple[Path, bytes]]:
+    for name, content in conversion.companions.items():
+        yield conversion.target.folder / name, content
+
+
+def _check_companions(conversion: Conversion) -> None:
+    """Refuse to replace a model's small files by others. Raises StorageError."""
+    for path, content in _companions(conversion):
+        there = path.exists() or path.is_symlink()
+        if there and not conversion.request.overwrite and read_bytes(path) != content:
+            raise StorageError(
+                f"{path}: is already there, and not that of --like; remove it, or say --overwrite"
+            )
 
 
 def _content(conversion: Conversion, path: Path) -> bytes:

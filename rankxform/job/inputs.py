@@ -100,7 +100,12 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
 
 
 def _absolute(request: Request, where: Path) -> Request:
-    paths = {"dst": request.dst, "config": request.config, "lora": request.lora}
+    paths = {
+        "dst": request.dst,
+        "config": request.config,
+        "lora": request.lora,
+        "like": request.like,
+    }
     if request.map is not None and request.map.endswith(".toml"):
         paths["map"] = request.map
     known: dict[str, Any] = {

@@ -31,6 +31,23 @@ class LoadOptions(DeriveOptions, total=False):
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     rename: str | Sequence[str]
+    map: str | None
+    config: str | None
+    like: str | None
+    qkv: str | None
+    gate_up: str | None
+    weights_only: bool
+    masters: bool
+    dtype: str | None
+    keep_dtype: str | Sequence[str]
+    cast_states: str | Sequence[str]
+    lora: str | None
+    lora_alpha: float | None
+    lora_rank: int | None
+    lora_strategy: str | None
+    vocab: int | None
+    vocab_fill: str | None
+    vocab_cut: bool
     unmatched: str
     unlisted: str
     replicas: str

@@ -14,7 +14,8 @@ from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
 from rankxform.ops.lora import Adapter, Scaling
-from rankxform.ops.mapping import NameMap, Sizes
+from rankxform.ops.mapping import NameMap
+from rankxform.ops.sizes import Sizes
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.visibility import Visibility
@@ -33,7 +34,8 @@ class Operands:
     """What files say of the operations: a mapping table, and the sizes of the model.
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
-    much of it is added; lora_strategy: how it is sharded.
+    much of it is added; lora_strategy: how it is sharded. choices: what a reference tells of them;
+    companions: files of the reference that belong to the model too.
     """
 
     table: MapTable | None = None
@@ -42,16 +44,18 @@ class Operands:
     lora: str | None = None
     scaling: Scaling | None = None
     lora_strategy: str | Strategy | None = None
+    choices: Mapping[str, str] = field(default_factory=dict)
+    companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def read_operands(request: Request, where: Path) -> Operands:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
-    return _with_adapter(request, _read_map(request, where))
+    return _with_companions(request, _with_adapter(request, _read_map(request, where)))
 
 
 def _read_map(request: Request, where: Path) -> Operands:
     if request.map is None:
-        for name in ("config", *CHOICES):
+        for name in ("config", "like", *CHOICES):
             if getattr(request, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for --map; give both")
         return Operands()
@@ -60,11 +64,12 @@ def _read_map(request: Request, where: Path) -> Operands:
         if getattr(request, name) is not None and name not in table.choices:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"leave out {flag}: {table.label} has no such choice")
-    path = Path(request.config) if request.config is not None else where / maps.CONFIG
+    usual = where if request.like is None else Path(request.like)
+    path = Path(request.config) if request.config is not None else usual / maps.CONFIG
     if request.config is None and not path.is_file():
         raise UsageError(
             f"give --config, the model's config.json: {table.label} needs its sizes, and "
-            f"{where} has none"
+            f"{usual} has none"
         )
     config = maps.config(path)
     named = [str(one) for one in config.get("architectures") or ()]
@@ -73,6 +78,18 @@ def _read_map(request: Request, where: Path) -> Operands:
             f"{path}: is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}"
         )
     return Operands(table, config, str(path))
+
+
+def _with_companions(request: Request, known: Operands) -> Operands:
+    """Add the small files of a reference that a Hugging Face folder has too."""
+    if request.like is None:
+        return known
+    folder = Path(request.like)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; --like is a Hugging Face folder")
+    if request.dst is None or request.dst_form != "huggingface":
+        return known
+    return replace(known, companions=maps.companions(folder))
 
 
 def _with_adapter(request: Request, known: Operands) -> Operands:
@@ -154,20 +171,42 @@ def name_map(request: Request, given: Operands) -> NameMap | None:
     if given.table is None:
         return None
     sizes = Sizes(given.table, given.config, given.label)
-    chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
+    stated = {name: value for name in CHOICES if (value := getattr(request, name))}
+    chosen = {**given.choices, **stated}
     excluded = [expression(text, "--exclude") for text in request.exclude]
     return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
 
 
-def assumptions(request: Request, derivation: Derivation) -> Iterator[str]:
+def assumptions(request: Request, given: Operands, derivation: Derivation) -> Iterator[str]:
     """Yield what no file records and is taken to be so."""
+    if given.choices:
+        said = ", ".join(f"{name} {value}" for name, value in given.choices.items())
+        yield f"{request.like}: by comparison of a few tensors, the checkpoint has {said}"
+    if request.vocab is not None and given.config.get("vocab_size", request.vocab) != request.vocab:
+        yield (
+            f"{given.label}: states vocab_size {given.config['vocab_size']}, and the destination "
+            f"has {request.vocab} rows; change the configuration that goes with it"
+        )
     for one in derivation.compositions:
         if isinstance(one, NameMap):
-            open_ = [name for name in one.choices if getattr(request, name) is None]
+            open_ = [
+                name
+                for name in one.choices
+                if getattr(request, name) is None and name not in given.choices
+            ]
             if open_:
                 said = ", ".join(f"{name} {one.choices[name]}" for name in open_)
                 flags = " and ".join("--" + name.replace("_", "-") for name in open_)
                 yield (
                     f"{one.table.label}: takes {said}, as MindFormers does by default; no file "
-                    f"records it ({flags} say otherwise)"
+                    f"records it (--like compares with a published model; {flags} choose)"
                 )
+
+
+def taken(derivation: Derivation) -> str | None:
+    """Return which map is applied, and what it takes that no file records."""
+    for one in derivation.compositions:
+        if isinstance(one, NameMap):
+            choices = ", ".join(f"{name} {value}" for name, value in one.choices.items())
+            return f"{one.table.label} by {one.sizes.label}" + (f": {choices}" if choices else "")
+    return None

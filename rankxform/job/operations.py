@@ -24,6 +24,11 @@ class Operations:
         None, ON_THE_WAY, "the model's config.json, whose sizes the map needs (default: of --like, "
         "or of SRC)", *_ALL, metavar="FILE",
     )  # fmt: skip
+    like: str | None = option(
+        None, ON_THE_WAY, "a published Hugging Face folder of the model: some tensors are compared "
+        "to tell how q, k, v and gate, up are joined; its config.json is taken, and copied to a "
+        "Hugging Face DST with the tokenizer's files", *_ALL, metavar="FOLDER",
+    )  # fmt: skip
     qkv: str | None = option(
         None, ON_THE_WAY, "how q, k and v are joined, which no file records: by groups of heads, "
         "or one behind the other (default: grouped, as in MindFormers)",

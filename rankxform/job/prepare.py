@@ -29,7 +29,7 @@ from rankxform.transport import Team
 from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
-from .operands import assumptions, check_steps, cut_rows, derivation_of
+from .operands import assumptions, check_steps, cut_rows, derivation_of, taken
 from .request import Request
 from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
@@ -68,7 +68,8 @@ class Conversion:
     warnings: what may not be what was meant, to be said first and last; notices: what to know.
     derived: how the destination's strategy came about, if it was derived. common: facts on the
     training, such as its global_step. adapter: what is added to the source's matrices, if anything
-    is. cut: source tensors that lose rows of the vocabulary.
+    is. cut: source tensors that lose rows of the vocabulary. companions: small files that go with
+    the destination, by name. naming: the map that is applied, with what it takes, in words.
     """
 
     request: Request
@@ -83,6 +84,8 @@ class Conversion:
     common: Mapping[str, Any] = field(default_factory=dict)
     adapter: Conversion | None = None
     cut: tuple[str, ...] = ()
+    companions: Mapping[str, bytes] = field(default_factory=dict)
+    naming: str | None = None
 
     @property
     def finals(self) -> dict[int, Path]:
@@ -109,6 +112,7 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         indexes = found.imagined or index_all(team, found.shards.paths, visibility)
         common = training_facts(found, indexes, visibility, team)
     adapter = _adapter(request, found, team, phases)
+    found = _compared(found, indexes, visibility, searched, team)
     with phases.phase("plan"):
         return team.agree(lambda: _planned(found, indexes, visibility, common, searched, adapter))
 
@@ -137,14 +141,9 @@ def _planned(
     adapter: Conversion | None,
 ) -> Conversion:
     """Plan; pure, and the same on every process."""
-    request, src, notices = found.request, found.src, found.notices
-    described = found.shards.said is not None
-    if isinstance(src, WholeStrategy) and not found.imagined and not described:
-        src, more = unsharded(found.shards, indexes, request.src)
-        notices.extend(more)
-    inside = {file: one for file, one in indexes.items() if described or file < src.ranks}
-    outside = {file: one for file, one in indexes.items() if file not in inside}
-    files = SourceFiles(request.src, FORMS[found.form], found.shards, inside, outside, visibility)
+    request, notices = found.request, found.notices
+    src, files = _source_files(found, indexes, visibility)
+    inside, outside = files.indexes, files.extra
     derivation = derivation_of(
         request, found.operands, adapter.planner.catalog if adapter else None
     )
@@ -175,14 +174,39 @@ def _planned(
         planner = planner.with_parts(target.arrangement.parts)
     made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     notices.extend(unplaced(request, found.shards, inside))
-    notices.extend(assumptions(request, derivation))
+    notices.extend(assumptions(request, found.operands, derivation))
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog):
         (notices if option == "exclude" else warnings).append(text)
     return Conversion(
         request, files, planner, ranks, made, target, notices, warnings, derived, common,
-        adapter, cut_rows(derivation, tensors),
+        adapter, cut_rows(derivation, tensors), found.operands.companions, taken(derivation),
     )  # fmt: skip
+
+
+def _compared(
+    found: Inputs,
+    indexes: Mapping[int, Index],
+    visibility: Visibility,
+    searched: str,
+    team: Team,
+) -> Inputs:
+    """Find out by a reference how tensors are joined, if one is given. Collective."""
+    request = found.request
+    if request.like is None or found.operands.table is None or found.imagined:
+        return found
+    from .likeness import chosen
+
+    reference = prepare(Request(request.like, None, None, "none", memory=request.memory), team)
+
+    def catalog() -> tuple[SourceFiles, Catalog]:
+        src, files = _source_files(found, indexes, visibility)
+        derivation = Derivation.of({"rename": request.rename})
+        return files, _catalog(found, src, files, derivation, searched)[2]
+
+    files, known = team.agree(catalog)
+    operands = chosen(request, found.operands, known, files, reference, team)
+    return replace(found, operands=operands)
 
 
 def _adapter(request: Request, found: Inputs, team: Team, phases: Phases) -> Conversion | None:
@@ -192,6 +216,20 @@ def _adapter(request: Request, found: Inputs, team: Team, phases: Phases) -> Con
     strategy = found.operands.lora_strategy
     own = Request(found.operands.lora, None, strategy, "none", memory=request.memory)
     return prepare(own, team, phases)
+
+
+def _source_files(
+    found: Inputs, indexes: Mapping[int, Index], visibility: Visibility
+) -> tuple[Strategy, SourceFiles]:
+    """Return the source's strategy, and its files: those of its ranks, and others."""
+    src, described = found.src, found.shards.said is not None
+    if isinstance(src, WholeStrategy) and not found.imagined and not described:
+        src, more = unsharded(found.shards, indexes, found.request.src)
+        found.notices.extend(one for one in more if one not in found.notices)
+    inside = {file: one for file, one in indexes.items() if described or file < src.ranks}
+    outside = {file: one for file, one in indexes.items() if file not in inside}
+    where, form = found.request.src, FORMS[found.form]
+    return src, SourceFiles(where, form, found.shards, inside, outside, visibility)
 
 
 def _target(

@@ -17,8 +17,6 @@ from rankxform.formats.map_toml import (
     MINDFORMERS,
     SIDES,
     Copied,
-    Expression,
-    MapTable,
     Range,
     Rule,
     expression,
@@ -27,7 +25,8 @@ from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses
 from rankxform.layout.names import summarize_names
 
-from .base import Composition, Tensor
+from .base import Composition, Source, Tensor
+from .sizes import Sizes
 
 _PLACE = re.compile(r"\{([^{}]+)\}")
 _JOINING = ("concat", "interleave", "groups")
@@ -46,53 +45,6 @@ class Link:
     parts: tuple[str, ...]
     shapes: tuple[Shape, ...]
     assembly: Assembly
-
-
-class Sizes:
-    """The sizes of a model: what its config.json states, and what a table makes of that."""
-
-    def __init__(self, table: MapTable, config: Mapping[str, Any], label: str) -> None:
-        """`label` is what messages call the configuration. Raises UsageError."""
-        self.table, self.label = table, label
-        self._stated = {k: v for k, v in config.items() if isinstance(v, (int, list, type(None)))}
-        self._made: dict[str, Any] = {}
-        for name, one in table.sizes.items():
-            self._made[name] = one.value({**self._stated, **self._made})
-        for one in table.requires:
-            if not one.value(self.known):
-                raise UsageError(
-                    f"{label}: says otherwise than {one.text!r}, which {table.label} is for; give "
-                    "a table of your own (--map FILE.toml)"
-                )
-
-    @property
-    def known(self) -> Mapping[str, Any]:
-        return {**self._stated, **self._made}
-
-    def number(self, one: Expression, variables: Mapping[str, int]) -> int:
-        """Return a number, from 0 on. Raises UsageError."""
-        found = one.value({**self.known, **variables})
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise UsageError(
-                f"{self.label}: {self.stated([one])} make {one.text!r} {found!r}; "
-                f"{self.table.label} needs a number"
-            )
-        return found
-
-    def holds(self, condition: Expression | None) -> bool:
-        return condition is None or bool(condition.value(self.known))
-
-    def stated(self, expressions: Iterable[Expression]) -> str:
-        """Return, for messages, what the configuration states of what expressions depend on."""
-        names: dict[str, None] = {}
-        todo = [name for one in expressions for name in one.names]
-        while todo:
-            name = todo.pop(0)
-            if name in self.table.sizes and self.table.sizes[name].text != name:
-                todo += self.table.sizes[name].names
-            elif name in self._stated:
-                names[name] = None
-        return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
 
 
 class NameMap(Composition):
@@ -118,6 +70,8 @@ class NameMap(Composition):
             if chosen not in known:
                 raise UsageError(f"{name} {chosen!r}: {self.table.label} has {', '.join(known)}")
             self.choices[name] = chosen
+        self._assemblies: dict[tuple[int, tuple[Shape, ...]], Assembly] = {}
+        self._inverses: dict[int, list[Assembly]] = {}
         self.links = [link for rule in self.table.rules for link in self._links(rule)]
         self.copies = [copy for one in self.table.copies for copy in self._copies(one)]
         self._names = self._by_side()
@@ -149,8 +103,10 @@ class NameMap(Composition):
                         parts.append(self._name(name, prefixes.get(other), every))
                         shapes.append(tuple(self.sizes.number(n, every) for n in shape))
                 if parts:
-                    assembly = self._assembled(rule, shapes)
-                    yield Link(rule, whole, tuple(parts), tuple(shapes), assembly)
+                    key = id(rule), tuple(shapes)
+                    if key not in self._assemblies:  # one object for all layers that are alike
+                        self._assemblies[key] = self._assembled(rule, shapes)
+                    yield Link(rule, whole, tuple(parts), key[1], self._assemblies[key])
 
     def _values(self, ranges: Iterable[Range]) -> Iterator[dict[str, int]]:
         known: list[dict[str, int]] = [{}]
@@ -322,13 +278,22 @@ class NameMap(Composition):
         sources = tuple(source for tensor in of for source in tensor.sources)
         assert all(one.assembly is None for one in of)
         if to_parts:
-            made = inverses(link.assembly, link.shapes)
-            return [
-                self._marked(Tensor(name, of[0].dtype, one.shape, sources, one), rule)
-                for name, one in zip(link.parts, made)
-            ]
+            return self._taken_apart(link, of[0].dtype, sources)
         one = Tensor(link.whole, of[0].dtype, link.assembly.shape, sources, link.assembly)
         return [self._marked(one, rule)]
+
+    def taken_apart(self, link: Link, dtype: str) -> list[Tensor]:
+        """Return the parts of a link, made of its one tensor."""
+        return self._taken_apart(link, dtype, (Source(link.whole, dtype, link.assembly.shape),))
+
+    def _taken_apart(self, link: Link, dtype: str, sources: tuple[Source, ...]) -> list[Tensor]:
+        key = id(link.assembly)
+        if key not in self._inverses:
+            self._inverses[key] = inverses(link.assembly, link.shapes)
+        return [
+            self._marked(Tensor(name, dtype, one.shape, sources, one), link.rule)
+            for name, one in zip(link.parts, self._inverses[key])
+        ]
 
     def _marked(self, tensor: Tensor, rule: Rule) -> Tensor:
         return replace(tensor, keeps_dtype=rule.keep_dtype, vocabulary=rule.vocabulary)

@@ -22,6 +22,7 @@ class Derived:
     """Makes parameters of tensors, with one sharding for all that are composed alike."""
 
     def __init__(self, catalog: Catalog) -> None:
+        self._assemblies: dict[object, Assembly] = {}
         self._stored = {parameter.src_name: parameter for parameter in catalog.parameters}
         self._known: dict[object, Composed] = {}
 
@@ -37,16 +38,24 @@ class Derived:
         return Parameter(
             tensor.name,
             tensor.dtype,
-            self._composed(tensor.made_of, sources),
+            self._composed(self._assembly(tensor), sources),
             sources[0].src_name,
             sources[0].src_dtype,
             tuple(source.src_name for source in sources),
             steps,
         )
 
+    def _assembly(self, tensor: Tensor) -> Assembly:
+        """Return how a tensor is made: one object for tensors as they are of one shape."""
+        if tensor.assembly is not None:
+            return tensor.assembly
+        if tensor.shape not in self._assemblies:
+            self._assemblies[tensor.shape] = tensor.made_of
+        return self._assemblies[tensor.shape]
+
     def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> Composed:
         shardings = [_stored(source) for source in sources]
-        key = assembly, tuple(map(id, shardings))
+        key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
             grids: list[Grid] = [one.grid for one in shardings]
             self._known[key] = Composed(PieceGrid(assembly, grids), shardings)

@@ -50,6 +50,23 @@ def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
     return map_toml.parse(data, label, tuple(bases))
 
 
+_COMPANIONS = (
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "spiece.model",
+    "sentencepiece*", "LICENSE*",
+)  # fmt: skip
+"""Files of a Hugging Face folder that belong to a model beside its tensors."""
+
+
+def companions(folder: Path) -> dict[str, bytes]:
+    """Return the small files that belong to a published model, by name. Raises UsageError."""
+    paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
+    found = {path.name: read_bytes(path) for path in paths if path.is_file()}
+    if CONFIG not in found:
+        raise UsageError(f"{folder}: has no {CONFIG}; --like is a Hugging Face folder")
+    return found
+
+
 def config(path: Path) -> dict[str, Any]:
     """Return a model's configuration. Raises UsageError."""
     if path.is_dir():

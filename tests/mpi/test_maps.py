@@ -103,7 +103,11 @@ def test_a_hugging_face_folder_becomes_a_training_checkpoint(kind, tmp):
         wrong = []
         if world().rank == 0:
             wrong = reference.wrong_slices(
-                here / "dst", layouts, params, "safetensors", make=lambda n, s, d: model.mf[n]
+                here / "dst",
+                layouts,
+                params,
+                "safetensors",
+                make=lambda n, s, d, own=model.mf: own[n],
             )
         assert world().bcast(wrong) == [], seed
         assert rankxform.verify(here / "dst", comm=world()).same

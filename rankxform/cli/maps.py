@@ -1,0 +1,144 @@
+"""The verb ``maps``: list mapping tables, print one, or apply one to a checkpoint's headers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rankxform.job.request import Request
+from rankxform.layout.names import pattern_of
+
+from .options import add_json, add_option, given, option
+
+if TYPE_CHECKING:
+    from rankxform.formats.map_toml import MapTable
+    from rankxform.job.prepare import Conversion
+    from rankxform.planning.catalog import Parameter
+
+LIST, SHOW, CHECK = ("list", "show", "check")
+_CHECKING = ("config", "qkv", "gate_up", "weights_only", "exclude", "vocab", "step", "src_form")
+
+
+def add_actions(verb: argparse.ArgumentParser) -> None:
+    """Add the actions of the verb, each with its options."""
+    actions = verb.add_subparsers(dest="action", metavar="ACTION", parser_class=type(verb))
+    for name, summary in (
+        (LIST, "List the tables that come with rankxform."),
+        (SHOW, "Print a table: what becomes what, and with which shapes."),
+        (CHECK, "Compare a table and config.json with a checkpoint's headers; print each name."),
+    ):
+        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name != LIST:
+            action.add_argument("map", metavar="NAME", help="a table's name, or a file (*.toml)")
+        if name == CHECK:
+            action.add_argument("src", metavar="CKPT", help="the checkpoint")
+            action.add_argument("--src-strategy", metavar="STRATEGY", help="how it is sharded")
+            for one in _CHECKING:
+                add_option(action, option(one))
+        add_json(action)
+    verb.set_defaults(json=False)
+
+
+def request(options: argparse.Namespace) -> Request:
+    """Return the request of a check: whole tensors under the other names."""
+    facts = {**given(options), "map": options.map}
+    return Request(options.src, None, options.src_strategy, "none", **facts)
+
+
+def listed() -> tuple[str, Any]:
+    """Return the tables that come with rankxform, as text and as facts."""
+    from rankxform.storage import maps
+
+    from .units import table
+
+    known = {name: maps.load(name) for name in maps.names()}
+    rows = [(name, one.title) for name, one in known.items()]
+    facts = [
+        {"name": name, "title": one.title, "architectures": one.architectures}
+        for name, one in known.items()
+    ]
+    return table(("map", "what for"), rows), facts
+
+
+def shown(name: str) -> tuple[str, Any]:
+    """Return a table, as text and as facts."""
+    from rankxform.storage import maps
+
+    one = maps.load(name)
+    lines = [f"{one.label}: {one.title or 'a table'}"]
+    if one.architectures:
+        lines.append(f"config.json: {', '.join(one.architectures)}")
+    if one.sizes:
+        width = max(map(len, one.sizes))
+        lines += ["", "sizes"]
+        lines += [f"  {size:{width}}  {made.text}" for size, made in one.sizes.items()]
+    for choice, ways in one.choices.items():
+        said = ", ".join(f"{way} ({step})" for way, step in ways.items())
+        lines += ["", f"--{choice.replace('_', '-')}: {said}; the first is the default"]
+    rules = list(_rules(one))
+    for rule in rules:
+        lines += ["", rule["tensor"]]
+        for part, shape in rule["parts"].items():
+            lines += [f"  {part}", f"      [{', '.join(shape)}]"]
+        more = [*rule["steps"], *rule["marks"]]
+        if more:
+            lines.append("  " + ", ".join(more))
+    for copy in one.copies:
+        lines += ["", copy.name, f"  the same as {copy.of}"]
+    return "\n".join(lines), {"label": one.label, "title": one.title, "rules": rules}
+
+
+def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
+    for rule in table.rules:
+        names: list[str | None] = [None]
+        if rule.blocks:
+            names = [
+                name
+                for name, block in table.blocks.items()
+                if name in rule.blocks or set(block.also) & set(rule.blocks)
+            ]
+        other = next(s for s in ("mindformers", "huggingface") if s != rule.side)
+        for name in names:
+            block = table.blocks[name].names if name is not None else {}
+            marks = [f"if {rule.condition.text}"] if rule.condition else []
+            marks += [word for word in ("optional", "vocabulary", "keep_dtype")
+                      if getattr(rule, word)]  # fmt: skip
+            yield {
+                "tensor": rule.whole.replace("{block}", block.get(rule.side, "")),
+                "parts": {
+                    part.replace("{block}", block.get(other, "")): [n.text for n in shape]
+                    for part, shape in rule.parts.items()
+                },
+                "steps": [f"{step}({of})" if of else step for step, of in rule.steps],
+                "marks": marks,
+            }
+
+
+def checked(conversion: Conversion) -> tuple[str, Any]:
+    """Return what becomes of a checkpoint's tensors, as text and as facts."""
+    selection = conversion.planner.selection
+    alike: dict[tuple[str, ...], list[Parameter]] = {}
+    for one in selection.parameters:
+        sources = dict.fromkeys(pattern_of(name) for name in one.src_names or (one.src_name,))
+        alike.setdefault((pattern_of(one.name), *sources), []).append(one)
+    lines = [
+        f"{conversion.request.src}: fits {conversion.naming}",
+        f"{len(selection.parameters):,} tensors are made:",
+    ]
+    for (name, *others), some in alike.items():
+        first = some[0]
+        count = f" ({len(some):,})" if len(some) > 1 else ""
+        lines += ["", f"{name}{count}  {first.dtype} {list(first.shape)}"]
+        lines += [f"  of {source}" for source in others[:4]]
+        if others[4:]:
+            lines.append(f"  and {len(others) - 4} more")
+    facts = {
+        one.name: {
+            "dtype": one.dtype,
+            "shape": one.shape,
+            "of": one.src_names or (one.src_name,),
+        }
+        for one in selection.parameters
+    }
+    return "\n".join(lines), facts

@@ -1,0 +1,125 @@
+"""How a checkpoint joins its tensors, found by comparing a few of them with a reference's.
+
+No file records whether q, k and v lie in groups, nor whether gate and up are interleaved. A model
+that was trained on from a published one is still close to it: taken apart in the right way, its
+tensors correlate with the published ones, and in any other way they do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankxform.engine.copier import correlation, read_made
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.map_toml import HUGGINGFACE
+from rankxform.geometry.box import Box
+from rankxform.ops.mapping import Link, NameMap
+from rankxform.planning.catalog import Catalog
+from rankxform.planning.derived import Derived
+from rankxform.storage.sources import Sources
+from rankxform.transport import Team
+
+from .operands import Operands, name_map
+from .request import Request
+
+if TYPE_CHECKING:
+    from .prepare import Conversion, SourceFiles
+
+_ROWS = 64
+_ALIKE, _CLEARLY = 0.5, 0.5
+"""A right way correlates at least so much, and others at most so many times as much as it."""
+
+
+def chosen(
+    request: Request,
+    operands: Operands,
+    catalog: Catalog,
+    files: SourceFiles,
+    reference: Conversion,
+    team: Team,
+) -> Operands:
+    """Return the operands with the choices that a reference tells. Collective.
+
+    Raises UsageError where it does not tell.
+    """
+
+    def choose() -> Mapping[str, str]:
+        if not files.visibility.is_full or not reference.files.visibility.is_full:
+            raise UsageError("give --qkv and --gate-up: --like needs files that all nodes see")
+        default = name_map(request, operands)
+        assert default is not None
+        found: dict[str, str] = {}
+        names = {parameter.src_name for parameter in catalog.parameters}
+        if default.side_of(names) == HUGGINGFACE:
+            return found
+        with (
+            Sources(files.paths, files.indexes) as sources,
+            Sources(reference.files.paths, reference.files.indexes) as others,
+        ):
+            for name, known in default.table.choices.items():
+                if getattr(request, name) is None:
+                    scores = {
+                        way: _score(
+                            name_map(request, replace(operands, choices={name: way})), name,
+                            catalog, sources, reference.planner.catalog, others,
+                        )
+                        for way in known
+                    }  # fmt: skip
+                    found[name] = _decided(name, scores, reference.request.src)
+        return found
+
+    return replace(operands, choices=team.bcast(choose))
+
+
+def _score(
+    made: NameMap | None,
+    name: str,
+    catalog: Catalog,
+    sources: Sources,
+    reference: Catalog,
+    others: Sources,
+) -> tuple[float, str]:
+    """Return how one tensor, taken apart in one way, correlates with the reference's; and which."""
+    assert made is not None
+    there = {parameter.src_name: parameter for parameter in catalog.parameters}
+    known = {parameter.src_name: parameter for parameter in reference.parameters}
+    for link in made.links:
+        steps = {step for step, _ in link.rule.steps}
+        if name in steps and link.whole in there and _two_axes(link):
+            part = link.parts[1]
+            if part not in known:
+                continue
+            tensors = made.taken_apart(link, there[link.whole].dtype)
+            parameter = Derived(catalog).parameter(tensors[1])
+            rows = min(_ROWS, parameter.shape[0])
+            box = Box((0, 0), (rows, parameter.shape[1]))
+            if known[part].shape != parameter.shape:
+                raise CheckpointError(
+                    f"{part!r} has shape {list(known[part].shape)} in the reference, and "
+                    f"{list(parameter.shape)} here; it is another model's"
+                )
+            own = read_made(parameter, box, sources)
+            return correlation(own, read_made(known[part], box, others)), part
+    raise UsageError(f"give --{name.replace('_', '-')}: the reference has none of those tensors")
+
+
+def _two_axes(link: Link) -> bool:
+    return len(link.parts) > 1 and len(link.shapes[1]) == 2
+
+
+def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str) -> str:
+    ordered = sorted(scores, key=lambda way: -scores[way][0])
+    best, second = ordered[0], ordered[1]
+    high, low = scores[best][0], scores[second][0]
+    if high == low and high >= _ALIKE:
+        return next(iter(scores))  # both ways make the same tensor
+    if not high >= _ALIKE or low > _CLEARLY * high:
+        flag = "--" + name.replace("_", "-")
+        told = ", ".join(f"{way} correlates {scores[way][0]:.2f}" for way in scores)
+        raise UsageError(
+            f"give {flag}: {scores[best][1]!r} of {reference} does not tell how the checkpoint "
+            f"joins it ({told})"
+        )
+    return best
