@@ -19,6 +19,7 @@ class Sizes:
         self._made: dict[str, Any] = {}
         for name, one in table.sizes.items():
             self._made[name] = one.value({**self._stated, **self._made})
+        self.known: Mapping[str, Any] = {**self._stated, **self._made}
         for one in table.requires:
             if not one.value(self.known):
                 raise UsageError(
@@ -26,13 +27,16 @@ class Sizes:
                     "a table of your own (--map FILE.toml)"
                 )
 
-    @property
-    def known(self) -> Mapping[str, Any]:
-        return {**self._stated, **self._made}
-
     def number(self, one: Expression, variables: Mapping[str, int]) -> int:
         """Return a number, from 0 on. Raises UsageError."""
         found = one.value({**self.known, **variables})
+        if found is None:
+            gone = [n for n in self._names([one]) if self._stated.get(n) is None]
+            keys = [name for name in gone if name not in self.table.sizes]
+            raise UsageError(
+                f"{self.label}: {' and '.join(keys) or one.text} is missing, from which "
+                f"{self.table.label} works out shapes"
+            )
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise UsageError(
                 f"{self.label}: {self.stated([one])} make {one.text!r} {found!r}; "
@@ -45,12 +49,17 @@ class Sizes:
 
     def stated(self, expressions: Iterable[Expression]) -> str:
         """Return, for messages, what the configuration states of what expressions depend on."""
-        names: dict[str, None] = {}
+        names = [n for n in self._names(expressions) if self._stated.get(n) is not None]
+        return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
+
+    def _names(self, expressions: Iterable[Expression]) -> list[str]:
+        """Return all names that expressions depend on, of sizes and of the configuration."""
         todo = [name for one in expressions for name in one.names]
+        seen: dict[str, None] = {}
         while todo:
             name = todo.pop(0)
-            if name in self.table.sizes and self.table.sizes[name].text != name:
-                todo += self.table.sizes[name].names
-            elif name in self._stated:
-                names[name] = None
-        return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
+            if name not in seen:
+                seen[name] = None
+                if name in self.table.sizes:
+                    todo += self.table.sizes[name].names
+        return list(seen)

@@ -1,0 +1,324 @@
+"""Models under another naming: the real converters' samples, wrong sizes, and what a person sees."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.cli.main import main
+from rankxform.engine.convert import converter, word_type
+from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.storage import maps
+from tests import reference, reference_forms
+from tests.reference_maps import KINDS, Model, random_strategy
+from tests.reference_values import words
+
+DATA = Path(__file__).parent / "data" / "formats"
+SAMPLES = {"qwen3": DATA / "hf_qwen3", "qwen3_moe": DATA / "hf_qwen3_moe"}
+
+
+def arrays(folder, read):
+    return {n: w for n, (_, w) in read(folder).items()}
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (8, 1), (4, 2)])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path):
+    sample = SAMPLES[name]
+    mf = arrays(sample / "mindformers", reference_forms.read_unified)
+    hf = arrays(sample / "hf", reference_forms.read_huggingface)
+    params = {n: (w.shape, "Float32") for n, w in mf.items()}
+    options = {"map": name, "config": str(sample / "hf" / "config.json")}
+    for seed in range(3):
+        here = tmp_path / str(seed)
+        layouts = random_strategy(params, ranks, stages, seed)
+        a = reference.write_stage_files(here / "strategy", layouts)
+        reference.write_checkpoint(
+            here / "src", layouts, params, None, "safetensors", make=lambda n, s, d: mf[n]
+        )
+        rankxform.transform(here / "src", here / "hf", a, dst_form="huggingface", **options)
+        found = arrays(here / "hf", reference_forms.read_huggingface)
+        assert {n: w.tobytes() for n, w in found.items()} == {n: w.tobytes() for n, w in hf.items()}
+        rankxform.transform(
+            sample / "hf", here / "back", None, a, format="safetensors", **options
+        )  # fmt: skip
+        wrong = reference.wrong_slices(
+            here / "back", layouts, params, "safetensors", make=lambda n, s, d: mf[n]
+        )
+        assert wrong == []
+        assert rankxform.load(here / "hf", None, a, rank=ranks * stages - 1, **options).read
+
+
+def written(model, tmp_path, side="mf"):
+    """Write a model as one whole file of MindFormers' names, and its config.json."""
+    write = reference_forms.write_unified if side == "mf" else reference_forms.write_huggingface
+    more = ({},) if side == "mf" else ()
+    folder = write(tmp_path / side, model.tensors(side), *more)
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    return folder
+
+
+def refused(src, tmp_path, kind, error=RankxformError, **options):
+    form = "huggingface" if src.name == "mf" else None
+    with pytest.raises(error) as caught:
+        rankxform.transform(
+            src, tmp_path / "dst", map=kind, config=str(tmp_path / "config.json"), dst_form=form,
+            **options,
+        )  # fmt: skip
+    assert not (tmp_path / "dst").exists(), "something was written"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("side", ["mf", "hf"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "deepseek_v3", "llama_legacy_fused"])
+def test_sizes_that_are_not_the_checkpoints_are_refused(kind, side, tmp_path):
+    model = Model(kind, 3)
+    src, config = written(model, tmp_path, side), dict(model.config)
+
+    def with_config(**changed):
+        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        return refused(src, tmp_path, kind)
+
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    text = with_config(num_attention_heads=2 * heads)
+    assert f"num_attention_heads {2 * heads}" in text
+    assert "has shape" in text
+    text = with_config(num_hidden_layers=layers + 1)
+    assert f"num_hidden_layers {layers + 1}" in text
+    assert "lacks" in text
+    text = with_config(num_hidden_layers=layers - 1)
+    if kind != "deepseek_v3" or not config["num_nextn_predict_layers"]:
+        assert f"num_hidden_layers {layers - 1}" in text
+    assert f"vocab_size {config['vocab_size'] + 1}" in with_config(
+        vocab_size=config["vocab_size"] + 1
+    )
+    assert "hidden_size is missing" in with_config(hidden_size=None)
+    assert "needs a number" in with_config(hidden_size=-3)
+
+
+@pytest.mark.parametrize("side", ["mf", "hf"])
+def test_missing_and_unknown_tensors_are_refused_by_name(side, tmp_path):
+    model = Model("qwen3", 1)
+    own = getattr(model, side)
+    name = next(n for n in own if "layers.0" in n and "norm" not in n)
+    gone = own.pop(name)
+    text = refused(written(model, tmp_path, side), tmp_path, "qwen3", CheckpointError)
+    assert repr(name) in text
+    own[name] = gone
+    own["model.rotary.inv_freq"] = gone
+    shutil.rmtree(tmp_path / side)
+    src = written(model, tmp_path, side)
+    text = refused(src, tmp_path, "qwen3", CheckpointError)
+    assert "no rule of map qwen3 takes 'model.rotary.inv_freq'" in text
+    options = {"map": "qwen3", "config": str(tmp_path / "config.json")}
+    done = rankxform.transform(src, tmp_path / "dst", exclude="inv_freq", **options)
+    assert [left.names for left in done.left_out] == [("model.rotary.inv_freq",)]
+
+
+def test_the_configuration_of_another_kind_is_refused(tmp_path):
+    model = Model("qwen3", 1)
+    model.config["architectures"] = ["LlamaForCausalLM"]
+    src = written(model, tmp_path)
+    assert "is of a LlamaForCausalLM" in refused(src, tmp_path, "qwen3", UsageError)
+    assert "'none.toml'" not in refused(src, tmp_path, str(tmp_path / "none.toml"), UsageError)
+    assert "is none of" in refused(src, tmp_path, "qwen99", UsageError)
+
+
+def test_each_table_and_its_base_reads_and_is_listed():
+    assert set(maps.names()) == set(KINDS)
+    for name in maps.names():
+        table = maps.load(name)
+        assert table.rules
+        assert table.architectures
+        assert table.title
+
+
+def near(array, scale, bits):
+    """Return bfloat16 words of a random array, and of one that is close to it."""
+    base = bits.normal(0, 1, array.shape)
+    return words(base, "BFloat16"), words(base + scale * bits.normal(0, 1, array.shape), "BFloat16")
+
+
+@pytest.mark.parametrize("qkv", ["grouped", "contiguous"])
+@pytest.mark.parametrize("gate_up", ["interleaved", "contiguous"])
+def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
+    bits, seed = np.random.default_rng(8), 0
+    while True:  # with several groups of several heads
+        model = Model("qwen3", seed, "BFloat16", qkv, gate_up)
+        if model.config["num_key_value_heads"] > 1:
+            break
+        seed += 1
+    published, trained = {}, {}
+    for name, array in model.hf.items():
+        published[name], trained[name] = near(array, 0.1, bits)
+    model.hf.update(published)
+    hub = written(model, tmp_path, "hf")
+    (hub / "config.json").write_text(json.dumps(model.config))
+    (hub / "tokenizer.json").write_text("{}")
+    for layer in range(model.config["num_hidden_layers"]):
+        p, q = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        parts = [trained[f"{p}self_attn.{x}_proj.weight"] for x in "qkv"]
+        model.mf[q + "self_attention.linear_qkv.weight"] = model.join_qkv(*parts)
+        parts = [trained[f"{p}mlp.{x}_proj.weight"] for x in ("gate", "up")]
+        model.mf[q + "mlp.linear_fc1.weight"] = model.join_gate_up(*parts)
+    src = written(model, tmp_path)
+    options = {"map": "qwen3", "like": str(hub), "dst_form": "huggingface"}
+    done = rankxform.transform(src, tmp_path / "dst", **options)
+    assert any(f"qkv {qkv}, gate_up {gate_up}" in notice for notice in done.notices)
+    found = arrays(tmp_path / "dst", reference_forms.read_huggingface)
+    for name in found:
+        if "q_proj" in name or "gate_proj" in name:
+            assert found[name].tobytes() == trained[name].tobytes()
+    assert (tmp_path / "dst" / "tokenizer.json").read_text() == "{}"
+    assert rankxform.verify(src, tmp_path / "dst", **options).same
+    for name, array in list(model.hf.items()):
+        model.hf[name] = near(array, 0, bits)[0]
+    shutil.rmtree(hub)
+    reference_forms.write_huggingface(hub, model.tensors("hf"))
+    (hub / "config.json").write_text(json.dumps(model.config))
+    with pytest.raises(UsageError, match="does not tell how the checkpoint joins it"):
+        rankxform.transform(src, tmp_path / "no", **options)
+
+
+def test_casts_are_mindspores(tmp_path):
+    vectors = json.loads((DATA / "cast_vectors.json").read_text())
+    bits = np.array([int(text, 16) for text in vectors["float32_bits"]], "<u4")
+    for dtype, key in (("BFloat16", "bfloat16_bits"), ("Float16", "float16_bits")):
+        found = np.empty(bits.shape, word_type(dtype))
+        converter("Float32", dtype)(found, bits.view("<f4"))
+        assert [f"{word:04x}" for word in found.view("<u2")] == vectors[key]
+
+
+def test_casts_of_a_million_random_patterns():
+    bits = np.random.default_rng(1).integers(0, 1 << 32, 1_000_000).astype("<u4")
+    values = bits.view("<f4")
+    nan = np.isnan(values)
+    found = np.empty(bits.shape, "<u2")
+    converter("Float32", "BFloat16")(found, values)
+    wide = bits.astype("u8")
+    nearest = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2")
+    assert np.array_equal(found, np.where(nan, 0x7FC0, nearest))
+    back = np.empty(bits.shape, "<f4")
+    converter("BFloat16", "Float32")(back, found)
+    assert np.array_equal(back.view("<u4")[~nan], found[~nan].astype("<u4") << 16)
+    assert (back.view("<u4")[nan] == 0x7FC00000).all()
+    half = np.empty(bits.shape, "<f2")
+    converter("Float32", "Float16")(half, values)
+    assert (half.view("<u2")[nan] == np.where(bits[nan] >> 31, 0xFE00, 0x7E00)).all()
+    some = ~nan & (np.abs(values) < 65520)
+    error = np.abs(half[some].astype("<f8") - values[some])
+    assert (error <= np.maximum(2.0**-25, np.abs(values[some].astype("<f8")) * 2.0**-11)).all()
+    again = np.empty(bits.shape, "<u2")
+    converter("Float16", "BFloat16")(again, half)
+    once = np.empty(bits.shape, "<u2")
+    converter("Float32", "BFloat16")(once, half.astype("<f4"))
+    assert np.array_equal(again, once)
+
+
+def test_integers_are_never_made_of_what_they_cannot_hold():
+    into = np.empty(2, "<i4")
+    converter("Float32", "Int32")(into, np.array([-3.7, 2.0], "<f4"))
+    assert into.tolist() == [-3, 2]
+    for bad in (2.0**31, np.nan, np.inf):
+        with pytest.raises(CheckpointError, match="is no value of Int32"):
+            converter("Float32", "Int32")(into, np.array([0, bad], "<f4"))
+
+
+def printed(capfd, *line):
+    code = main(list(line))
+    out, error = capfd.readouterr()
+    return code, out, error
+
+
+def test_the_verb_lists_shows_and_checks(capfd, tmp_path):
+    assert printed(capfd, "maps")[1].count("\n") == len(KINDS) + 1
+    code, out, _ = printed(capfd, "maps", "show", "deepseek_v3")
+    assert code == 0
+    assert "mtp.layers.{layer}.transformer_layer.mlp.experts.weight1" in out
+    assert "the same as lm_head.weight" in out
+    sample = SAMPLES["qwen3_moe"]
+    line = ("maps", "check", "qwen3_moe", str(sample / "mindformers"), "--config")
+    code, out, _ = printed(capfd, *line, str(sample / "hf" / "config.json"))
+    assert code == 0
+    assert "model.layers.*.mlp.experts.*.gate_proj.weight (8)  Float32 [12, 16]\n" in out
+    assert "  of decoder.layers.*.mlp.experts.weight1\n" in out
+    code, _, error = printed(capfd, *line, str(SAMPLES["qwen3"] / "hf" / "config.json"))
+    assert code == 2
+    assert "is of a Qwen3ForCausalLM" in error
+    code, out, _ = printed(capfd, *line, str(sample / "hf" / "config.json"), "--json")
+    facts = json.loads(out)
+    assert facts["model.norm.weight"]["of"] == ["decoder.final_layernorm.weight"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[map]\nnothing = 1", "nothing"),
+        ("[map]\nextends = ['nowhere']", "extends 'nowhere'"),
+        ("[map]\nextends = ['own']", "extends 'own'"),
+        ("rules = 3", "expected a list"),
+        ("[[rules]]\nmindformers = 'a'", "expected a name on one side"),
+        ("[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['x()']}", "only names, integers"),
+        (
+            "[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['1']}\nsteps = ['mix']",
+            "a step 'mix'",
+        ),
+        ("[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['1'], c = ['1']}", "leave 2 tensors"),
+        ("[[rules]]\nblocks = ['x']\nmindformers = 'a'\nhuggingface = {b = ['1']}", "block 'x'"),
+        ("[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['nothing']}", "nothing is missing"),
+        ("[blocks.x]\nlayer = ['0', '1']", "expected mindformers, huggingface"),
+        ("[[copies]]\nof = 'a'", "expected mindformers or huggingface"),
+        ("= 3", "not TOML"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(text, said, tmp_path):
+    (tmp_path / "own.toml").write_text(text)
+    src = written(Model("qwen3", 1), tmp_path)
+    assert said in refused(src, tmp_path, str(tmp_path / "own.toml"), UsageError)
+
+
+def test_a_table_of_ones_own_splits_and_joins(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        """
+        [[rules]]
+        huggingface = "scales"
+        steps = ["concat"]
+        mindformers = { pre = ["1"], post = ["n - 1"] }
+        [[rules]]
+        mindformers = "m"
+        steps = ["transpose"]
+        huggingface = { w = ["n", "2 * n"] }
+        """
+    )
+    (tmp_path / "config.json").write_text('{"n": 3}')
+    scales, matrix = np.arange(3, dtype="<u4"), np.arange(18, dtype="<u4").reshape(3, 6)
+    tensors = {"scales": ("Float32", scales), "w": ("Float32", matrix)}
+    src = reference_forms.write_huggingface(tmp_path / "hf", tensors)
+    options = {"map": str(tmp_path / "own.toml"), "config": str(tmp_path / "config.json")}
+    rankxform.transform(src, tmp_path / "mf", dst_form="unified", **options)
+    found = arrays(tmp_path / "mf", reference_forms.read_unified)
+    assert {n: w.tolist() for n, w in found.items()} == {
+        "pre": [0], "post": [1, 2], "m": matrix.T.tolist()
+    }  # fmt: skip
+    rankxform.transform(tmp_path / "mf", tmp_path / "back", dst_form="huggingface", **options)
+    back = arrays(tmp_path / "back", reference_forms.read_huggingface)
+    assert {n: w.tobytes() for n, w in back.items()} == {
+        "scales": scales.tobytes(), "w": matrix.tobytes()
+    }  # fmt: skip
+
+
+def test_another_configuration_is_another_conversion(tmp_path):
+    model = Model("llama", 2)
+    src = written(model, tmp_path)
+    options = {"map": "llama", "config": str(tmp_path / "config.json"), "dst_form": "huggingface"}
+    rankxform.transform(src, tmp_path / "dst", **options)
+    assert rankxform.transform(src, tmp_path / "dst", **options).kept
+    with pytest.raises(RankxformError):
+        rankxform.transform(src, tmp_path / "dst", gate_up="contiguous", **options)
+    verdict = rankxform.verify(src, tmp_path / "dst", gate_up="contiguous", **options)
+    assert {one.name.split(".")[-2] for one in verdict.differences} == {"gate_proj", "up_proj"}
