@@ -16,7 +16,7 @@ from rankxform.cli.main import main
 from rankxform.job.keywords import LoadOptions, Options
 from rankxform.job.option import LOAD
 from rankxform.job.request import OPTIONS, affecting
-from tests import reference
+from tests import reference, reference_forms
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
@@ -71,8 +71,26 @@ def place(tmp_path, monkeypatch):
     second = ["--dst-form", "checkpoint2", "--dst-strategy", "A", "--iteration", "100"]
     for dst, more in (("C2", second), ("HF", ["--dst-form", "huggingface"])):
         assert main(["transform", "SRC", dst, "--src-strategy", "A", *more]) == 0
+    model_of_docs(tmp_path)
     (tmp_path / "compiled.ckpt").write_bytes((tmp_path / "predict.ckpt").read_bytes())
     return tmp_path
+
+
+def model_of_docs(tmp_path):
+    """QWEN, a trained model in rank folders, with its strategy Q; PUBLISHED; and LORA, an adapter."""
+    sample = ROOT / "tests" / "data" / "formats" / "hf_qwen3"
+    (tmp_path / "PUBLISHED").symlink_to(sample / "hf")
+    arrays = {n: w for n, (_, w) in reference_forms.read_unified(sample / "mindformers").items()}
+    params = {n: (w.shape, "Float32") for n, w in arrays.items()}
+    layouts = [{n: ([4], [0] + [-1] * (w.ndim - 1), 0, 0) for n, w in arrays.items()}]
+    reference.write_strategy(tmp_path / "Q", layouts)
+    reference.write_checkpoint(
+        tmp_path / "QWEN", layouts, params, make=lambda n, s, d: arrays[n]
+    )
+    module = "decoder.layers.0.self_attention.linear_proj"
+    factors = {f"{module}.lora_A.weight": (2, 32), f"{module}.lora_B.weight": (16, 2)}
+    tensors = {n: ("Float32", np.ones(s, "<f4").view("<u4")) for n, s in factors.items()}
+    reference.write_safetensors(tmp_path / "LORA" / "adapter.safetensors", tensors)
 
 
 def network():

@@ -43,6 +43,8 @@ import ast
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType, MappingProxyType
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -60,6 +62,9 @@ _NODES = (
 )  # fmt: skip
 
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Expression:
     """An integer or a truth, of sizes by name; a size that is not there is None."""
@@ -67,22 +72,34 @@ class Expression:
     text: str
     names: tuple[str, ...]
 
-    def value(self, sizes: Mapping[str, Any]) -> Any:
-        """Return what it comes to. Raises UsageError where a size is missing."""
-        known = {name: sizes.get(name) for name in self.names}
+    def value(self, sizes: Mapping[str, Any], variables: Mapping[str, int] = NOTHING) -> Any:
+        """Return what it comes to; variables come first. Raises UsageError if a size is missing."""
+        known = {name: variables.get(name, sizes.get(name)) for name in self.names}
+        if self.text in known:
+            return known[self.text]
         try:
             # only arithmetic on names and numbers; see `expression`
-            return eval(self.text, {"__builtins__": {}}, known)
+            return eval(_compiled(self.text), {"__builtins__": {}}, known)
         except (TypeError, ZeroDivisionError) as error:
             missing = [name for name in self.names if known[name] is None]
             which = f"{', '.join(missing)} is missing" if missing else str(error)
             raise UsageError(f"{self.text!r} cannot be worked out: {which}") from None
 
 
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<expression>", "eval")
+
+
 def expression(text: Any, where: str) -> Expression:
     """Read an expression. Raises UsageError."""
+    return _expression(str(text).strip(), where)
+
+
+@cache
+def _expression(text: str, where: str) -> Expression:
     try:
-        tree = ast.parse(str(text).strip(), mode="eval")
+        tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UsageError(f"{where}: {text!r} is no expression") from None
     for node in ast.walk(tree):
@@ -90,7 +107,7 @@ def expression(text: Any, where: str) -> Expression:
         if not isinstance(node, _NODES) or not good:
             raise UsageError(f"{where}: {text!r}: only names, integers, + - * // == < and or not")
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
-    return Expression(str(text).strip(), tuple(names))
+    return Expression(text, tuple(names))
 
 
 @dataclass(frozen=True)

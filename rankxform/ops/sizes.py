@@ -29,7 +29,7 @@ class Sizes:
 
     def number(self, one: Expression, variables: Mapping[str, int]) -> int:
         """Return a number, from 0 on. Raises UsageError."""
-        found = one.value({**self.known, **variables})
+        found = one.value(self.known, variables)
         if found is None:
             gone = [n for n in self._names([one]) if self._stated.get(n) is None]
             keys = [name for name in gone if name not in self.table.sizes]
