@@ -84,9 +84,7 @@ def model_of_docs(tmp_path):
     params = {n: (w.shape, "Float32") for n, w in arrays.items()}
     layouts = [{n: ([4], [0] + [-1] * (w.ndim - 1), 0, 0) for n, w in arrays.items()}]
     reference.write_strategy(tmp_path / "Q", layouts)
-    reference.write_checkpoint(
-        tmp_path / "QWEN", layouts, params, make=lambda n, s, d: arrays[n]
-    )
+    reference.write_checkpoint(tmp_path / "QWEN", layouts, params, make=lambda n, s, d: arrays[n])
     module = "decoder.layers.0.self_attention.linear_proj"
     factors = {f"{module}.lora_A.weight": (2, 32), f"{module}.lora_B.weight": (16, 2)}
     tensors = {n: ("Float32", np.ones(s, "<f4").view("<u4")) for n, s in factors.items()}

@@ -84,7 +84,7 @@ class FormPlace:
 @pytest.mark.parametrize("before", [False, True], ids=["empty", "over-another"])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_reader_believes_what_is_not_complete(form, before, tmp_path, monkeypatch):
-    """Killed at every fifth call, a run is begun again, killed again, and then continued."""
+    """Killed at every ninth call, a run is begun again, killed again, and then continued."""
     monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
     place, counts = FormPlace(tmp_path, form, before), tmp_path / "count"
 
@@ -99,7 +99,7 @@ def test_no_reader_believes_what_is_not_complete(form, before, tmp_path, monkeyp
     calls = int(counts.read_text())
     assert calls > 60
     unfinished = 0
-    for at in range(1 + random.Random(form).randrange(5), calls + 1, 5):
+    for at in range(1 + random.Random(form).randrange(9), calls + 1, 9):
         dst = tmp_path / f"dst{at}"
         place.begin(dst)
         assert forked(lambda at=at, dst=dst: convert(dst, at)) == -signal.SIGKILL
