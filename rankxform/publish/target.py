@@ -322,12 +322,13 @@ class TargetFolder:
         mine = set(map(self._name, self._finals.values()))
         known = self._read(MANIFEST) or {}
         files = dict(known.get("files", {}))
-        for name, noted in list(self._files.items()):
+        done = []
+        for name, noted in self._files.items():
             there = known_facts(self._folder / name)
             if name in mine or is_same_file(noted, there, "inode", "size", "modified"):
                 facts = ("rank", "size", "modified", "digest")
                 files[name] = {key: noted[key] for key in facts if key in noted}
-                del self._files[name]
+                done.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
         content = {
@@ -341,6 +342,7 @@ class TargetFolder:
         if "stages" in contents:
             content["stages"] = {**known.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)
+        self._files = {n: f for n, f in self._files.items() if n not in done}  # not before it
         if self._mark is not None and self._companions:
             companions.set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)

@@ -90,7 +90,7 @@ def test_no_reader_believes_what_is_not_complete(form, before, tmp_path, monkeyp
 
     def convert(dst, at):
         number = victim.count_calls(lambda n: kill_self() if n == at else None)
-        place.convert(dst)
+        place.convert(dst, overwrite=before)
         counts.write_text(str(number[0]))
 
     place.begin(tmp_path / "all")
