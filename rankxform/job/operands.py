@@ -199,7 +199,7 @@ def assumptions(request: Request, given: Operands, derivation: Derivation) -> It
                 flags = " and ".join("--" + name.replace("_", "-") for name in open_)
                 yield (
                     f"{one.table.label}: takes {said}, as MindFormers does by default; no file "
-                    f"records it (--like compares with a published model; {flags} choose)"
+                    f"records it ({flags} choose; on the way to Hugging Face, --like finds out)"
                 )
 
 
