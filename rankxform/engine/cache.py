@@ -57,7 +57,7 @@ class ScheduleCache:
         parameter, exchange = transfer.parameter, transfer.exchange
         key: object = (
             parameter.grid, parameter.src_dtype, parameter.dtype, transfer.grid,
-            tuple(transfer.targets),
+            tuple(transfer.targets), any(parameter.steps),
         )  # fmt: skip
         if exchange:
             key = key, exchange.receivers, exchange.senders, exchange.forwarder

@@ -150,7 +150,8 @@ def _in_blocks(
         room = np.empty(min(into.size, max(_BLOCK, rows * into[:1].size)), "<u4")
         for at in range(0, len(into), rows):
             part = out[at : at + rows]
-            block = np.ascontiguousarray(part, dtype=first or part.dtype)
+            with np.errstate(over="ignore", invalid="ignore"):
+                block = np.ascontiguousarray(part, dtype=first or part.dtype)
             target = into[at : at + rows]
             if target.flags.c_contiguous and target.dtype == result:
                 convert(target.reshape(-1), block.reshape(-1), room[: block.size])

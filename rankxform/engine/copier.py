@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .convert import Convert
 
 _BLOCK = 1 << 16
-_KEPT = 64
+_KEPT = 4
 _EXACT = "Float64"
 
 
@@ -131,6 +131,12 @@ class Copier:
                     into[...] = out
                 else:
                     self._with_step(parameter, into, out, place)
+        elif convert and places:
+            for (into, out), place in zip(copies, places):
+                if place.source < 0:
+                    into[...] = out
+                else:
+                    convert(into, out)
         elif convert:
             for into, out in copies:
                 convert(into, out)
@@ -169,7 +175,7 @@ class Copier:
         product = step.scale * (b @ a)
         if step.transposed:
             product = product.T
-        return product if place.axes == (0, 1) else product.T
+        return product.T if _is_turned(place) else product
 
     def _factors(self, step: Dequantize, place: Place) -> Any:
         """Return the factor of each element of a place, in the order of the copy."""
@@ -180,7 +186,12 @@ class Copier:
         box = Box(tuple(int(b[0]) for b in blocks), tuple(int(b[-1]) + 1 for b in blocks))
         scales = self._operands.get(step.scales, box)
         factors = scales[np.ix_(*(b - b[0] for b in blocks))]
-        return factors if place.axes == (0, 1) else factors.T
+        return factors.T if _is_turned(place) else factors
+
+
+def _is_turned(place: Place) -> bool:
+    """Whether the axes of the copy are those of the source, exchanged."""
+    return place.axes[0] == 1 or place.axes[1] == 0
 
 
 def _rows_of(place: Place, rows: slice) -> Place:

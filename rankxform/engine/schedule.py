@@ -78,7 +78,9 @@ class Schedule:
         }
         routes = routes_of(exchange)
         mine = routes.get(transfer.process, Routes())
-        self._groups = [self._group(own, exchange, process) for process, own in routes.items()]
+        idle = {p: Routes() for by in exchange.receivers.values() for p in by if p not in routes}
+        every = {**routes, **idle}  # those that only write what nobody reads, such as padding
+        self._groups = [self._group(own, exchange, process) for process, own in every.items()]
         self._wanted: dict[Cell, Box] = {}  # of a source cell, the bounding box of what is wanted
         for at, cell in mine.read:
             box = self._boxes[at, cell]
@@ -173,7 +175,9 @@ class Schedule:
             for at, (middle, one) in enumerate(interleave(queue))
         ]
         for *_, (alike, repeat) in sorted(placed, key=lambda one: one[:3]):
-            if not alike.first.size or next(self._passing.over(alike.first), None):
+            first = alike.first
+            mine = next(self._passing.over(first), None) or next(self._wanting.over(first), None)
+            if mine or not first.size:
                 yield alike, repeat
 
     # -- one tile ---------------------------------------------------------------------------------

@@ -204,7 +204,10 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
         sizes[name] = expression(text, f"{label}: sizes.{name}")
     choices = {n: c for base in bases for n, c in base.choices.items()}
     for name, steps in _table(document.get("choices", {}), f"{label}: [choices]").items():
-        choices[name] = _table(steps, f"{label}: choices.{name}")
+        ways = _table(steps, f"{label}: choices.{name}")
+        if not ways or not all(isinstance(step, str) for step in ways.values()):
+            raise UsageError(f"{label}: choices.{name}: expected a step for each way, as texts")
+        choices[name] = ways
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
     for name, one in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
         blocks[name] = _block(_table(one, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
@@ -271,7 +274,8 @@ def _step(text: str, where: str) -> tuple[str, str]:
 def _copied(facts: Mapping[str, Any], where: str) -> Copied:
     side = next((side for side in SIDES if side in facts), None)
     unknown = set(facts) - {"mindformers", "huggingface", "of", "made", "if", "for"}
-    if side is None or unknown or not isinstance(facts.get("of"), str):
+    texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)
+    if side is None or unknown or not texts:
         raise UsageError(f"{where}: expected mindformers or huggingface, of, made, if, for")
     ranges = [_range(n, one, where) for n, one in _table(facts.get("for", {}), where).items()]
     condition = expression(facts["if"], where) if "if" in facts else None

@@ -55,6 +55,13 @@ def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) 
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
     inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
+    for option in ("lora", "like"):
+        given = getattr(request, option)
+        if given is not None and (is_same(Path(given), dst) or is_inside(dst, Path(given))):
+            raise UsageError(
+                f"{dst}: is the folder of --{option}, which is never written to; choose another "
+                "destination"
+            )
     for final in finals:
         there, folder = inode(final), inode(final.parent)
         if inside or (folder is not None and folder in folders):
@@ -91,8 +98,8 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
     ]
 
 
-_ROWS = 64
-"""Rows that are looked at together."""
+_ROWS, _PLACES = 64, 64
+"""Rows that are looked at together; places where rows are compared."""
 
 Digests = dict[int, dict[str, bytes]]
 Samples = dict[int, dict[str, Sample]]
@@ -109,8 +116,37 @@ def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     if conversion.adapter is not None:
         more, others = _compare_ranks(conversion.adapter, team)
         nbytes, notices = nbytes + more, [*notices, *others]
-    team.agree(lambda: check_cut(conversion) if team.rank == 0 else None)
+    team.agree(lambda: _check_rows(conversion) if team.rank == 0 else None)
     return nbytes, notices
+
+
+def _check_rows(conversion: Conversion) -> None:
+    check_cut(conversion)
+    check_repeated(conversion)
+
+
+def check_repeated(conversion: Conversion) -> None:
+    """Compare some rows of tensors that are left out because each is the same as another."""
+    known = {p.src_name: p for p in conversion.planner.catalog.parameters}
+    if not conversion.files.visibility.is_full:
+        return
+    with opened(conversion) as (sources, _):
+        for name, of in conversion.repeated:
+            a, b = known[name], known.get(of)
+            if b is None:
+                continue
+            rows = min(a.shape[:1] + b.shape[:1], default=0)
+            step = max(1, rows // _PLACES)
+            alike = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
+            for first in range(0, rows, step) if alike else ():
+                last = min(first + 1, rows)
+                some = (_rows(one, sources, first, last) for one in (a, b))
+                alike = alike and next(some).tobytes() == next(some).tobytes()
+            if not alike:
+                raise CheckpointError(
+                    f"{name!r} should be the same as {of!r} by {conversion.naming}, and is not; "
+                    "is it this model's configuration? --exclude leaves it out as it is"
+                )
 
 
 def check_cut(conversion: Conversion) -> None:

@@ -43,7 +43,14 @@ def identity(conversion: Conversion) -> dict[str, Any]:
         "destination strategy": digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
         "source files": _files(files, request.src),
-        **({"adapter files": _files(adapter.files, adapter.request.src)} if adapter else {}),
+        **(_adapter(adapter) if adapter else {}),
+    }
+
+
+def _adapter(adapter: Conversion) -> dict[str, Any]:
+    return {
+        "adapter files": _files(adapter.files, adapter.request.src),
+        "adapter strategy": digest(adapter.planner.catalog.strategy),
     }
 
 
@@ -61,15 +68,18 @@ def _files(files: SourceFiles, folder: str) -> dict[str, Any]:
 def _tensors(parameters: Iterable[Parameter]) -> str | None:
     """Return a digest of how tensors are made of others, whatever said so; None if none is."""
     state, known = blake2b(digest_size=16), dict[Composed, bytes]()
-    every = [one for one in parameters if one.composed]
+    every = [
+        one
+        for one in parameters
+        if one.composed or (one.name, one.dtype) != (one.src_name, one.src_dtype)
+    ]
     for one in every:
-        composed = one.composed
-        assert composed is not None
-        if composed not in known:
+        composed, names = one.composed, one.src_names or (one.src_name,)
+        if composed is not None and composed not in known:
             made = repr(composed.pieces.assembly).encode()
             known[composed] = blake2b(made, digest_size=16).digest()
-        state.update(f"\n{one.name!r} {one.dtype} {one.src_names!r} {one.steps!r}".encode())
-        state.update(known[composed])
+        state.update(f"\n{one.name!r} {one.dtype} {names!r} {one.steps!r}".encode())
+        state.update(known[composed] if composed is not None else b"")
     return state.hexdigest() if every else None
 
 

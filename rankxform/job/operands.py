@@ -13,15 +13,18 @@ from rankxform.formats.map_toml import MapTable
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
-from rankxform.ops.lora import Adapter, Scaling
+from rankxform.ops.lora import Adapter, Scaling, positive
 from rankxform.ops.mapping import NameMap
 from rankxform.ops.sizes import Sizes
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.visibility import Visibility
 from rankxform.storage import maps
+from rankxform.storage.posix import is_same
 
 from .request import Request
+
+_MOST_BLOCK = 1 << 20
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -34,7 +37,8 @@ class Operands:
     """What files say of the operations: a mapping table, and the sizes of the model.
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
-    much of it is added; lora_strategy: how it is sharded. choices: what a reference tells of them;
+    much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's
+    own. choices: what a reference tells of them;
     companions: files of the reference that belong to the model too.
     """
 
@@ -44,21 +48,29 @@ class Operands:
     lora: str | None = None
     scaling: Scaling | None = None
     lora_strategy: str | Strategy | None = None
+    inside: bool = False
     choices: Mapping[str, str] = field(default_factory=dict)
     companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def read_operands(request: Request, where: Path) -> Operands:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
-    return _with_companions(request, _with_adapter(request, _read_map(request, where)))
+    known = _with_adapter(request, where, _read_map(request, where))
+    return _with_companions(request, known)
 
 
 def _read_map(request: Request, where: Path) -> Operands:
     if request.map is None:
+        if request.dtype is not None and (request.config or (where / maps.CONFIG).is_file()):
+            path = Path(request.config) if request.config else where / maps.CONFIG
+            known = Operands(None, maps.config(path), str(path))  # it may state a block's size
+            request = replace(request, config=None)
+        else:
+            known = Operands()
         for name in ("config", "like", *CHOICES):
             if getattr(request, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for --map; give both")
-        return Operands()
+        return known
     table = maps.load(request.map)
     for name in CHOICES:
         if getattr(request, name) is not None and name not in table.choices:
@@ -72,7 +84,8 @@ def _read_map(request: Request, where: Path) -> Operands:
             f"{usual} has none"
         )
     config = maps.config(path)
-    named = [str(one) for one in config.get("architectures") or ()]
+    stated = config.get("architectures")
+    named = [str(one) for one in stated] if isinstance(stated, list) else []
     if table.architectures and named and not set(named) & set(table.architectures):
         raise UsageError(
             f"{path}: is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}"
@@ -89,10 +102,13 @@ def _with_companions(request: Request, known: Operands) -> Operands:
         raise UsageError(f"{folder}: no such folder; --like is a Hugging Face folder")
     if request.dst is None or request.dst_form != "huggingface":
         return known
-    return replace(known, companions=maps.companions(folder))
+    found = maps.companions(folder)
+    if request.config is not None:  # the one that was given, not the reference's
+        found[maps.CONFIG] = maps.config_bytes(Path(request.config))
+    return replace(known, companions=found)
 
 
-def _with_adapter(request: Request, known: Operands) -> Operands:
+def _with_adapter(request: Request, src: Path, known: Operands) -> Operands:
     """Add what is known of an adapter. Raises UsageError."""
     numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
     flags = {name: "--" + name.replace("_", "-") for name in (*numbers, "lora_strategy")}
@@ -110,17 +126,23 @@ def _with_adapter(request: Request, known: Operands) -> Operands:
         if stated:
             raise UsageError(f"leave out {' and '.join(stated)}: {path} states both")
         scaling = Scaling.of(maps.config(path), str(path))
-    elif request.lora_alpha is None or not request.lora_rank:
+    elif not positive(request.lora_alpha) or not request.lora_rank:
         raise UsageError(
             f"give --lora-alpha and --lora-rank, as the adapter was trained: {where} has no "
             f"{ADAPTER_CONFIG}, and without them it is not known how much is to be added"
         )
     else:
-        scaling = Scaling(request.lora_alpha, request.lora_rank)
+        scaling = Scaling(float(request.lora_alpha or 0), request.lora_rank)
     strategy: str | Strategy | None = request.lora_strategy
     if strategy is None and where.is_dir() and not form_of(where, None).described:
         strategy = request.src_strategy
-    return replace(known, lora=str(where), scaling=scaling, lora_strategy=strategy)
+    return replace(
+        known,
+        lora=str(where),
+        scaling=scaling,
+        lora_strategy=strategy,
+        inside=is_same(where, src),
+    )
 
 
 def derivation_of(request: Request, given: Operands, adapter: Catalog | None = None) -> Derivation:
@@ -128,8 +150,8 @@ def derivation_of(request: Request, given: Operands, adapter: Catalog | None = N
     made = None
     if adapter is not None:
         assert given.scaling is not None
-        shapes = {p.src_name: p.shape for p in adapter.parameters if "lora" in p.src_name}
-        made = Adapter(shapes, given.scaling, str(given.lora))
+        shapes = {p.src_name: p.shape for p in adapter.parameters}
+        made = Adapter(shapes, given.scaling, str(given.lora), inside=given.inside)
     ready = {"mapping": name_map(request, given), "adapter": made, "block": _block(given)}
     return Derivation.of({**vars(request), **ready})
 
@@ -140,7 +162,8 @@ def _block(given: Operands) -> tuple[int, int] | None:
     size = stated.get("weight_block_size") if isinstance(stated, dict) else None
     if size is None:
         return None
-    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int for n in size):
+    good = isinstance(size, list) and len(size) == 2 and all(type(n) is int for n in size)
+    if not good or not all(0 < n < _MOST_BLOCK for n in size):
         raise UsageError(f"{given.label}: weight_block_size is {size!r}; expected two numbers")
     return size[0], size[1]
 
@@ -154,6 +177,11 @@ def check_steps(tensors: Iterable[Tensor], own: Visibility, adapter: Visibility)
                 "put the checkpoint and the adapter where all nodes see them: each process reads "
                 "of factors and adapters what it needs, and some files are on one node only"
             )
+
+
+def repeated(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
+    """Return the source tensors that are left out as the same as another, with that one."""
+    return tuple((one.sources[0].name, one.same_as) for one in tensors if one.same_as)
 
 
 def cut_rows(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
@@ -182,6 +210,11 @@ def assumptions(request: Request, given: Operands, derivation: Derivation) -> It
     if given.choices:
         said = ", ".join(f"{name} {value}" for name, value in given.choices.items())
         yield f"{request.like}: by comparison of a few tensors, the checkpoint has {said}"
+    if given.companions and given.config.get("quantization_config"):
+        yield (
+            f"{given.label}: its quantization_config is copied, and the destination's tensors are "
+            "not quantized; remove it from DST/config.json"
+        )
     if request.vocab is not None and given.config.get("vocab_size", request.vocab) != request.vocab:
         yield (
             f"{given.label}: states vocab_size {given.config['vocab_size']}, and the destination "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,16 @@ from rankxform.transport import Team
 from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
-from .operands import assumptions, check_steps, cut_rows, derivation_of, taken
+from .operands import assumptions, check_steps, cut_rows, derivation_of, repeated, taken
 from .request import Request
 from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
 
 if TYPE_CHECKING:
     from rankxform.layout.given import Derived
+
+
+_ALLOWED = ("check_crc", "allow_extra_ranks", "allow_equal_slices")
 
 
 @dataclass
@@ -68,7 +71,8 @@ class Conversion:
     warnings: what may not be what was meant, to be said first and last; notices: what to know.
     derived: how the destination's strategy came about, if it was derived. common: facts on the
     training, such as its global_step. adapter: what is added to the source's matrices, if anything
-    is. cut: source tensors that lose rows of the vocabulary. companions: small files that go with
+    is. cut: source tensors that lose rows of the vocabulary. repeated: source tensors that are left
+    out, because each is said to be the same as another. companions: small files that go with
     the destination, by name. naming: the map that is applied, with what it takes, in words.
     """
 
@@ -84,6 +88,7 @@ class Conversion:
     common: Mapping[str, Any] = field(default_factory=dict)
     adapter: Conversion | None = None
     cut: tuple[str, ...] = ()
+    repeated: tuple[tuple[str, str], ...] = ()
     companions: Mapping[str, bytes] = field(default_factory=dict)
     naming: str | None = None
 
@@ -176,11 +181,12 @@ def _planned(
     notices.extend(unplaced(request, found.shards, inside))
     notices.extend(assumptions(request, found.operands, derivation))
     warnings = list(_warnings(found.shards))
-    for option, text in _unmatched(request, catalog):
+    for option, text in _unmatched(request, catalog, derivation, tensors):
         (notices if option == "exclude" else warnings).append(text)
     return Conversion(
         request, files, planner, ranks, made, target, notices, warnings, derived, common,
-        adapter, cut_rows(derivation, tensors), found.operands.companions, taken(derivation),
+        adapter, cut_rows(derivation, tensors), repeated(tensors), found.operands.companions,
+        taken(derivation),
     )  # fmt: skip
 
 
@@ -215,6 +221,10 @@ def _adapter(request: Request, found: Inputs, team: Team, phases: Phases) -> Con
         return None
     strategy = found.operands.lora_strategy
     own = Request(found.operands.lora, None, strategy, "none", memory=request.memory)
+    if found.operands.inside:  # the same files as the source's
+        same = ("src_form", "src_pattern", "step", "suffix", "files", "unlisted", *_ALLOWED)
+        strategy = request.lora_strategy or request.src_strategy
+        own = replace(own, src_strategy=strategy, **{n: getattr(request, n) for n in same})
     return prepare(own, team, phases)
 
 
@@ -328,12 +338,17 @@ def _check_extra_names(found: Inputs, files: SourceFiles, src: Strategy) -> None
             )
 
 
-def _unmatched(request: Request, catalog: Catalog) -> Iterator[tuple[str, str]]:
+def _unmatched(
+    request: Request, catalog: Catalog, derivation: Derivation, tensors: Sequence[Tensor]
+) -> Iterator[tuple[str, str]]:
     """Yield options, and texts on their patterns that match no parameter of files or strategy."""
     if not (request.rename or request.include or request.exclude):
         return
     names = {*catalog.listed, *catalog.unlisted, *catalog.strategy.stages_of}
-    own = [catalog.src_name(name) for name in names]
+    if derivation.renames:  # a source tensor that is left out keeps its name
+        names = {one.name for one in tensors}
+    own = [parameter.src_name for parameter in catalog.parameters]
+    own += [catalog.src_name(name) for name in catalog.strategy.stages_of]
     for rule in rename.unmatched(request.rename, own):
         yield (
             "rename",

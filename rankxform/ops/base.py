@@ -72,7 +72,7 @@ class Tensor:
 
     sources: the source tensors that it is made of. assembly: how; None: it is the one source as it
     is. dropped: why it is not written, or "". keeps_dtype: it is never cast. vocabulary: its rows
-    are the vocabulary's.
+    are the vocabulary's. same_as: the source tensor that one which is dropped repeats.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Tensor:
     dropped: str = ""
     keeps_dtype: bool = False
     vocabulary: bool = False
+    same_as: str = ""
 
     @classmethod
     def of(cls, name: str, dtype: str = "", shape: Shape = ()) -> Tensor:

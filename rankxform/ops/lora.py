@@ -17,6 +17,7 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import parameter_of, summarize_names
 
 from .base import Composition, LowRank, Tensor
+from .weights import is_state
 
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b"),
@@ -25,6 +26,7 @@ _FAMILIES = (
 )
 """Names of A and B behind the module's: MindPet's, MindFormers' Mcore and PEFT's, PyNative's."""
 
+_MOST = 1e9
 _PEFT = "base_model.model."
 
 _REFUSED = {
@@ -73,13 +75,15 @@ class Scaling:
                     "is not known here; merge this adapter with PEFT"
                 )
         alpha, rank = config.get("lora_alpha"), config.get("r")
-        if alpha is None or not _positive(alpha) or not _positive(rank) or type(rank) is not int:
+        if alpha is None or not positive(alpha) or not positive(rank) or type(rank) is not int:
             raise UsageError(f"{label}: lora_alpha is {alpha!r} and r is {rank!r}; expected both")
         alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
         for patterns in (alphas, ranks):
-            if not isinstance(patterns, dict) or not all(map(_positive, patterns.values())):
+            if not isinstance(patterns, dict) or not all(map(positive, patterns.values())):
                 raise UsageError(f"{label}: alpha_pattern and rank_pattern: expected numbers")
         root, transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
+        if root not in (True, False, None) or transposed not in (True, False, None):
+            raise UsageError(f"{label}: use_rslora and fan_in_fan_out: expected true or false")
         return cls(alpha, rank, alphas, ranks, bool(root), bool(transposed), label)
 
     def scale(self, module: str) -> float:
@@ -92,8 +96,9 @@ class Scaling:
         return int(_match(self.ranks, module, self.rank))
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+def positive(value: Any) -> bool:
+    """Tell whether a value is a number above zero that a scale can be made of."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST
 
 
 def _match(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
@@ -112,23 +117,31 @@ class Adapter(Composition):
 
     renames = False
 
-    def __init__(self, tensors: Mapping[str, Shape], scaling: Scaling, label: str) -> None:
-        """`tensors`: the adapter's, by name. Raises CheckpointError for what is no pair."""
-        self._label, self._names = label, set(tensors)
+    def __init__(
+        self, tensors: Mapping[str, Shape], scaling: Scaling, label: str, *, inside: bool = False
+    ) -> None:
+        """`tensors`: of the adapter's files, by name; inside: these are the checkpoint's own.
+
+        Raises CheckpointError for what is no pair.
+        """
+        own = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
+        tensors = {n: shape for n, shape in own.items() if not is_state(n)}
+        self._label, self._names, self._inside = label, set(tensors), inside
         self._steps: dict[str, tuple[LowRank, Shape]] = {}
         taken = set[str]()
         for name in tensors:
             for a_end, b_end in _FAMILIES:
                 if not name.endswith(a_end):
                     continue
-                module = name[: -len(a_end)]
-                b = module + b_end
+                b = name[: -len(a_end)] + b_end
                 if b not in tensors:
                     raise CheckpointError(f"{label}: holds {name!r} and no {b!r}")
                 taken |= {name, b}
-                own = module.removeprefix(_PEFT)
-                self._steps[f"{own}.weight"] = self._step(name, b, own, tensors, scaling)
-        rest = [n for n in tensors if n not in taken and parameter_of(n) == n and "lora" in n]
+                module = name[: -len(a_end)].removeprefix(_PEFT)
+                if f"{module}.weight" in self._steps:
+                    raise CheckpointError(f"{label}: holds two pairs for {module + '.weight'!r}")
+                self._steps[f"{module}.weight"] = self._step(name, b, module, tensors, scaling)
+        rest = [name for name in tensors if name not in taken]
         if rest or not self._steps:
             shown = summarize_names(rest or tensors, 3) or "nothing"
             raise CheckpointError(
@@ -151,6 +164,12 @@ class Adapter(Composition):
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         there = {one.name for one in tensors if not one.dropped}
+        twice = sorted(self._names & there)
+        if twice and not self._inside:
+            raise CheckpointError(
+                f"{self._label}: the checkpoint itself holds {twice[0]!r} too; which adapter is "
+                "meant? Leave its own out (--exclude) after merging it with --lora SRC"
+            )
         lacking = [name for name in self._steps if name not in there]
         if lacking:
             raise CheckpointError(

@@ -29,6 +29,9 @@ from .base import Composition, Source, Tensor
 from .sizes import Sizes
 
 _PLACE = re.compile(r"\{([^{}]+)\}")
+_MOST = 1_000_000
+"""Values of a variable."""
+
 _JOINING = ("concat", "interleave", "groups")
 _TITLES = {MINDFORMERS: "MindFormers'", HUGGINGFACE: "Hugging Face's"}
 
@@ -111,11 +114,14 @@ class NameMap(Composition):
     def _values(self, ranges: Iterable[Range]) -> Iterator[dict[str, int]]:
         known: list[dict[str, int]] = [{}]
         for one in ranges:
-            known = [
-                {**some, one.variable: n}
-                for some in known
-                for n in range(self.sizes.number(one.start, {}), self.sizes.number(one.stop, {}))
-            ]
+            numbers = range(self.sizes.number(one.start, {}), self.sizes.number(one.stop, {}))
+            if len(numbers) * len(known) > _MOST:
+                stated = self.sizes.stated([one.start, one.stop])
+                raise UsageError(
+                    f"{self.sizes.label}: {stated}: that would be {len(numbers):,} values of "
+                    f"{one.variable!r}; no model has so many"
+                )
+            known = [{**some, one.variable: n} for some in known for n in numbers]
         yield from known
 
     def _name(self, text: str, prefix: str | None, variables: Mapping[str, int]) -> str:
@@ -131,16 +137,25 @@ class NameMap(Composition):
         """Return the one tensor, made of its parts as the rule's steps say."""
         parts = [Assembly.of(shape, number) for number, shape in enumerate(shapes)]
         each = len(rule.parts)
+        if len(rule.ranges) > 1:
+            raise UsageError(f"{self.table.label}: {rule.whole!r} has two variables; one is known")
         for name, argument in rule.steps:
             if name in self.choices:
                 chosen = self.table.choices[name][self.choices[name]]
                 name, _, rest = chosen.partition("(")
                 argument = rest.rstrip(")")
+            if name == "transpose" and any(len(one.shape) < 2 for one in parts):
+                raise UsageError(f"{self.table.label}: {rule.whole!r} has no two axes to exchange")
             if name == "transpose":
                 parts = [one.transposed() for one in parts]
                 continue
             if name == "stack":
-                parts = [concatenated(parts)]
+                if argument not in {one.variable for one in rule.ranges}:
+                    raise UsageError(
+                        f"{self.table.label}: {rule.whole!r}: stack({argument}) is about no "
+                        "variable of `for`"
+                    )
+                parts = [self._joined(rule, "concat", "", parts)]
                 continue
             if name not in _JOINING:
                 raise UsageError(
@@ -157,6 +172,12 @@ class NameMap(Composition):
         return parts[0]
 
     def _joined(self, rule: Rule, name: str, argument: str, parts: Sequence[Assembly]) -> Assembly:
+        if not all(one.shape for one in parts) or len({one.shape[1:] for one in parts}) > 1:
+            shapes = ", ".join(str(list(one.shape)) for one in parts)
+            raise UsageError(
+                f"{self.sizes.label}: parts of {rule.whole!r} have shapes {shapes}; joined are "
+                "tensors that differ in the first axis only"
+            )
         rows = [one.shape[0] for one in parts]
         if name == "concat":
             return concatenated(parts)
@@ -179,7 +200,8 @@ class NameMap(Composition):
     def _copies(self, one: Copied) -> Iterator[Copied]:
         if self.sizes.holds(one.condition):
             for variables in self._values([one.range] if one.range else []):
-                yield replace(one, name=self._name(one.name, None, variables))
+                name, of = (self._name(text, None, variables) for text in (one.name, one.of))
+                yield replace(one, name=name, of=of)
 
     def _by_side(self) -> dict[str, dict[str, Link]]:
         names: dict[str, dict[str, Link]] = {side: {} for side in SIDES}
@@ -265,7 +287,7 @@ class NameMap(Composition):
                     f"({self.sizes.stated(every)}) makes it {list(shape)}"
                     + ("; --vocab N adds or takes padding" if rule.vocabulary else "")
                 )
-        types = {tensor.dtype: tensor.name for tensor in of}
+        types = {f"{t.dtype} (stored as {t.sources[0].src_dtype})": t.name for t in of}
         if len(types) > 1:
             (a, first), (b, second), *_ = types.items()
             raise CheckpointError(
@@ -310,7 +332,13 @@ class NameMap(Composition):
         more = []
         for copy in self.copies:
             if copy.side == side:
-                taken.update({copy.name} & set(known))
+                if copy.name in known:
+                    taken.add(copy.name)
+                    other = copy.of if copy.of in known else self._tied(copy.of)
+                    why = f"the same as {other} ({self.table.label})"
+                    left_out = any(one.search(copy.name) for one in self._excluded)
+                    same_as = "" if left_out else other
+                    more.append(replace(known[copy.name], dropped=why, same_as=same_as))
             elif copy.made:
                 of = made.get(copy.of) or made.get(self._tied(copy.of))
                 if of is not None:

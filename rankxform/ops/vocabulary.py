@@ -35,10 +35,21 @@ class Vocabulary(Composition):
                 "--vocab: no tensor of the checkpoint is known to have the vocabulary's rows; "
                 f"known are {', '.join(sorted(NAMES))}"
             )
-        return [
-            self._resized(one) if parameter_of(one.name) in own and not one.dropped else one
-            for one in tensors
-        ]
+        shapes = {one.name: one.shape for one in tensors}
+        found = []
+        for one in tensors:
+            parameter = parameter_of(one.name)
+            if parameter in own and not one.dropped:
+                if not one.shape or not one.shape[0]:
+                    raise CheckpointError(f"{one.name!r} has shape {list(one.shape)}: no rows")
+                if one.shape != shapes[parameter]:
+                    raise CheckpointError(
+                        f"{one.name!r} has shape {list(one.shape)}, unlike {parameter!r}, and how "
+                        "its rows change is not known; leave states out (--weights-only)"
+                    )
+                one = self._resized(one)
+            found.append(one)
+        return found
 
     def _is_own(self, one: Tensor) -> bool:
         return one.vocabulary or one.name in NAMES
@@ -60,6 +71,7 @@ class Vocabulary(Composition):
             one
             for one in tensors
             if not one.dropped
+            and self._is_own(one)
             and one.shape[:1] == (self.rows,)
             and one.assembly is not None
             and len(one.sources) == 1

@@ -61,6 +61,15 @@ class Masters(Composition):
                 f"leave out --masters: the checkpoint has no masters ({MASTER}.*)"
             )
         found = []
+        own = {one.name: one for one in tensors}
+        for name, master in masters.items():
+            shape = own[name].shape if name in own else None
+            if shape != master.shape:
+                has = f"of shape {list(shape)}" if shape is not None else "not in the checkpoint"
+                raise CheckpointError(
+                    f"{master.name!r} has shape {list(master.shape)}, and {name!r} is {has}; a "
+                    "master takes the place of its parameter"
+                )
         for one in tensors:
             if one.name in masters:
                 found.append(replace(masters[one.name], name=one.name))

@@ -14,6 +14,8 @@ from .posix import read_bytes
 
 FOLDER = Path(__file__).resolve().parent.parent / "maps"
 CONFIG = "config.json"
+_MOST_BASES = 8
+"""Tables that extend each other in a row."""
 
 
 def names() -> list[str]:
@@ -41,12 +43,13 @@ def load(name: str) -> MapTable:
 def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
     data = read_bytes(path)
     bases = []
-    for name in map_toml.extended(data, label):
+    for name in dict.fromkeys(map_toml.extended(data, label)):
         base = path.parent / f"{name}.toml"
         base = base if base.is_file() else FOLDER / f"{name}.toml"
-        if str(base) in above or not base.is_file():
+        here = (*above, str(path.resolve()))
+        if not base.is_file() or str(base.resolve()) in here or len(here) > _MOST_BASES:
             raise UsageError(f"{label}: extends {name!r}, which is no table beside it")
-        bases.append(_load(base, label, (*above, str(path))))
+        bases.append(_load(base, label, here))
     return map_toml.parse(data, label, tuple(bases))
 
 
@@ -67,14 +70,20 @@ def companions(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def config(path: Path) -> dict[str, Any]:
-    """Return a model's configuration. Raises UsageError."""
+def config_bytes(path: Path) -> bytes:
+    """Return a model's configuration as it is. Raises UsageError."""
     if path.is_dir():
         path = path / CONFIG
     if not path.is_file():
         raise UsageError(f"{path}: no such configuration")
+    return read_bytes(path)
+
+
+def config(path: Path) -> dict[str, Any]:
+    """Return a model's configuration. Raises UsageError."""
+    data = config_bytes(path)
     try:
-        found = json.loads(read_bytes(path))
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON: {error}") from None
     if not isinstance(found, dict):
