@@ -173,6 +173,39 @@ def test_a_vocabulary_gets_padding_and_loses_it_again(fill, tmp):
     rankxform.transform(tmp / "src", tmp / "cut", a, vocab=39, vocab_cut=True, **options)
 
 
+@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.parametrize("method", ["auto", "two-phase"])
+def test_ranks_of_nothing_but_padding_get_zeros(method, tmp):
+    bits = np.random.default_rng(9)
+    array = bits.integers(1, 1 << 16, (12, 6)).astype("<u2")
+    layouts = [{"lm_head.weight": ([8], [0, -1], 0, 0)}]
+    if world().rank == 0:
+        reference_forms.write_huggingface(tmp / "src", {"lm_head.weight": ("BFloat16", array)})
+        reference.write_stage_files(tmp / "strategy", layouts)
+    world().Barrier()
+    options = {"vocab": 64, "read_method": method, "comm": world()}
+    b = str(tmp / "strategy")
+    for dtype in (None, "fp32"):
+        params = {"lm_head.weight": ((64, 6), "Float32" if dtype else "BFloat16")}
+        want = np.zeros((64, 6), "<u4" if dtype else "<u2")
+        want[:12] = array.astype("<u4") << 16 if dtype else array
+        if dtype:
+            want[:12][np.isnan(want[:12].view("<f4"))] = 0x7FC00000
+        dst = tmp / str(dtype)
+        rankxform.transform(
+            tmp / "src", dst, None, b, format="safetensors", fsync=False, verify=True, dtype=dtype,
+            **options,
+        )  # fmt: skip
+        if world().rank == 0:
+            make = {"make": lambda n, s, d, own=want: own}
+            assert reference.wrong_slices(dst, layouts, params, "safetensors", **make) == []
+        assert rankxform.verify(tmp / "src", dst, None, b, dtype=dtype, **options).same
+        rank = 1 + world().rank
+        slices = rankxform.load(tmp / "src", None, b, rank=rank, dtype=dtype, **options)
+        part = np.ascontiguousarray(slices["lm_head.weight"])
+        assert part.tobytes() == want[8 * rank : 8 * rank + 8].tobytes()
+
+
 @pytest.mark.mpi(min_size=1, sizes=(1, 2))
 def test_masters_take_the_place_of_parameters(tmp):
     bits = np.random.default_rng(4)

@@ -1,0 +1,219 @@
+"""Operations where two things meet: refused with both named, or right to the byte."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import CheckpointError, RankxformError, UsageError
+from tests import reference, reference_forms
+from tests.reference_maps import Model
+from tests.reference_values import adapter_of, values, words
+
+BITS = np.random.default_rng(11)
+
+
+def random_words(dtype, *shape):
+    return words(BITS.normal(0, 1, shape), dtype)
+
+
+def folder(path, tensors, config=None):
+    reference_forms.write_huggingface(path, tensors)
+    if config is not None:
+        (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def found(path):
+    return {n: w for n, (_, w) in reference_forms.read_huggingface(path).items()}
+
+
+def lora_options(tmp_path, shapes):
+    lora = adapter_of("mcore", shapes, "Float32", 2, BITS)
+    folder(tmp_path / "lora", {n: ("Float32", a) for n, a in lora.items()})
+    return lora, {"lora": str(tmp_path / "lora"), "lora_alpha": 4, "lora_rank": 2}
+
+
+def test_an_adapter_on_some_layers_leaves_the_others_as_they_are(tmp_path):
+    """Tensors of one shape share a schedule only if the same is done to them."""
+    model = Model("llama", 4, "Float32")
+    layers = model.config["num_hidden_layers"] = 3
+    model.hf, model.mf = {}, {}
+    for _ in model.decoder():
+        pass
+    for layer in range(layers):
+        model.dense(f"model.layers.{layer}", f"decoder.layers.{layer}")
+    for name, array in list(model.hf.items()):
+        model.hf[name] = random_words("Float32", *array.shape)
+    src = folder(tmp_path / "src", model.tensors("hf"), model.config)
+    name = "model.layers.1.self_attn.q_proj"
+    lora, options = lora_options(tmp_path, {name: model.hf[f"{name}.weight"].shape})
+    for dtype in (None, "bf16"):
+        dst = tmp_path / str(dtype)
+        more = {"dtype": dtype, "dst_form": "unified", "map": "llama", "verify": True}
+        rankxform.transform(src, dst, **options, **more)
+        made = {n: w for n, (_, w) in reference_forms.read_unified(dst).items()}
+        for layer in range(layers):
+            p, q = f"model.layers.{layer}.self_attn.", f"decoder.layers.{layer}.self_attention."
+            parts = [model.hf[f"{p}{x}_proj.weight"] for x in "qkv"]
+            if layer == 1:
+                a, b = (values(lora[f"{name}.lora_{x}.weight"], "Float32") for x in "AB")
+                parts[0] = words(values(parts[0], "Float32") + 2.0 * (b @ a), "Float32")
+            want = words(model.join_qkv(*parts).view("<f4"), "BFloat16" if dtype else "Float32")
+            have = made[q + "linear_qkv.weight"]
+            kind = "BFloat16" if dtype else "Float32"
+            if layer == 1:
+                assert np.allclose(values(have, kind), values(want, kind), rtol=2**-7, atol=1e-6)
+            else:
+                assert have.tobytes() == want.tobytes(), (dtype, layer)
+
+
+def test_tensors_of_two_stored_types_are_not_joined(tmp_path):
+    model = Model("llama", 4, "BFloat16")
+    tensors = model.tensors("hf")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    shape = tensors[name][1].shape
+    tensors[name] = "F8_E4M3", np.ones(shape, "u1")
+    tensors[name + "_scale_inv"] = "Float32", np.ones((1, 1), "<f4").view("<u4")
+    src = folder(tmp_path / "src", tensors, model.config)
+    with pytest.raises(CheckpointError, match=r"stored as F8_E4M3.*become one tensor"):
+        rankxform.transform(src, tmp_path / "dst", map="llama", dst_form="unified")
+
+
+def test_an_adapter_in_the_source_is_of_the_same_step(tmp_path):
+    own = {}
+    for step in (5, 9):
+        lora = adapter_of("mcore", {"m": (4, 6)}, "Float32", 2, BITS)
+        own[step] = {"m.weight": random_words("Float32", 4, 6)} | lora
+        reference.write_safetensors(
+            tmp_path / "src" / "rank_0" / f"net-1_{step}.safetensors",
+            {n: ("Float32", a) for n, a in own[step].items()},
+        )
+    options = {"lora": str(tmp_path / "src"), "lora_alpha": 2, "lora_rank": 2, "step": "1_5"}
+    rankxform.transform(
+        tmp_path / "src", tmp_path / "dst", "none", dst_form="huggingface", **options
+    )
+    part = {n: values(a, "Float32") for n, a in own[5].items()}
+    want = part["m.weight"] + part["m.lora_B.weight"] @ part["m.lora_A.weight"]
+    have = values(found(tmp_path / "dst")["m.weight"], "Float32")
+    assert np.allclose(have, want, rtol=2**-22, atol=1e-7)
+
+
+def test_a_changed_table_is_another_conversion(tmp_path):
+    table = "[[rules]]\nmindformers='p'\nhuggingface={{'{0}'=['4','4']}}\n" * 1
+    src = folder(tmp_path / "src", {n: ("Float32", random_words("Float32", 4, 4)) for n in "pq"})
+    (tmp_path / "c.json").write_text("{}")
+    path = tmp_path / "own.toml"
+    rules = table.format("a") + table.format("b").replace("'p'", "'q'")
+    path.write_text(rules)
+    options = {"map": str(path), "config": str(tmp_path / "c.json"), "dst_form": "huggingface"}
+    rankxform.transform(src, tmp_path / "dst", **options)
+    path.write_text(rules.replace("'a'", "'x'").replace("'b'", "'a'").replace("'x'", "'b'"))
+    with pytest.raises(RankxformError, match="put together otherwise"):
+        rankxform.transform(src, tmp_path / "dst", **options)
+    assert not rankxform.verify(src, tmp_path / "dst", **options).same
+
+
+def test_the_size_of_a_block_is_the_configurations(tmp_path):
+    codes = BITS.integers(0, 100, (200, 200)).astype("u1")
+    scales = BITS.uniform(1, 2, (2, 2)).astype("<f4")
+    tensors = {"m": ("F8_E4M3", codes), "m_scale_inv": ("Float32", scales.view("<u4"))}
+    src = folder(
+        tmp_path / "src", tensors, {"quantization_config": {"weight_block_size": [100, 100]}}
+    )
+    rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", dtype="fp32")
+    have = values(found(tmp_path / "dst")["m"], "Float32")
+    plain = have / np.repeat(np.repeat(scales, 100, 0), 100, 1)
+    codes_of = {}
+    for code, value in zip(codes.reshape(-1), np.round(plain, 9).reshape(-1)):
+        assert abs(codes_of.setdefault(code, value) - value) < 1e-5 * max(1, abs(value))
+    (src / "config.json").write_text('{"quantization_config": {"weight_block_size": [0, 0]}}')
+    with pytest.raises(UsageError, match="weight_block_size"):
+        rankxform.transform(src, tmp_path / "no", dst_form="huggingface", dtype="fp32")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (
+            "huggingface={a=['2','3'],b=['2','4']}\nsteps=['concat']",
+            "differ in the first axis only",
+        ),
+        ("huggingface={'a{e}'=['2']}\nfor={e=['0','2']}\nsteps=['stack(f)']", "no variable of"),
+        ("huggingface={'a{e}'=['2']}\nfor={e=['0','9*9*9*9*9*9*9']}", "no model has so many"),
+        ("huggingface={a=['2']}\nsteps=['transpose']", "no two axes"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_refused(rule, said, tmp_path):
+    (tmp_path / "own.toml").write_text(f"[[rules]]\nmindformers='m'\n{rule}\n")
+    (tmp_path / "c.json").write_text("{}")
+    src = folder(tmp_path / "src", {"a": ("Float32", random_words("Float32", 2, 3))})
+    options = {"map": str(tmp_path / "own.toml"), "config": str(tmp_path / "c.json")}
+    with pytest.raises(UsageError, match=said):
+        rankxform.transform(src, tmp_path / "dst", **options)
+
+
+def test_a_master_without_its_parameter_is_refused(tmp_path):
+    for other, said in (({}, "not in the checkpoint"), ({"w": (3, 4)}, r"of shape \[3, 4\]")):
+        tensors = {n: ("BFloat16", random_words("BFloat16", *s)) for n, s in other.items()}
+        tensors["main_param.w"] = "Float32", random_words("Float32", 2, 6)
+        src = folder(tmp_path / f"src{len(other)}", tensors)
+        with pytest.raises(CheckpointError, match=said):
+            rankxform.transform(src, tmp_path / "dst", masters=True)
+
+
+def test_what_is_no_pair_of_an_adapter_is_not_ignored(tmp_path):
+    src = folder(tmp_path / "src", {"m.weight": ("Float32", random_words("Float32", 4, 6))})
+    lora, options = lora_options(tmp_path, {"m": (4, 6)})
+    more = {"embed.weight": ("Float32", random_words("Float32", 4, 6))}
+    second = adapter_of("pynative", {"m": (4, 6)}, "Float32", 2, BITS)
+    for extra, said in ((more, "embed.weight"), (second, "two pairs for 'm.weight'")):
+        every = {n: ("Float32", a) for n, a in lora.items()}
+        every |= {n: a if isinstance(a, tuple) else ("Float32", a) for n, a in extra.items()}
+        folder(tmp_path / "lora", every)
+        with pytest.raises(CheckpointError, match=said):
+            rankxform.transform(src, tmp_path / "dst", **options)
+    for alpha in (float("nan"), float("inf"), 0.0):
+        with pytest.raises(UsageError):
+            rankxform.transform(src, tmp_path / "dst", **{**options, "lora_alpha": alpha})
+
+
+def test_inputs_are_never_destinations(tmp_path):
+    model = Model("llama", 4, "BFloat16")
+    hub = folder(tmp_path / "hub", model.tensors("hf"), model.config)
+    reference_forms.write_unified(tmp_path / "src", model.tensors("mf"), {})
+    with pytest.raises(UsageError, match="is the folder of --like"):
+        rankxform.transform(
+            tmp_path / "src", hub, map="llama", like=str(hub), dst_form="huggingface",
+            overwrite=True, qkv="grouped", gate_up="interleaved",
+        )  # fmt: skip
+
+
+def test_a_tied_head_that_differs_is_refused(tmp_path):
+    model = Model("llama", 4, "BFloat16")
+    model.config["tie_word_embeddings"] = True
+    model.hf["lm_head.weight"] = model.hf["model.embed_tokens.weight"].copy()
+    model.mf.pop("output_layer.weight", None)
+    src = folder(tmp_path / "src", model.tensors("hf"), model.config)
+    done = rankxform.transform(src, tmp_path / "dst", map="llama", dst_form="unified")
+    assert [left.names for left in done.left_out] == [("lm_head.weight",)]
+    model.hf["lm_head.weight"][-1] ^= 1
+    folder(tmp_path / "src", model.tensors("hf"))
+    with pytest.raises(CheckpointError, match="should be the same as 'model.embed_tokens.weight'"):
+        rankxform.transform(src, tmp_path / "no", map="llama", dst_form="unified")
+
+
+def test_states_of_another_shape_than_their_parameters_get_no_rows(tmp_path):
+    tensors = {"lm_head.weight": ("Float32", random_words("Float32", 6, 4))}
+    tensors["exp_avg_sq_col.lm_head.weight"] = "Float32", random_words("Float32", 4)
+    src = folder(tmp_path / "src", tensors)
+    with pytest.raises(CheckpointError, match="leave states out"):
+        rankxform.transform(src, tmp_path / "dst", vocab=8, dst_form="huggingface")
+    options = {"vocab": 8, "dtype": "bf16", "weights_only": True}
+    rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", verify=True, **options)
+    want = np.zeros((8, 4), "<u2")
+    want[:6] = words(tensors["lm_head.weight"][1].view("<f4"), "BFloat16")
+    assert found(tmp_path / "dst")["lm_head.weight"].tobytes() == want.tobytes()
