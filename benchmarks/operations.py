@@ -6,8 +6,9 @@
 
 export: a Qwen3-shaped model of 2 GiB in BFloat16, 8 ranks (mp4 dp2), to a Hugging Face folder.
 import: back. experts: a Qwen3-MoE-shaped model likewise. cast: mixed-1g to BFloat16.
-``--today`` compares export with MindSpore's unified_safetensors and a script of whole tensors in
-numpy, as users have it today (MindSpore must be installed).
+``--today`` compares export, of Float32 tensors (MindSpore 2.10 does not read BFloat16 with numpy 2),
+with MindSpore's unified_safetensors and a script of whole tensors in numpy, as users have it today
+(MindSpore must be installed).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EXPERTS = DENSE | {
 }  # fmt: skip
 
 
-def model(config):
+def model(config, dtype="BFloat16"):
     """Return the parameters under MindFormers' names, and their layouts: mp4 dp2."""
     h, d = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
@@ -65,16 +66,17 @@ def model(config):
             shapes[p + "mlp.linear_fc2.weight"] = (h, f), columns
     shapes["decoder.final_layernorm.weight"] = (h,), whole
     shapes["output_layer.weight"] = (config["vocab_size"], h), rows
-    params = {name: (shape, "BFloat16") for name, (shape, _) in shapes.items()}
+    params = {name: (shape, dtype) for name, (shape, _) in shapes.items()}
     return params, [{name: ([2, 4], m, 0, 0) for name, (_, m) in shapes.items()}]
 
 
-def made(folder, name, config):
+def made(folder, name, config, dtype):
     """Make a checkpoint of 8 ranks once; return its folder and strategy."""
     here = Path(folder) / name
-    params, stages = model(config)
+    params, stages = model(config, dtype)
     if not (here / "config.json").exists():
-        words = np.random.default_rng(0).integers(0, 1 << 16, 1 << 26).astype("<u2")
+        kind = reference.WORD[reference.ITEM[dtype]]
+        words = np.random.default_rng(0).integers(0, 1 << 14, 1 << 26).astype(kind)
         here.mkdir(parents=True)
         reference.write_strategy(here / "strategy.ckpt", stages)
         reference.write_checkpoint(
@@ -85,13 +87,16 @@ def made(folder, name, config):
     return here, here / "src", here / "strategy.ckpt"
 
 
-def case(kind, folder):
+def case(kind, folder, today=False):
     """Return (source, options) of a conversion, and where it is made."""
     if kind == "cast":
         _, src, a, b = make("mixed-1g", folder)
         return Path(src).parent, src, (a, b), ["--dtype", "bf16"]
     name, table = ("qwen3-moe", "qwen3_moe") if kind == "experts" else ("qwen3", "qwen3")
-    here, src, a = made(folder, name, EXPERTS if kind == "experts" else DENSE)
+    if today:
+        here, src, a = made(folder, "qwen3-f32", {**DENSE, "num_hidden_layers": 9}, "Float32")
+    else:
+        here, src, a = made(folder, name, EXPERTS if kind == "experts" else DENSE, "BFloat16")
     options = ["--map", table, "--config", str(here / "config.json")]
     export = [*options, "--dst-form", "huggingface", "--max-shard", "600MB"]
     if kind != "import":
@@ -175,7 +180,7 @@ def main():
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--today", action="store_true")
     told = parser.parse_args()
-    here, src, (a, b), options = case(told.case, told.folder)
+    here, src, (a, b), options = case(told.case, told.folder, told.today)
     dst, n = str(here / "dst"), told.processes
     moves, wholes, limits = [], [], []
     for run in range(told.repeat + 1):  # the first is not counted
