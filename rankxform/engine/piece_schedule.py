@@ -19,7 +19,7 @@ import numpy as np
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.pieces import NO_AXIS, Piece, PieceGrid
-from rankxform.geometry.runs import contiguous_runs
+from rankxform.geometry.runs import contiguous_runs, evenly
 from rankxform.geometry.tiles import Rows, Tiles, tiles
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.routes import Routes
@@ -199,11 +199,16 @@ class PieceSchedule(Schedule):
         if block.size <= self._factors[cell] * need.size:
             box = self._method.box(box, block, item)
         data, done = self._take(box.size * item), 0
-        sparse = box != block
-        for first, count in contiguous_runs(box.relative_to(held), held.shape):
-            room = data[done : done + count * item].data
+        sparse, part = box != block, box.relative_to(held)
+        first, run, stride, count = evenly(part, held.shape)
+        if count > 1:
+            room = data.data
+            fetches.append(Fetch(cell, first * item, 0, room, sparse, run * item, stride * item))
+            return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
+        for first, run in contiguous_runs(part, held.shape):
+            room = data[done : done + run * item].data
             fetches.append(Fetch(cell, first * item, 0, room, sparse))
-            done += count * item
+            done += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
 
     def _assemble(

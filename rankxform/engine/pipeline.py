@@ -161,13 +161,19 @@ class Pipeline:
             tile.forwarded = [p2p.receive(of, room, FORWARDED) for of, room in messages.forwarded]
         name, readers = transfer.parameter.src_name, transfer.readers
         name_of = transfer.parameter.src_name_of
-        for cell, start, step, room, sparse in work.fetches:
-            self._sources.read(readers[cell], name_of(cell), start + repeat * step, room, sparse)
-        read = perf_counter()
-        self.seconds["read"] += read - began
+        read = self._sources.read
+        for cell, start, step, room, sparse, run, stride in work.fetches:
+            if run:
+                self._sources.read_runs(
+                    readers[cell], name_of(cell), start, room, sparse, run, stride
+                )
+            else:
+                read(readers[cell], name_of(cell), start + repeat * step, room, sparse)
+        done = perf_counter()
+        self.seconds["read"] += done - began
         if messages and p2p:
             tile.sends = self._send(name, messages.packs, messages.sends, DIRECT)
-            self.seconds["exchange"] += perf_counter() - read
+            self.seconds["exchange"] += perf_counter() - done
         self.in_flight.append(tile)
 
     def _send(

@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 class Fetch(NamedTuple):
     """A read of source `cell` from content byte `start` on, `step` bytes further with every
-    repetition, into `room` in the arena; `sparse` if bytes in between are skipped."""
+    repetition, into `room` in the arena; `sparse` if bytes in between are skipped.
+
+    run, stride: `room` is filled by runs of so many bytes, each so many behind the start of the
+    last; 0: it is one.
+    """
 
     cell: Cell
     start: int
     step: int
     room: Buffer
     sparse: bool
+    run: int = 0
+    stride: int = 0
 
 
 class Store(NamedTuple):

@@ -64,3 +64,18 @@ def count_runs(box: Box, shape: tuple[int, ...]) -> int:
     2
     """
     return prod(box.shape[: max(run_axis(box, shape) - 1, 0)])
+
+
+def evenly(box: Box, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Return (start of the first, length, distance, number) of runs that are equally far apart.
+
+    As for `contiguous_runs`; the number is 0 where they are not, which takes three axes.
+
+    >>> evenly(Box((0, 2), (2, 4)), (2, 4))
+    (2, 2, 4, 2)
+    """
+    axis = max(run_axis(box, shape) - 1, 0)
+    if prod(box.shape[: max(axis - 1, 0)]) > 1:
+        return 0, 0, 0, 0
+    count, stride = (box.shape[axis - 1], prod(shape[axis:])) if axis else (1, 0)
+    return first_element(box, shape), prod(box.shape[axis:]), stride, count

@@ -33,16 +33,40 @@ class Sources:
         What is `sparse` out of bytes that nobody wants is read through a descriptor of its own,
         on which the system reads nothing ahead.
         """
-        path, index = self._paths[rank], self._indexes[rank]
-        fd = self._descriptors[sparse].get(path)
-        if (rank, sparse) not in self._checked:
-            check_unchanged(path, status_of(fd, path), index)
-            self._checked.add((rank, sparse))
+        fd, path, index = self._opened(rank, sparse)
         done = 0
         for span in locate(index.spans(name), start, len(room)):
             read_into(fd, path, span.offset, room[done : done + span.nbytes])
             done += span.nbytes
         self.nbytes += done
+
+    def read_runs(
+        self, rank: int, name: str, start: int, room: Buffer, sparse: bool, run: int, stride: int
+    ) -> None:
+        """Fill `room` with runs of `run` bytes, each `stride` bytes behind the start of the last.
+
+        The rest is as for `read`.
+        """
+        fd, path, index = self._opened(rank, sparse)
+        spans = index.spans(name)
+        if len(spans) > 1:
+            for at in range(0, len(room), run):
+                self.read(rank, name, start + at // run * stride, room[at : at + run], sparse)
+            return
+        offset = spans[0].offset + start
+        for at in range(0, len(room), run):
+            read_into(fd, path, offset, room[at : at + run])
+            offset += stride
+        self.nbytes += len(room)
+
+    def _opened(self, rank: int, sparse: bool) -> tuple[int, Path, Index]:
+        """Return a file's descriptor, path and index. Raises CheckpointError if it has changed."""
+        path, index = self._paths[rank], self._indexes[rank]
+        fd = self._descriptors[sparse].get(path)
+        if (rank, sparse) not in self._checked:
+            check_unchanged(path, status_of(fd, path), index)
+            self._checked.add((rank, sparse))
+        return fd, path, index
 
     def __enter__(self) -> Sources:
         return self

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Grid
-from rankxform.geometry.runs import contiguous_runs, first_element
+from rankxform.geometry.runs import contiguous_runs, evenly, first_element
 from rankxform.geometry.tiles import tiles
 
 extents = st.integers(1, 6)
@@ -100,3 +100,14 @@ def test_tiles_tile_the_region_within_their_cost(data):
                 assert len(runs) == 1, "what a shard holds of a tile is one interval of its file"
     assert (marks[region.slices()] == 1).all()
     assert marks.max() == 1
+
+
+@given(box_in_array())
+def test_runs_that_are_equally_far_apart_are_all_runs(case):
+    shape, box, _ = case
+    first, length, stride, count = evenly(box, shape)
+    runs = list(contiguous_runs(box, shape))
+    if count:
+        assert [(first + i * stride, length) for i in range(count)] == runs
+    else:
+        assert len(shape) > 2

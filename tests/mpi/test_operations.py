@@ -108,6 +108,7 @@ def test_an_adapter_is_added_within_half_an_ulp(family, dtype, tmp):
             (tmp / "lora" / "adapter_config.json").write_text(json.dumps(stated))
     world().Barrier()
     options = {"lora": tmp / "src" if place == "same" else tmp / "lora", "comm": world()}
+    options["read_method"] = rng.choice(["auto", "two-phase", "ranges"])
     if place == "ranks":
         options |= {"lora": tmp / "lora" / "src", "lora_strategy": tmp / "lora" / "strategy"}
     if family != "peft":
@@ -240,7 +241,8 @@ def float8(code):
 
 
 @pytest.mark.mpi(min_size=1, sizes=(1, 2))
-def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(tmp):
+@pytest.mark.parametrize("method", ["auto", "two-phase"])
+def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(method, tmp):
     bits = np.random.default_rng(6)
     codes = bits.integers(0, 256, (200, 300)).astype("u1")
     codes[(codes & 0x7F) == 0x7F] = 1
@@ -256,7 +258,7 @@ def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(tmp):
         reference_forms.write_huggingface(tmp / "src", tensors, files=2)
         reference.write_stage_files(tmp / "strategy", layouts)
     world().Barrier()
-    options = {"dtype": "bf16", "comm": world()}
+    options = {"dtype": "bf16", "comm": world(), "read_method": method}
     b = tmp / "strategy"
     rankxform.transform(
         tmp / "src", tmp / "dst", None, b, format="safetensors", fsync=False, verify=True, **options
