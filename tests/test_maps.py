@@ -250,6 +250,10 @@ def test_the_verb_lists_shows_and_checks(capfd, tmp_path):
     code, _, error = printed(capfd, *line, str(SAMPLES["qwen3"] / "hf" / "config.json"))
     assert code == 2
     assert "is of a Qwen3ForCausalLM" in error
+    names = ("inspect", str(sample / "hf"), "--map", "qwen3_moe")
+    code, inspected, _ = printed(capfd, *names)
+    assert code == 0
+    assert "decoder.layers.*.mlp.experts.weight1 (2)  Float32 [64, 24]\n" in inspected
     code, out, _ = printed(capfd, *line, str(sample / "hf" / "config.json"), "--json")
     facts = json.loads(out)
     assert facts["model.norm.weight"]["of"] == ["decoder.final_layernorm.weight"]

@@ -188,7 +188,7 @@ def _inspect(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
     )
-    for name in ("src_pattern", "step", "suffix"):
+    for name in ("src_pattern", "step", "suffix", "map", "config"):
         add_option(verb, option(name))
     add_json(verb)
 

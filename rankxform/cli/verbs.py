@@ -168,21 +168,33 @@ def _strategy(options: argparse.Namespace, processes: Team) -> int:
 
 
 def _maps(options: argparse.Namespace, processes: Team) -> None:
+    from . import maps
+
+    if options.action == maps.CHECK:
+        _show_names(options, processes, lambda: maps.request(options))
+        return
+
+    def show() -> None:
+        text, facts = maps.shown(options.map) if options.action == maps.SHOW else maps.listed()
+        _print(report.as_json(facts) if options.json else text)
+
+    processes.bcast(show)
+
+
+def _show_names(
+    options: argparse.Namespace, processes: Team, request: Callable[[], Request]
+) -> None:
+    """Print what becomes of each name by a map."""
     from rankxform.job.prepare import prepare
 
     from . import maps
 
-    conversion = None
-    if options.action == maps.CHECK:
-        conversion = prepare(processes.bcast(lambda: maps.request(options)), processes)
+    conversion = prepare(processes.bcast(request), processes)
 
     def show() -> None:
-        if conversion is not None:
-            text, facts = maps.checked(conversion)
-            lines = [text, *(f"note: {notice}" for notice in conversion.notices)]
-            text = "\n".join(lines + report.warnings(conversion.warnings))
-        else:
-            text, facts = maps.shown(options.map) if options.action == maps.SHOW else maps.listed()
+        text, facts = maps.checked(conversion)
+        lines = [text, *(f"note: {notice}" for notice in conversion.notices)]
+        text = "\n".join(lines + report.warnings(conversion.warnings))
         _print(report.as_json(facts) if options.json else text)
 
     processes.bcast(show)
@@ -201,7 +213,14 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
             facts = report.replica_facts(found) if options.json else None
             _print(report.as_json(facts) if facts else report.replicas(found))
         return DifferenceError.exit_code if found.unequal else 0
-    processes.bcast(lambda: refuse(options, "is for --replicas", ("src_pattern",)))
+    if options.map is not None:
+        strategy = options.src_strategy
+        _show_names(
+            options, processes,
+            lambda: Request(options.path, None, strategy, "none", **given(options)),
+        )  # fmt: skip
+        return 0
+    processes.bcast(lambda: refuse(options, "is for --replicas or --map", ("src_pattern",)))
     from rankxform.inspection import inspect
 
     def show() -> int:
