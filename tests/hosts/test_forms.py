@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 
@@ -11,6 +12,7 @@ from tests import reference, reference_forms
 from tests.cases import random_case
 from tests.hosts.machines import LOCAL
 from tests.hosts.test_exchange import clean, gathered, hosts  # noqa: F401
+from tests.reference_maps import Model, random_strategy
 
 CASE = random_case(3, mindspore_agrees=False, whole=False)
 FORMS = ("checkpoint2", "unified", "huggingface")
@@ -70,3 +72,28 @@ def test_the_first_node_must_have_what_describes_them(form, clean):  # noqa: F81
             moved += 1
     code, output = run(clean, clean.shared / "never", "--dst-form", "unified", "--src-form", form)
     assert moved and code == 3 and "process 0 does not see it" in output, output
+
+
+def test_tensors_are_put_together_of_files_on_several_nodes(clean):  # noqa: F811
+    """What a node's disk lacks crosses the network; config.json lies on the first node only."""
+    model = Model("qwen3_moe", 2, "Float32")
+    made = clean.shared / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    reference_forms.write_huggingface(made / "src", model.tensors("hf"), files=5)
+    params = model.params("mf")
+    layouts = random_strategy(params, 8, 1, 4)
+    b = reference.write_stage_files(made / "b", layouts)
+    (made / "src" / "config.json").write_text(json.dumps(model.config))
+    files = sorted(path for path in (made / "src").iterdir())
+    for number, path in enumerate(files):
+        home = clean.names[0 if path.suffix == ".json" else number % len(clean.names)]
+        target = clean.disk(home) / "src" / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    options = ("--dst-strategy", b, "--map", "qwen3_moe", "--format", "safetensors")
+    code, output = run(clean, LOCAL / "dst", *options)
+    assert code == 0, output
+    wrong = reference.wrong_slices(
+        gathered(clean), layouts, params, "safetensors", make=lambda n, s, d: model.mf[n]
+    )
+    assert wrong == []
