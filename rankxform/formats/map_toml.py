@@ -40,7 +40,6 @@ say that a tensor of one side is the same as another of that side.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,6 +47,8 @@ from types import CodeType, MappingProxyType
 from typing import Any
 
 from rankxform.errors import UsageError
+
+from .toml_document import toml_document
 
 SIDES = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
 
@@ -183,13 +184,13 @@ class MapTable:
 
 def extended(data: bytes, label: str) -> tuple[str, ...]:
     """Return the tables that a table extends. Raises UsageError."""
-    facts = _table(_document(data, label).get("map", {}), f"{label}: [map]")
+    facts = _table(toml_document(data, label).get("map", {}), f"{label}: [map]")
     return tuple(_texts(facts.get("extends", []), f"{label}: extends"))
 
 
 def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable:
     """Read a mapping table; `bases` are those that it extends. Raises UsageError."""
-    document = _document(data, label)
+    document = toml_document(data, label)
     for key in document:
         if key not in ("map", "sizes", "choices", "blocks", "rules", "copies"):
             known = "map, sizes, choices, blocks, rules, copies"
@@ -317,15 +318,3 @@ def _texts(value: Any, where: str) -> list[str]:
     if not all(isinstance(one, str) for one in found):
         raise UsageError(f"{where}: expected texts, found {value!r}")
     return found
-
-
-def _document(data: bytes, label: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document: dict[str, Any] = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{label}: not TOML: {error}") from None
-    return document

@@ -23,12 +23,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.layout.rules import Preset, rule_of
+
+from .toml_document import toml_document
 
 _KINDS = {
     "version": int, "proven": bool, "networks": str, "evidence": str, "layers": str,
@@ -38,7 +39,7 @@ _KINDS = {
 
 def parse(data: bytes, label: str) -> Preset:
     """Read a rules file; `label` is what messages call it. Raises UsageError."""
-    document = _document(data, label)
+    document = toml_document(data, label)
     for key in document:
         if key not in ("preset", "rules"):
             raise UsageError(f"{label}: {key!r} is neither preset nor rules")
@@ -79,15 +80,3 @@ def _required(facts: Any, label: str) -> tuple[str, bool, str]:
     ):
         raise UsageError(f"{label}: preset.requires {facts!r}: expected field, value and why")
     return facts["field"], facts["value"], facts["why"]
-
-
-def _document(data: bytes, label: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document: dict[str, Any] = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{label}: not TOML: {error}") from None
-    return document
