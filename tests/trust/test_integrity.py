@@ -48,8 +48,8 @@ def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeyp
         )
         hit = []
 
-        def read(self, transfer, work, repeat, rng=rng, hit=hit):
-            real(self, transfer, work, repeat)
+        def read(self, transfer, work, repeat, copy, rng=rng, hit=hit):
+            real(self, transfer, work, repeat, copy)
             sources = [source for source in work.sources if source.part.size]
             if not hit and sources and rng.random() < 0.2:
                 hit.append(transfer.parameter.name)
