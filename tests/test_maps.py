@@ -13,7 +13,10 @@ import rankxform
 from rankxform.cli.main import main
 from rankxform.engine.convert import converter, word_type
 from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.job.fit import already_fits
+from rankxform.job.request import Request
 from rankxform.storage import maps
+from rankxform.transport import Serial
 from tests import reference, reference_forms
 from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import words
@@ -125,7 +128,8 @@ def test_the_configuration_of_another_kind_is_refused(tmp_path):
     model.config["architectures"] = ["LlamaForCausalLM"]
     src = written(model, tmp_path)
     assert "is of a LlamaForCausalLM" in refused(src, tmp_path, "qwen3", UsageError)
-    assert "'none.toml'" not in refused(src, tmp_path, str(tmp_path / "none.toml"), UsageError)
+    missing = refused(src, tmp_path, str(tmp_path / "none.toml"), UsageError)
+    assert "no such mapping table" in missing
     assert "is none of" in refused(src, tmp_path, "qwen99", UsageError)
 
 
@@ -326,3 +330,23 @@ def test_another_configuration_is_another_conversion(tmp_path):
         rankxform.transform(src, tmp_path / "dst", gate_up="contiguous", **options)
     verdict = rankxform.verify(src, tmp_path / "dst", gate_up="contiguous", **options)
     assert {one.name.split(".")[-2] for one in verdict.differences} == {"gate_proj", "up_proj"}
+
+
+def test_a_program_is_launched_from_a_published_model(tmp_path, monkeypatch):
+    """`launch` asks for the latest step; a folder of whole tensors holds one, which is it."""
+    monkeypatch.chdir(tmp_path)
+    sample = SAMPLES["qwen3"]
+    mf = arrays(sample / "mindformers", reference_forms.read_unified)
+    params = {n: (w.shape, "Float32") for n, w in mf.items()}
+    layouts = random_strategy(params, 2, 1, 1)
+    reference.write_strategy(tmp_path / "b.ckpt", layouts)
+    request = Request(str(sample / "hf"), "dst", None, "b.ckpt", map="qwen3", step="latest")
+    assert not already_fits(request, Serial())[0]
+    done = rankxform.transform(
+        sample / "hf", "dst", None, "b.ckpt", map="qwen3", step="latest", format="safetensors"
+    )
+    assert len(done.files) == 2
+    make = {"make": lambda n, s, d: mf[n]}
+    assert reference.wrong_slices(tmp_path / "dst", layouts, params, "safetensors", **make) == []
+    with pytest.raises(UsageError, match="holds one step"):
+        rankxform.transform(sample / "hf", "no", None, "b.ckpt", map="qwen3", step="1_5")

@@ -103,7 +103,7 @@ def test_an_adapter_in_the_source_is_of_the_same_step(tmp_path):
 
 
 def test_a_changed_table_is_another_conversion(tmp_path):
-    table = "[[rules]]\nmindformers='p'\nhuggingface={{'{0}'=['4','4']}}\n" * 1
+    table = "[[rules]]\nmindformers='p'\nhuggingface={{'{0}'=['4','4']}}\n"
     src = folder(tmp_path / "src", {n: ("Float32", random_words("Float32", 4, 4)) for n in "pq"})
     (tmp_path / "c.json").write_text("{}")
     path = tmp_path / "own.toml"
@@ -112,7 +112,7 @@ def test_a_changed_table_is_another_conversion(tmp_path):
     options = {"map": str(path), "config": str(tmp_path / "c.json"), "dst_form": "huggingface"}
     rankxform.transform(src, tmp_path / "dst", **options)
     path.write_text(rules.replace("'a'", "'x'").replace("'b'", "'a'").replace("'x'", "'b'"))
-    with pytest.raises(RankxformError, match="put together otherwise"):
+    with pytest.raises(RankxformError, match="composed otherwise"):
         rankxform.transform(src, tmp_path / "dst", **options)
     assert not rankxform.verify(src, tmp_path / "dst", **options).same
 

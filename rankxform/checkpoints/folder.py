@@ -14,6 +14,7 @@ from rankxform.layout.names import natural
 from rankxform.storage.posix import read_bytes
 
 from .base import Description, Listing, Shards, Wish
+from .rank_folders import LATEST
 
 SUFFIX = ".safetensors"
 _LARGEST_INDEX = 1 << 30
@@ -169,8 +170,8 @@ def check_whole(what: str, ranks: int) -> None:
 
 
 def check_no_step(form: str, wish: Wish) -> None:
-    """Raise UsageError for a choice among steps, of which the form has but one."""
-    if wish.step is not None or wish.suffix is not None:
+    """Raise UsageError for a choice among steps, of which the form has but one: the latest."""
+    if wish.step not in (None, LATEST) or wish.suffix is not None:
         raise UsageError(f"--step and --suffix choose among files; a {form} folder holds one step")
 
 

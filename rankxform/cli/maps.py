@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from rankxform.formats.map_toml import OTHER
 from rankxform.job.request import Request
 from rankxform.layout.names import pattern_of
 
@@ -91,23 +92,16 @@ def shown(name: str) -> tuple[str, Any]:
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
     for rule in table.rules:
-        names: list[str | None] = [None]
-        if rule.blocks:
-            names = [
-                name
-                for name, block in table.blocks.items()
-                if name in rule.blocks or set(block.also) & set(rule.blocks)
-            ]
-        other = next(s for s in ("mindformers", "huggingface") if s != rule.side)
-        for name in names:
-            block = table.blocks[name].names if name is not None else {}
+        for block in [one.names for one in table.blocks_of(rule)] or [{}]:
             marks = [f"if {rule.condition.text}"] if rule.condition else []
             marks += [word for word in ("optional", "vocabulary", "keep_dtype")
                       if getattr(rule, word)]  # fmt: skip
             yield {
                 "tensor": rule.whole.replace("{block}", block.get(rule.side, "")),
                 "parts": {
-                    part.replace("{block}", block.get(other, "")): [n.text for n in shape]
+                    part.replace("{block}", block.get(OTHER[rule.side], "")): [
+                        n.text for n in shape
+                    ]
                     for part, shape in rule.parts.items()
                 },
                 "steps": [f"{step}({of})" if of else step for step, of in rule.steps],

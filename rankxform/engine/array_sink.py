@@ -8,28 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rankxform.errors import CheckpointError, RequestError
+from rankxform.errors import CheckpointError
 from rankxform.formats.base import TensorSpec
-from rankxform.formats.dtype import NOT_MINDSPORES, TEXT, content_bytes
+from rankxform.formats.dtype import TEXT, content_bytes
 from rankxform.storage.posix import Buffer
 
-_NUMPY = {
-    "Bool": "?",
-    "Int8": "i1",
-    "UInt8": "u1",
-    "Int16": "<i2",
-    "UInt16": "<u2",
-    "Int32": "<i4",
-    "UInt32": "<u4",
-    "Int64": "<i8",
-    "UInt64": "<u8",
-    "Float16": "<f2",
-    "BFloat16": "<u2",
-    "Float32": "<f4",
-    "Float64": "<f8",
-    "Int4": "i1",
-    **dict.fromkeys(NOT_MINDSPORES, "u1"),
-}
+from .convert import moved_type
 
 
 class Arrays:
@@ -72,26 +56,12 @@ def _text(name: str, data: bytes) -> str:
         raise CheckpointError(f"{name!r}: is no UTF-32 text ({error.reason})") from error
 
 
-def value_type(dtype: str) -> np.dtype[Any]:
-    """Return the type of numpy that knows the values of one of MindSpore's types.
-
-    Raises RequestError where there is none: of Int4, texts and F8, and of BFloat16 without
-    ml_dtypes.
-    """
-    if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
-        raise RequestError(f"{dtype} cannot be converted to another type, nor another type to it")
-    found = numpy_type(dtype)
-    if dtype == "BFloat16" and found == np.dtype(_NUMPY[dtype]):
-        raise RequestError("BFloat16 is converted by ml_dtypes; install it (pip install ml_dtypes)")
-    return found
-
-
 def numpy_type(dtype: str) -> np.dtype[Any]:
     """Return the numpy type that represents MindSpore's `dtype` here."""
     if dtype == "BFloat16":
         try:
             found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
         except ImportError:
-            found = np.dtype(_NUMPY[dtype])
+            found = moved_type(dtype)
         return found
-    return np.dtype(_NUMPY[dtype])
+    return moved_type(dtype)

@@ -23,9 +23,6 @@ _BLOCK = 8 << 20
 _LEAST_BLOCK = 64 << 10
 _MANY_TILES = 64
 _MANY_SCHEDULES = 256
-_MANY_FETCHES = 512
-"""Reads of one tile from which on it is worked out again where it is needed again: kept, what names
-them would take more memory than the tile."""
 
 
 class Step:
@@ -37,12 +34,9 @@ class Step:
 
     def on(self, arena: int) -> TileWork:
         """Return the work as it is done in the arena of this number."""
-        if arena in self._made:
-            return self._made[arena]
-        work = self._schedule.work(self._alike, self._arenas[arena])
-        if len(work.fetches) <= _MANY_FETCHES:
-            self._made[arena] = work
-        return work
+        if arena not in self._made:
+            self._made[arena] = self._schedule.work(self._alike, self._arenas[arena])
+        return self._made[arena]
 
 
 class ScheduleCache:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.dtype import NOT_MINDSPORES, TEXT, item_size
+from rankxform.formats.dtype import FLOAT8, FLOATS, NOT_MINDSPORES, TEXT
 
 if TYPE_CHECKING:
     from .arena import Words
@@ -23,10 +23,24 @@ if TYPE_CHECKING:
     Convert = Callable[[Words, Words], None]
     """Writes the values of the second array into the first, of the same shape."""
 
-FLOAT8 = "F8_E4M3"
-"""The type of blocks that are multiplied by a factor each."""
+_NUMPY = {
+    "Bool": "?",
+    "Int8": "i1",
+    "UInt8": "u1",
+    "Int16": "<i2",
+    "UInt16": "<u2",
+    "Int32": "<i4",
+    "UInt32": "<u4",
+    "Int64": "<i8",
+    "UInt64": "<u8",
+    "Float16": "<f2",
+    "BFloat16": "<u2",
+    "Float32": "<f4",
+    "Float64": "<f8",
+    "Int4": "i1",
+    **dict.fromkeys(NOT_MINDSPORES, "u1"),
+}
 
-FLOATS = ("Float16", "BFloat16", "Float32", "Float64")
 _BLOCK = 1 << 16
 """Elements at a time, which stay in the cache from one step to the next."""
 
@@ -38,17 +52,19 @@ _QUIET_NAN = np.uint16(0x7FC0)
 _HALF_NAN, _HALF_SIGN = np.uint16(0x7E00), np.uint16(0x8000)
 
 
-def word_type(dtype: str) -> np.dtype[Any]:
-    """Return numpy's type for the elements of one of MindSpore's types; of BFloat16 its words.
+def moved_type(dtype: str) -> np.dtype[Any]:
+    """Return the numpy type in which elements are moved; words, of those numpy does not know."""
+    return np.dtype(_NUMPY[dtype])
 
-    Raises RequestError where numpy does not know the values: of Int4, texts, and F8.
+
+def word_type(dtype: str) -> np.dtype[Any]:
+    """Return the type of `moved_type` for elements whose values are known: of BFloat16 its words.
+
+    Raises RequestError where they are not: of Int4, texts, and F8.
     """
     if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
         raise RequestError(f"{dtype} cannot be converted to another type, nor another type to it")
-    if dtype == "BFloat16":
-        return np.dtype("<u2")
-    kind = "f" if dtype in FLOATS else "?" if dtype == "Bool" else "u" if dtype[0] == "U" else "i"
-    return np.dtype("?" if kind == "?" else f"<{kind}{item_size(dtype)}")
+    return moved_type(dtype)
 
 
 @cache
@@ -69,13 +85,6 @@ def converter(src: str, dst: str) -> Convert:
             raise RequestError(f"{src} is not converted to BFloat16: neither holds the other")
         return _in_blocks(_to_bfloat16, np.dtype("<u2"), first=np.dtype("<f4"))
     return _plain(source, dst, src)
-
-
-def moved_type(dtype: str) -> np.dtype[Any]:
-    """Return the type in which elements are moved: their words, of types that have no values."""
-    if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
-        return np.dtype("u1")
-    return word_type(dtype)
 
 
 def blockwise(convert: Convert | None) -> Convert:

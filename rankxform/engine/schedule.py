@@ -188,9 +188,6 @@ class Schedule:
         if not alike.first.size:
             nothing = arena[:0].data
             return TileWork(1, (), [Store(cell, 0, 0, nothing, ()) for cell in self._empty])
-        return self._work(alike)
-
-    def _work(self, alike: Tiles) -> TileWork:
         fetches: list[Fetch] = []
         held: dict[Any, Region] = {
             cell: self._fetch(cell, need, alike, fetches)

@@ -39,7 +39,6 @@ say that a tensor of one side is the same as another of that side.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -51,6 +50,7 @@ from rankxform.errors import UsageError
 from .toml_document import toml_document
 
 SIDES = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
+OTHER = dict(zip(SIDES, reversed(SIDES)))
 
 _MAP = {"title": str, "architectures": list, "extends": list, "requires": list}
 _RULE = {
@@ -58,9 +58,10 @@ _RULE = {
     "keep_dtype",
 }  # fmt: skip
 _NODES = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Name, ast.Constant,
-    ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Not, ast.And, ast.Or, ast.Eq, ast.Lt,
+    "Expression", "BinOp", "UnaryOp", "BoolOp", "Compare", "Name", "Constant", "Load", "Add", "Sub",
+    "Mult", "FloorDiv", "Not", "And", "Or", "Eq", "Lt",
 )  # fmt: skip
+"""What expressions may be made of, by the names of Python's syntax tree."""
 
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -99,13 +100,15 @@ def expression(text: Any, where: str) -> Expression:
 
 @cache
 def _expression(text: str, where: str) -> Expression:
+    import ast  # where a table is read, and not at every start
+
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UsageError(f"{where}: {text!r} is no expression") from None
     for node in ast.walk(tree):
         good = not isinstance(node, ast.Constant) or type(node.value) is int
-        if not isinstance(node, _NODES) or not good:
+        if type(node).__name__ not in _NODES or not good:
             raise UsageError(f"{where}: {text!r}: only names, integers, + - * // == < and or not")
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     return Expression(text, tuple(names))
@@ -180,6 +183,14 @@ class MapTable:
     blocks: Mapping[str, Block] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     copies: tuple[Copied, ...] = ()
+
+    def blocks_of(self, rule: Rule) -> list[Block]:
+        """Return the blocks that a rule holds for; [] of a rule of its own."""
+        return [
+            block
+            for name, block in self.blocks.items()
+            if name in rule.blocks or set(block.also) & set(rule.blocks)
+        ]
 
 
 def extended(data: bytes, label: str) -> tuple[str, ...]:

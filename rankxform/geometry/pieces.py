@@ -1,4 +1,4 @@
-"""Tensors put together of pieces of others: index maps, in integers.
+"""Tensors assembled of pieces of others: index maps, in integers.
 
 A piece takes a strided box of a source tensor to a strided box of the tensor that is made. Element
 `i` of the piece, counted along the axes of the made tensor, lies at ``dst_start + dst_step * i``

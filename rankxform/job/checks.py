@@ -99,7 +99,7 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
 
 
 _ROWS, _PLACES = 64, 64
-"""Rows that are looked at together; places where rows are compared."""
+"""Rows that are looked at at once; places where rows are compared."""
 
 Digests = dict[int, dict[str, bytes]]
 Samples = dict[int, dict[str, Sample]]
@@ -116,13 +116,11 @@ def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     if conversion.adapter is not None:
         more, others = _compare_ranks(conversion.adapter, team)
         nbytes, notices = nbytes + more, [*notices, *others]
-    team.agree(lambda: _check_rows(conversion) if team.rank == 0 else None)
+    if conversion.cut:
+        team.agree(lambda: check_cut(conversion) if team.rank == 0 else None)
+    if conversion.repeated:
+        team.agree(lambda: check_repeated(conversion) if team.rank == 0 else None)
     return nbytes, notices
-
-
-def _check_rows(conversion: Conversion) -> None:
-    check_cut(conversion)
-    check_repeated(conversion)
 
 
 def check_repeated(conversion: Conversion) -> None:
@@ -152,7 +150,7 @@ def check_repeated(conversion: Conversion) -> None:
 def check_cut(conversion: Conversion) -> None:
     """Refuse to take rows from a vocabulary that are no padding, unless told to."""
     rows = conversion.request.vocab
-    if conversion.request.vocab_cut or not conversion.cut or rows is None:
+    if conversion.request.vocab_cut or rows is None:
         return
     known = {p.src_name: p for p in conversion.planner.catalog.parameters}
     with opened(conversion) as (sources, _):

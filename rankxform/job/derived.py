@@ -26,6 +26,7 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.storage import presets, strategies
 from rankxform.storage.posix import read_bytes
 
+from .option import flag_of
 from .request import Request, is_default
 
 SAME = "same"
@@ -112,7 +113,7 @@ def _check_same(request: Request) -> None:
         idle += ["preset", "unproven"] if request.optimizer_shard is None else []
     for name in idle:
         if not is_default(request, name):
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             raise UsageError(f"{flag} changes nothing with --dst-parallel same; leave it out")
 
 
@@ -142,7 +143,7 @@ def _preset(request: Request) -> Preset | None:
 
 
 def _expressions(request: Request, name: str) -> tuple[re.Pattern[str], ...]:
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     return tuple(expression(text, flag) for text in getattr(request, name))
 
 

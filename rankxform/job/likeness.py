@@ -22,6 +22,7 @@ from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
 from .operands import Operands, name_map
+from .option import flag_of
 from .request import Request
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _score(
                 )
             own = read_made(parameter, box, sources)
             return correlation(own, read_made(known[part], box, others)), part
-    raise UsageError(f"give --{name.replace('_', '-')}: the reference has none of those tensors")
+    raise UsageError(f"give {flag_of(name)}: the reference has none of those tensors")
 
 
 def _two_axes(link: Link) -> bool:
@@ -116,7 +117,7 @@ def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str)
     if high == low and high >= _ALIKE:
         return next(iter(scores))  # both ways make the same tensor
     if not high >= _ALIKE or low > _CLEARLY * high:
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         told = ", ".join(f"{way} correlates {scores[way][0]:.2f}" for way in scores)
         raise UsageError(
             f"give {flag}: {scores[best][1]!r} of {reference} does not tell how the checkpoint "

@@ -20,7 +20,7 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Composed
 from rankxform.storage import strategies
 
-from .option import BYTES, COMPARE
+from .option import BYTES, COMPARE, flag_of
 from .prepare import Conversion, SourceFiles
 from .request import OPTIONS, Request, affecting, is_default
 
@@ -122,19 +122,15 @@ def verify_options(request: Request, shards: Shards) -> list[str]:
         if COMPARE in one.metadata["affects"] and not is_default(request, one.name):
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):
-                words += [_flag(one.name)] if text is True else _words(one.name, str(text))
+                words += [flag_of(one.name)] if text is True else _words(one.name, str(text))
     if shards.step_name:  # a newer one may be there by then
         words += _words("step", shards.step_name)
     return words
 
 
 def _words(name: str, value: str) -> list[str]:
-    flag = _flag(name)
+    flag = flag_of(name)
     return [f"{flag}={value}"] if value.startswith("-") else [flag, value]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def verify_command(manifest: Mapping[str, Any], folder: str) -> str:

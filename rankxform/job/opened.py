@@ -18,7 +18,10 @@ def opened(conversion: Conversion) -> Iterator[tuple[Sources, Operands]]:
     with ExitStack() as stack:
         files, adapter = conversion.files, conversion.adapter
         sources = stack.enter_context(Sources(files.paths, files.indexes))
-        tensors = {p.src_name: (p, sources) for p in conversion.planner.catalog.parameters}
+        planner = conversion.planner
+        tensors: dict[str, tuple[Parameter, Sources]] = {}
+        if any(any(one.steps) for one in planner.selection.parameters):
+            tensors = {p.src_name: (p, sources) for p in planner.catalog.parameters}
         if adapter is not None:
             own = stack.enter_context(Sources(adapter.files.paths, adapter.files.indexes))
             more: list[Parameter] = adapter.planner.catalog.parameters

@@ -22,6 +22,7 @@ from rankxform.planning.visibility import Visibility
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
 
+from .option import flag_of
 from .request import Request
 
 _MOST_BLOCK = 1 << 20
@@ -37,9 +38,9 @@ class Operands:
     """What files say of the operations: a mapping table, and the sizes of the model.
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
-    much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's
-    own. choices: what a reference tells of them;
-    companions: files of the reference that belong to the model too.
+    much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's own.
+    choices: what a reference tells of the map's choices; companions: files of the reference that
+    belong to the model too.
     """
 
     table: MapTable | None = None
@@ -69,12 +70,12 @@ def _read_map(request: Request, where: Path) -> Operands:
             known = Operands()
         for name in ("config", "like", *CHOICES):
             if getattr(request, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is for --map; give both")
+                raise UsageError(f"{flag_of(name)} is for --map; give both")
         return known
     table = maps.load(request.map)
     for name in CHOICES:
         if getattr(request, name) is not None and name not in table.choices:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             raise UsageError(f"leave out {flag}: {table.label} has no such choice")
     usual = where if request.like is None else Path(request.like)
     path = Path(request.config) if request.config is not None else usual / maps.CONFIG
@@ -111,7 +112,7 @@ def _with_companions(request: Request, known: Operands) -> Operands:
 def _with_adapter(request: Request, src: Path, known: Operands) -> Operands:
     """Add what is known of an adapter. Raises UsageError."""
     numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
-    flags = {name: "--" + name.replace("_", "-") for name in (*numbers, "lora_strategy")}
+    flags = {name: flag_of(name) for name in (*numbers, "lora_strategy")}
     if request.lora is None:
         for name, flag in flags.items():
             if getattr(request, name) is not None:
@@ -229,7 +230,7 @@ def assumptions(request: Request, given: Operands, derivation: Derivation) -> It
             ]
             if open_:
                 said = ", ".join(f"{name} {one.choices[name]}" for name in open_)
-                flags = " and ".join("--" + name.replace("_", "-") for name in open_)
+                flags = " and ".join(flag_of(name) for name in open_)
                 yield (
                     f"{one.table.label}: takes {said}, as MindFormers does by default; no file "
                     f"records it ({flags} choose; on the way to Hugging Face, --like finds out)"

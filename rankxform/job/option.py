@@ -28,6 +28,15 @@ CONVERSIONS = ("transform", "verify", "plan", "launch")
 WRITERS = ("transform", "launch")
 
 
+def flag_of(name: str) -> str:
+    """Return how the command line writes an option.
+
+    >>> flag_of("lora_rank")
+    '--lora-rank'
+    """
+    return "--" + name.replace("_", "-")
+
+
 def option(
     default: Any,
     group: str,

@@ -152,8 +152,7 @@ def _planned(
     derivation = derivation_of(
         request, found.operands, adapter.planner.catalog if adapter else None
     )
-    src, dst, catalog, derived = _catalog(found, src, files, derivation, searched)
-    tensors = tensors_of(catalog, derivation)
+    src, dst, catalog, tensors, derived = _catalog(found, src, files, derivation, searched)
     check_steps(tensors, visibility, adapter.files.visibility if adapter else visibility)
     if derived is not None:
         request = replace(request, dst_strategy=dst.label if request.dst else dst)
@@ -267,11 +266,12 @@ def _container(request: Request, form: Form, files: SourceFiles) -> Format:
 
 def _catalog(
     found: Inputs, src: Strategy, files: SourceFiles, derivation: Derivation, searched: str
-) -> tuple[Strategy, Strategy, Catalog, Derived | None]:
-    """Return both strategies, completed by what the files hold, and the source's catalog.
+) -> tuple[Strategy, Strategy, Catalog, list[Tensor], Derived | None]:
+    """Return both strategies, completed by what the files hold, the source's catalog, and what
+    becomes of its tensors.
 
     All use the names at the destination, but a pattern of the source matches the source's names.
-    Where tensors are put together under other names, source and catalog keep the source's.
+    Where tensors are composed under other names, source and catalog keep the source's.
     """
     read = own_names(found.shards, files.indexes)
     shards = repaired(found.shards, read)
@@ -279,7 +279,7 @@ def _catalog(
     said = shards.said or Description()
     if shards is not found.shards and said.strategy is not None:
         src = said.strategy
-        found.notices.append(said.notices[-1])
+        found.notices.extend(one for one in said.notices[-1:] if one not in found.notices)
     ranks = said.ranks
     src = resolve(src, read)
     listed = list(src.stages_of)
@@ -291,11 +291,12 @@ def _catalog(
     paths = {rank: str(path) for rank, path in files.paths.items()}
     catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names, ranks)
     catalog = replace(catalog, gone=said.gone)
+    tensors = tensors_of(catalog, derivation)
     if derivation.renames:
-        made = {0: _made_schema(tensors_of(catalog, derivation))}
+        made = {0: _made_schema(tensors)}
         derived, dst = _wanted(found, WholeStrategy(), made)
         dst = resolve(dst, made)
-    return src, dst, catalog, derived
+    return src, dst, catalog, tensors, derived
 
 
 def _wanted(

@@ -37,6 +37,7 @@ from .option import (
     SOURCE,
     WHAT,
     WRITERS,
+    flag_of,
     option,
 )
 
@@ -310,7 +311,7 @@ class Request(Operations):
         """Raise UsageError for options of a derivation where none is asked for."""
         for name in in_group(DERIVED):
             if not is_default(self, name):
-                flag = "--" + name.replace("_", "-")
+                flag = flag_of(name)
                 raise UsageError(f"{flag} is for --dst-parallel or --dst-config; give one of them")
 
 

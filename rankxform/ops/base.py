@@ -2,7 +2,7 @@
 
 A derivation is a chain of operations, each a pure function of tensors, the same on every process.
 Most change one tensor at a time: its name, its type, or whether it is written. Others see all
-tensors, and put new ones together of pieces of them (`rankxform.geometry.pieces`). Identity costs
+tensors, and compose new ones of pieces of them (`rankxform.geometry.pieces`). Identity costs
 nothing.
 """
 

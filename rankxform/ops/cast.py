@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import UsageError
+from rankxform.formats.dtype import FLOATS
 from rankxform.layout.names import expression
 
 from .base import Operation, Tensor
 from .weights import is_state
 
 TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
-_FLOATS = (*TYPES.values(), "Float64")
 
 
 def cast(options: Mapping[str, Any]) -> Operation | None:
@@ -33,7 +33,7 @@ def cast(options: Mapping[str, Any]) -> Operation | None:
 
     def changed(tensor: Tensor) -> Tensor:
         name = tensor.name
-        if tensor.dtype not in _FLOATS or tensor.keeps_dtype:
+        if tensor.dtype not in FLOATS or tensor.keeps_dtype:
             return tensor
         if any(pattern.search(name) for pattern in keep):
             return tensor

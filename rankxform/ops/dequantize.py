@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError
+from rankxform.formats.dtype import FLOAT8
 
 from .base import Composition, Dequantize, Source, Tensor
 
-FLOAT8 = "F8_E4M3"
 SCALES = "_scale_inv"
 """What is behind a matrix's name in the name of its factors."""
 

@@ -15,6 +15,7 @@ from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.map_toml import (
     HUGGINGFACE,
     MINDFORMERS,
+    OTHER,
     SIDES,
     Copied,
     Range,
@@ -48,6 +49,10 @@ class Link:
     parts: tuple[str, ...]
     shapes: tuple[Shape, ...]
     assembly: Assembly
+
+    def names(self, side: str) -> tuple[str, ...]:
+        """Return what one side calls them."""
+        return (self.whole,) if side == self.rule.side else self.parts
 
 
 class NameMap(Composition):
@@ -90,12 +95,8 @@ class NameMap(Composition):
                 raise UsageError(f"{self.table.label}: block {name!r} is none of {known}")
         blocks: list[tuple[Mapping[str, str], Range | None]] = [({}, None)]
         if rule.blocks:
-            blocks = [
-                (one.names, one.range)
-                for name, one in self.table.blocks.items()
-                if name in rule.blocks or set(one.also) & set(rule.blocks)
-            ]
-        other = next(side for side in SIDES if side != rule.side)
+            blocks = [(one.names, one.range) for one in self.table.blocks_of(rule)]
+        other = OTHER[rule.side]
         for prefixes, within in blocks:
             for variables in self._values([within] if within else []):
                 whole = self._name(rule.whole, prefixes.get(rule.side), variables)
@@ -206,9 +207,8 @@ class NameMap(Composition):
     def _by_side(self) -> dict[str, dict[str, Link]]:
         names: dict[str, dict[str, Link]] = {side: {} for side in SIDES}
         for link in self.links:
-            other = next(side for side in SIDES if side != link.rule.side)
-            for side, some in ((link.rule.side, (link.whole,)), (other, link.parts)):
-                for name in some:
+            for side in SIDES:
+                for name in link.names(side):
                     if name in names[side]:
                         raise UsageError(f"{self.table.label}: two rules speak of {name!r}")
                     names[side][name] = link
@@ -221,8 +221,7 @@ class NameMap(Composition):
         every = set(names)
         counts = {}
         for side in SIDES:
-            other = next(one for one in SIDES if one != side)
-            counts[side] = len(every & (set(self._names[side]) - set(self._names[other])))
+            counts[side] = len(every & (set(self._names[side]) - set(self._names[OTHER[side]])))
         best = max(SIDES, key=lambda side: counts[side])
         if not counts[best]:
             raise RequestError(
@@ -238,7 +237,7 @@ class NameMap(Composition):
         found: list[Tensor] = []
         for links in self._rules(side, known):
             for link in links:
-                of = (link.whole,) if side == link.rule.side else link.parts
+                of = link.names(side)
                 found += self._made(link, [known[name] for name in of], side)
                 taken.update(of)
         found += self._copied(side, known, found, taken)
@@ -251,11 +250,7 @@ class NameMap(Composition):
         for link in self.links:
             alike.setdefault(id(link.rule), []).append(link)
         for links in alike.values():
-            names = [
-                name
-                for link in links
-                for name in ((link.whole,) if side == link.rule.side else link.parts)
-            ]
+            names = [name for link in links for name in link.names(side)]
             missing = [name for name in names if name not in known]
             if missing and not (links[0].rule.optional and len(missing) == len(names)):
                 raise CheckpointError(self._missing(missing, len(names), links[0].rule))

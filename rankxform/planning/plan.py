@@ -63,8 +63,8 @@ class Planner:
         """`parts` are the destination's files by id; a file that is none of them is a rank's."""
         self.catalog, self.dst, self.selection, self.parts = catalog, dst, selection, parts
         self._mindspore = replicas == MINDSPORE
-        self._replicas = replicas_to_read(catalog.listed.values())
-        self._replicas_of = {p.src_name: self._replicas.get(p.name, 0) for p in catalog.parameters}
+        chosen = replicas_to_read(catalog.listed.values())
+        self._replicas = {p.src_name: chosen.get(p.name, 0) for p in catalog.parameters}
         self._stages: dict[int, dict[str, Layout]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
@@ -323,7 +323,7 @@ class Planner:
 
     def replica(self, parameter: Parameter) -> int:
         """Return which of the equal copies of a parameter is read, as a number to be reduced."""
-        return self._replicas_of[parameter.src_name] % parameter.sharding.period
+        return self._replicas[parameter.src_name] % parameter.sharding.period
 
     def raise_lost(self, parameter: Parameter, cell: Cell) -> NoReturn:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""

@@ -84,10 +84,9 @@ def select(
 
     `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
     `derivation` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
-    says what
-    happens to one that only one strategy lists: "error"; "drop"; or "replicate", which takes the
-    side that does not list it to hold it whole on every rank. Raises RequestError for unmatched
-    names, UsageError where nothing is left to convert.
+    says what happens to one that only one strategy lists: "error"; "drop"; or "replicate", which
+    takes the side that does not list it to hold it whole on every rank. Raises RequestError for
+    unmatched names, UsageError where nothing is left to convert.
     """
     derivation = derivation or Derivation()
     sharded: dict[str, Parameter] = {}

@@ -90,7 +90,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if rank in was and was[rank] != facts:
             found.append(f"source file {facts['file']} of rank {rank} was changed or is another")
     if old.get("tensors") != new.get("tensors"):
-        found.append("tensors are named, cast or put together otherwise (the map, config.json)")
+        found.append("tensors are named, cast or composed otherwise (the map, config.json)")
     if any(old.get(key) != new.get(key) for key in ("adapter files", "adapter strategy")):
         found.append("the adapter was changed or is another")
     return found
