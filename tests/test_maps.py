@@ -11,6 +11,7 @@ import pytest
 
 import rankxform
 from rankxform.cli.main import main
+from rankxform.engine import piece_schedule
 from rankxform.engine.convert import converter, word_type
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.job.fit import already_fits
@@ -31,20 +32,24 @@ def arrays(folder, read):
 
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (8, 1), (4, 2)])
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path):
+def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, monkeypatch):
     sample = SAMPLES[name]
     mf = arrays(sample / "mindformers", reference_forms.read_unified)
     hf = arrays(sample / "hf", reference_forms.read_huggingface)
     params = {n: (w.shape, "Float32") for n, w in mf.items()}
     options = {"map": name, "config": str(sample / "hf" / "config.json")}
     for seed in range(3):
+        monkeypatch.setattr(piece_schedule, "SMALL_TILE", (4 << 20, 8192, 2048)[seed])
+        monkeypatch.setattr(piece_schedule, "_PORTION", (4 << 20, 512, 96)[seed])
         here = tmp_path / str(seed)
         layouts = random_strategy(params, ranks, stages, seed)
         a = reference.write_stage_files(here / "strategy", layouts)
         reference.write_checkpoint(
             here / "src", layouts, params, None, "safetensors", make=lambda n, s, d: mf[n]
         )
-        rankxform.transform(here / "src", here / "hf", a, dst_form="huggingface", **options)
+        done = rankxform.transform(here / "src", here / "hf", a, dst_form="huggingface", **options)
+        if ranks == 1:  # of gate and up, too, which lie in alternate rows or halves of rows
+            assert done.read == sum(w.nbytes for w in mf.values())
         found = arrays(here / "hf", reference_forms.read_huggingface)
         assert {n: w.tobytes() for n, w in found.items()} == {n: w.tobytes() for n, w in hf.items()}
         rankxform.transform(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from rankxform.geometry.tiles import Tiles
@@ -51,6 +51,13 @@ class ScheduleCache:
         self._arenas = [arena(nbytes) for _ in range(arenas)]
         self._large = max(nbytes, memory - nbytes)
         self._kept: dict[object, Sequence[tuple[Step, int]]] = {}
+
+    def turns(self, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Step, int]]:
+        """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
+        for some in zip_longest(*map(self.steps, transfers)):
+            for transfer, one in zip(transfers, some):
+                if one:
+                    yield transfer, *one
 
     def steps(self, transfer: Transfer) -> Iterable[tuple[Step, int]]:
         """Return what is done for `transfer`, in order, each with the number of its repetition."""

@@ -227,27 +227,29 @@ class IntegrityChecker:
 
     def __init__(self, seed: int) -> None:
         self._prints, self._messages = Fingerprint(seed), Fingerprint(0)
-        self._before = 0
-        self._after: dict[Any, int] = {}
+        self._before: dict[int, int] = {}  # by the id of a transfer that is under way
+        self._after: dict[int, dict[Any, int]] = {}
         self._ready: dict[tuple[int, int], Any] = {}
         self._kept = 0
         self.sums: dict[int, int] = {}
 
     def read(self, transfer: Transfer, work: TileWork, repeat: int, copy: Copier) -> None:
         """Add what was read for a tile, and lies in the arena."""
+        total = self._before.get(id(transfer), 0)
         for source in work.sources:
             if isinstance(source, PieceRegion):
-                self._before += self._sum_of_piece(transfer, work, source, copy)
+                total += self._sum_of_piece(transfer, work, source, copy)
             else:
-                self._before += self._sum(transfer, work, repeat, source)
+                total += self._sum(transfer, work, repeat, source)
+        self._before[id(transfer)] = total
 
     def put(self, transfer: Transfer, work: TileWork, repeat: int, number: int) -> None:
         """Add what was assembled for the tile's store of this number."""
         if not work.targets:  # slices without elements
             return
         found = self._sum(transfer, work, repeat, work.targets[number])
-        cell = work.stores[number].cell
-        self._after[cell] = self._after.get(cell, 0) + found
+        cell, sums = work.stores[number].cell, self._after.setdefault(id(transfer), {})
+        sums[cell] = sums.get(cell, 0) + found
 
     def append_checksum(self, message: Buffer, name: str) -> None:
         """Write its checksum at the end of a message with content of `name`."""
@@ -311,12 +313,12 @@ class IntegrityChecker:
 
     def check(self, transfer: Transfer) -> None:
         """Compare, when all tiles of `transfer` are put. Raises DifferenceError."""
-        before, after = self._before % MODULUS, sum(self._after.values()) % MODULUS
+        sums = self._after.pop(id(transfer), {})
+        before, after = self._before.pop(id(transfer), 0) % MODULUS, sum(sums.values()) % MODULUS
         key = self._prints.name_key(transfer.parameter.name)
-        for cell, found in self._after.items():
+        for cell, found in sums.items():
             for rank in transfer.targets[cell]:
                 self.sums[rank] = (self.sums.get(rank, 0) + key * found) % MODULUS
-        self._before, self._after = 0, {}
         if before != after:
             ranks = sorted(rank for some in transfer.targets.values() for rank in some)
             raise DifferenceError(

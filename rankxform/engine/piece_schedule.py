@@ -8,7 +8,7 @@ as the memory allows, so that these come in long runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .arena import Bytes, View, Words
 
 T = TypeVar("T")
+
+_PORTION = 512 << 10
+"""Bytes that are assembled at a time, and written while they are in the cache."""
 
 _MOST_SIEVED = 4
 """How many times as much as is wanted may be read, where elements are picked in memory."""
@@ -211,16 +214,32 @@ class PieceSchedule(Schedule):
             done += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
 
-    def _assemble(
+    def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+        """Yield portions that stay in the cache until they are written, where they are copies."""
+        for cell, target in self._wanting.over(tile):
+            parts = list(self._regions(cell, target, held))
+            if len(parts) == 1 and self._is_made(parts[0], target):
+                yield cell, target
+                continue
+            for alike in tiles(self._shape, target, [[target]], max(1, _PORTION // self._item)):
+                for portion in alike:
+                    inside = portion.intersect(target)
+                    assert inside is not None
+                    yield cell, inside
+
+    def _regions(
         self, cell: Cell, target: Box, held: Mapping[Any, Region]
-    ) -> tuple[Region, list[View], list[Place], list[Region]]:
-        sources: list[Region] = []
+    ) -> Iterator[PieceRegion]:
+        """Yield what `target`, of a destination cell, is made of."""
         for at, part in self._parts[cell].over(target):
             found = held[at]
             assert isinstance(found, PieceRegion)
-            sources.append(
-                PieceRegion(found.box, found.data, part, True, found.piece, found.stored)
-            )
+            yield PieceRegion(found.box, found.data, part, True, found.piece, found.stored)
+
+    def _assemble(
+        self, cell: Cell, target: Box, held: Mapping[Any, Region]
+    ) -> tuple[Region, list[View], list[Place], Sequence[Region]]:
+        sources = list(self._regions(cell, target, held))
         if len(sources) == 1 and self._is_made(sources[0], target):
             return Region(target, sources[0].data, target, raw=False), [], [], sources
         data = self._take(target.size * self._item)
@@ -231,7 +250,6 @@ class PieceSchedule(Schedule):
             copies.append((values, self._zero))
             places.append(Place(-1))
         for one in sources:
-            assert isinstance(one, PieceRegion)
             assert one.piece is not None
             place = one.piece.dst_box(one.part).relative_to(target)
             index = tuple(

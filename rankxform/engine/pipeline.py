@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
@@ -27,6 +29,7 @@ from .cache import ScheduleCache
 from .checksum import IntegrityChecker
 from .copier import Copier, Operands
 from .tile_work import TileWork
+from .turns import in_turn
 
 if TYPE_CHECKING:
     from .arena import View
@@ -104,13 +107,14 @@ def carry(
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
     number = 0
-    for transfer in plan.transfers:
-        for step, repeat in schedules.steps(transfer):
+    for some in in_turn(plan.transfers):
+        for transfer, step, repeat in schedules.turns(some):
             if len(pipeline.in_flight) == depth:
                 pipeline.complete()
             pipeline.start(transfer, step.on(number % depth), repeat)
             number += 1
-        pipeline.end(transfer)
+        for transfer in some:
+            pipeline.end(transfer)
     while pipeline.in_flight:
         pipeline.complete()
     pipeline.finish()
@@ -149,6 +153,7 @@ class Pipeline:
         self._copy = copier
         self.in_flight: deque[_InFlight] = deque()
         self.sent = 0
+        self._in_arena: object = None
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
@@ -159,22 +164,35 @@ class Pipeline:
         if messages and p2p:
             tile.recvs = [p2p.receive(of, room) for of, room in messages.recvs]
             tile.forwarded = [p2p.receive(of, room, FORWARDED) for of, room in messages.forwarded]
-        name, readers = transfer.parameter.src_name, transfer.readers
-        name_of = transfer.parameter.src_name_of
-        read = self._sources.read
-        for cell, start, step, room, sparse, run, stride in work.fetches:
-            if run:
-                self._sources.read_runs(
-                    readers[cell], name_of(cell), start, room, sparse, run, stride
-                )
-            else:
-                read(readers[cell], name_of(cell), start + repeat * step, room, sparse)
+        self._read(transfer, work, repeat)
         done = perf_counter()
         self.seconds["read"] += done - began
         if messages and p2p:
+            name = transfer.parameter.src_name
             tile.sends = self._send(name, messages.packs, messages.sends, DIRECT)
             self.seconds["exchange"] += perf_counter() - done
         self.in_flight.append(tile)
+
+    def _read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+        """Read for a tile, unless that is what the last one has left in the arena."""
+        readers, name_of = transfer.readers, transfer.parameter.src_name_of
+        if transfer.parameter.composed and work.fetches and not self._p2p:
+            found = [
+                (readers[cell], name_of(cell), start, len(room), run, stride)
+                for cell, start, _, room, _, run, stride in work.fetches
+            ]
+            where = np.frombuffer(work.fetches[0].room, np.uint8).ctypes.data
+            if (where, found) == self._in_arena:
+                return
+            self._in_arena = where, found
+        else:
+            self._in_arena = None
+        sources = self._sources
+        for cell, start, step, room, sparse, run, stride in work.fetches:
+            if run:
+                sources.read_runs(readers[cell], name_of(cell), start, room, sparse, run, stride)
+            else:
+                sources.read(readers[cell], name_of(cell), start + repeat * step, room, sparse)
 
     def _send(
         self, name: str, packs: Sequence[View], messages: Sequence[tuple[int, Buffer]], tag: int

@@ -13,7 +13,7 @@ one tile, repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -197,7 +197,7 @@ class Schedule:
         stores, targets = [], []
         read: list[Region] = []
         behind = self._used
-        for cell, target in self._wanting.over(alike.first):
+        for cell, target in self._portions(alike.first, held):
             self._used = behind
             region, copies, places, sources = self._assemble(cell, target, held)
             box = self._targets[cell]
@@ -209,6 +209,10 @@ class Schedule:
             alike.count, fetches, stores, self._read_for(read), targets, alike.axis, alike.step,
             messages, self._convert,
         )  # fmt: skip
+
+    def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+        """Yield what is stored of a tile: the destination cell, and which part of it at a time."""
+        return self._wanting.over(tile)
 
     def _read_for(self, sources: Iterable[Region]) -> list[Region]:
         """Return what the integrity check sums of what was read: whole regions where it can."""
@@ -245,7 +249,7 @@ class Schedule:
 
     def _assemble(
         self, cell: Cell, target: Box, held: Mapping[Any, Region]
-    ) -> tuple[Region, list[View], list[Place], list[Region]]:
+    ) -> tuple[Region, list[View], list[Place], Sequence[Region]]:
         """Plan to assemble `target`, of destination `cell`.
 
         Returns where, the copies with their places, and what they are of.

@@ -1,0 +1,45 @@
+"""Which transfers are made in turn, tile by tile, because they pick from the same rows.
+
+Two tensors may be made of alternate rows, or of the halves of the rows, of one source tensor. Made
+one after the other they would each read all of it; made in turn, the second finds what the first
+has read in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rankxform.geometry.pieces import Piece
+from rankxform.planning.transfers import Transfer
+
+_MOST = 4
+
+
+def in_turn(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
+    """Yield transfers in their order: those that are made in turn as one list."""
+    some: list[Transfer] = []
+    for transfer in transfers:
+        if some and not (len(some) < _MOST and _share_rows(some[-1], transfer)):
+            yield some
+            some = []
+        some.append(transfer)
+    if some:
+        yield some
+
+
+def _share_rows(a: Transfer, b: Transfer) -> bool:
+    one, other = a.parameter.composed, b.parameter.composed
+    if one is None or other is None or a.exchange or b.exchange:
+        return False
+    if a.parameter.src_names != b.parameter.src_names or a.readers.items() != b.readers.items():
+        return False
+    pieces = one.pieces.assembly.pieces, other.pieces.assembly.pieces
+    return len(pieces[0]) == len(pieces[1]) and all(map(_overlap, *pieces))
+
+
+def _overlap(a: Piece, b: Piece) -> bool:
+    """Whether two pieces of the same shape take elements of the same rows of the same source."""
+    if a.source != b.source or a.shape != b.shape or a.axes != b.axes or not a.src_start:
+        return False
+    rows, others = a.src_box(a.box), b.src_box(b.box)
+    return rows.start[0] < others.stop[0] and others.start[0] < rows.stop[0]
