@@ -217,3 +217,18 @@ def test_states_of_another_shape_than_their_parameters_get_no_rows(tmp_path):
     want = np.zeros((8, 4), "<u2")
     want[:6] = words(tensors["lm_head.weight"][1].view("<f4"), "BFloat16")
     assert found(tmp_path / "dst")["lm_head.weight"].tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["BFloat16", "Float32"])
+def test_values_beyond_the_range_of_a_type_are_refused(dtype, tmp_path):
+    numbers = np.array([[1.0, -65536.0], [np.inf, np.nan]])
+    options = {"dtype": "fp16"}
+    with pytest.raises(CheckpointError, match=r"(?s)'w': .*65504.*--keep-dtype"):
+        rankxform.transform(
+            folder(tmp_path / "a", {"w": (dtype, words(numbers, dtype))}), tmp_path / "b", **options
+        )
+    assert not list((tmp_path / "b").glob("*.safetensors"))
+    numbers[0, 1] = -65504.0 if dtype == "Float32" else -65280.0
+    src = folder(tmp_path / "c", {"w": (dtype, words(numbers, dtype))})
+    rankxform.transform(src, tmp_path / "d", dst_form="huggingface", **options)
+    assert np.array_equal(found(tmp_path / "d")["w"].view("<f2"), numbers, equal_nan=True)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     Convert = Callable[[Words, Words], None]
     """Writes the values of the second array into the first, of the same shape."""
 
+HALF, EXACT = "Float16", "Float64"
+"""The type whose range is small, and the one in which steps work, which has all others' values."""
+
 _NUMPY = {
     "Bool": "?",
     "Int8": "i1",
@@ -50,6 +53,8 @@ _SQUARE = 128
 _1, _16, _HALF = np.uint32(1), np.uint32(16), np.uint32(0x7FFF)
 _QUIET_NAN = np.uint16(0x7FC0)
 _HALF_NAN, _HALF_SIGN = np.uint16(0x7E00), np.uint16(0x8000)
+_UNSIGNED = np.uint16(0x7FFF)
+_INFINITE, _HALF_INFINITE = np.uint16(0x7F80), np.uint16(0x7C00)
 
 
 def moved_type(dtype: str) -> np.dtype[Any]:
@@ -73,7 +78,7 @@ def converter(src: str, dst: str) -> Convert:
 
     The arrays have the types that `word_type` names; they need not be contiguous.
     """
-    if src == FLOAT8 and dst == "Float64":
+    if src == FLOAT8 and dst == EXACT:
         return _from_float8
     source = word_type(src)
     if src == "BFloat16" and dst == "BFloat16":
@@ -123,7 +128,7 @@ def _plain(source: np.dtype[Any], dst: str, src: str) -> Convert:
     target = word_type(dst)
     if target == source:
         return _copy
-    if source.kind == "f" and dst == "Float16":
+    if source.kind == "f" and dst == HALF:
         return _in_blocks(_to_half, target)
     if source.kind == "f" and target.kind in "iu":
         return lambda into, out: _to_integer(into, out, src, dst)
@@ -224,6 +229,17 @@ def _to_half(into: Words, out: Words, room: Words) -> None:
         wrong = out != out
         sign = np.where(np.signbit(out[wrong]), _HALF_SIGN, np.uint16(0))
         into.view("<u2")[wrong] = sign | _HALF_NAN
+
+
+def is_beyond_half(into: Words, out: Words) -> bool:
+    """Tell whether a value of Float16 is infinite that was finite (`out`, before the change)."""
+    bits = into.view("<u2")
+    endless = (bits & _UNSIGNED) == _HALF_INFINITE
+    if not endless.any():
+        return False
+    if out.dtype == "<u2":  # BFloat16
+        return bool(((out[endless] & _UNSIGNED) != _INFINITE).any())
+    return bool(np.isfinite(out[endless]).any())
 
 
 def _to_integer(into: Words, out: Words, src: str, dst: str) -> None:

@@ -27,7 +27,8 @@ from rankxform.storage.sources import Sources
 
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
-from .copier import Copier, Operands
+from .copier import Copier
+from .operands import Operands
 from .tile_work import TileWork
 from .turns import in_turn
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import Form
-from rankxform.engine.copier import read_box
+from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.geometry.box import Box
 from rankxform.planning.catalog import Catalog, Parameter

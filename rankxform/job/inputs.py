@@ -32,7 +32,7 @@ from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
 
 from .described import check_described
-from .operands import Operands, read_operands
+from .operation_inputs import OperationInputs, read_operation_inputs
 from .request import Request
 from .unsharded import check_stated
 
@@ -55,7 +55,7 @@ class Inputs:
     wanted: tuple[int, ...]
     notices: list[str]
     imagined: Mapping[int, Index] = field(default_factory=dict)
-    operands: Operands = field(default_factory=Operands)
+    operation: OperationInputs = field(default_factory=OperationInputs)
 
 
 def inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
@@ -63,8 +63,8 @@ def inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
 
     `there` is what all nodes have; `searched` says which they are, if there are several.
     """
-    operands = read_operands(request, Path(request.src).absolute())
-    return replace(_inputs(request, there, searched), operands=operands)
+    operation = read_operation_inputs(request, Path(request.src).absolute())
+    return replace(_inputs(request, there, searched), operation=operation)
 
 
 def _inputs(request: Request, there: Listing | None, searched: str) -> Inputs:

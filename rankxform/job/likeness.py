@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rankxform.engine.copier import correlation, read_made
+import numpy as np
+
+from rankxform.engine.operands import read_made
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.map_toml import HUGGINGFACE
 from rankxform.geometry.box import Box
@@ -21,7 +23,7 @@ from rankxform.planning.derived import Derived
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
-from .operands import Operands, name_map
+from .operation_inputs import OperationInputs, name_map
 from .option import flag_of
 from .request import Request
 
@@ -35,13 +37,13 @@ _ALIKE, _CLEARLY = 0.5, 0.5
 
 def chosen(
     request: Request,
-    operands: Operands,
+    operation: OperationInputs,
     catalog: Catalog,
     files: SourceFiles,
     reference: Conversion,
     team: Team,
-) -> Operands:
-    """Return the operands with the choices that a reference tells. Collective.
+) -> OperationInputs:
+    """Return the inputs with the choices that a reference tells. Collective.
 
     Raises UsageError where it does not tell.
     """
@@ -49,7 +51,7 @@ def chosen(
     def choose() -> Mapping[str, str]:
         if not files.visibility.is_full or not reference.files.visibility.is_full:
             raise UsageError("give --qkv and --gate-up: --like needs files that all nodes see")
-        default = name_map(request, operands)
+        default = name_map(request, operation)
         assert default is not None
         found: dict[str, str] = {}
         names = {parameter.src_name for parameter in catalog.parameters}
@@ -63,7 +65,7 @@ def chosen(
                 if getattr(request, name) is None:
                     scores = {
                         way: _score(
-                            name_map(request, replace(operands, choices={name: way})), name,
+                            name_map(request, replace(operation, choices={name: way})), name,
                             catalog, sources, reference.planner.catalog, others,
                         )
                         for way in known
@@ -71,7 +73,7 @@ def chosen(
                     found[name] = _decided(name, scores, reference.request.src)
         return found
 
-    return replace(operands, choices=team.bcast(choose))
+    return replace(operation, choices=team.bcast(choose))
 
 
 def _score(
@@ -102,7 +104,7 @@ def _score(
                     f"{list(parameter.shape)} here; it is another model's"
                 )
             own = read_made(parameter, box, sources)
-            return correlation(own, read_made(known[part], box, others)), part
+            return _correlation(own, read_made(known[part], box, others)), part
     raise UsageError(f"give {flag_of(name)}: the reference has none of those tensors")
 
 
@@ -124,3 +126,9 @@ def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str)
             f"joins it ({told})"
         )
     return best
+
+
+def _correlation(a: Any, b: Any) -> float:
+    """Return the cosine of the angle between two arrays; 0 if one is zero or not finite."""
+    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / norm if np.isfinite(norm) and norm else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rankxform.engine.copier import Operands
+from rankxform.engine.operands import Operands
 from rankxform.planning.catalog import Parameter
 from rankxform.storage.sources import Sources
 

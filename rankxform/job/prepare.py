@@ -29,7 +29,7 @@ from rankxform.transport import Team
 from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish
 from .metrics import Phases
-from .operands import assumptions, check_steps, cut_rows, derivation_of, repeated, taken
+from .operation_inputs import assumptions, check_steps, cut_rows, derivation_of, repeated, taken
 from .request import Request
 from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
@@ -150,7 +150,7 @@ def _planned(
     src, files = _source_files(found, indexes, visibility)
     inside, outside = files.indexes, files.extra
     derivation = derivation_of(
-        request, found.operands, adapter.planner.catalog if adapter else None
+        request, found.operation, adapter.planner.catalog if adapter else None
     )
     src, dst, catalog, tensors, derived = _catalog(found, src, files, derivation, searched)
     check_steps(tensors, visibility, adapter.files.visibility if adapter else visibility)
@@ -178,13 +178,13 @@ def _planned(
         planner = planner.with_parts(target.arrangement.parts)
     made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     notices.extend(unplaced(request, found.shards, inside))
-    notices.extend(assumptions(request, found.operands, derivation))
+    notices.extend(assumptions(request, found.operation, derivation))
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog, derivation, tensors):
         (notices if option == "exclude" else warnings).append(text)
     return Conversion(
         request, files, planner, ranks, made, target, notices, warnings, derived, common,
-        adapter, cut_rows(derivation, tensors), repeated(tensors), found.operands.companions,
+        adapter, cut_rows(derivation, tensors), repeated(tensors), found.operation.companions,
         taken(derivation),
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def _compared(
 ) -> Inputs:
     """Find out by a reference how tensors are joined, if one is given. Collective."""
     request = found.request
-    if request.like is None or found.operands.table is None or found.imagined:
+    if request.like is None or found.operation.table is None or found.imagined:
         return found
     from .likeness import chosen
 
@@ -210,17 +210,17 @@ def _compared(
         return files, _catalog(found, src, files, derivation, searched)[2]
 
     files, known = team.agree(catalog)
-    operands = chosen(request, found.operands, known, files, reference, team)
-    return replace(found, operands=operands)
+    operation = chosen(request, found.operation, known, files, reference, team)
+    return replace(found, operation=operation)
 
 
 def _adapter(request: Request, found: Inputs, team: Team, phases: Phases) -> Conversion | None:
     """Prepare to read an adapter, if one is to be added. Collective."""
-    if found.operands.lora is None:
+    if found.operation.lora is None:
         return None
-    strategy = found.operands.lora_strategy
-    own = Request(found.operands.lora, None, strategy, "none", memory=request.memory)
-    if found.operands.inside:  # the same files as the source's
+    strategy = found.operation.lora_strategy
+    own = Request(found.operation.lora, None, strategy, "none", memory=request.memory)
+    if found.operation.inside:  # the same files as the source's
         same = ("src_form", "src_pattern", "step", "suffix", "files", "unlisted", *_ALLOWED)
         strategy = request.lora_strategy or request.src_strategy
         own = replace(own, src_strategy=strategy, **{n: getattr(request, n) for n in same})

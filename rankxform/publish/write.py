@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from rankxform.engine.checksum import IntegrityChecker
-from rankxform.engine.copier import Operands
 from rankxform.engine.file_sink import Output, file_sinks, part_descriptors
+from rankxform.engine.operands import Operands
 from rankxform.engine.pipeline import Messenger, Traffic, carry
 from rankxform.errors import RankxformError, StorageError
 from rankxform.planning.exchange import WorkPlan

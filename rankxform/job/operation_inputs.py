@@ -34,7 +34,7 @@ CHOICES = ("qkv", "gate_up")
 
 
 @dataclass(frozen=True)
-class Operands:
+class OperationInputs:
     """What files say of the operations: a mapping table, and the sizes of the model.
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
@@ -54,20 +54,22 @@ class Operands:
     companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def read_operands(request: Request, where: Path) -> Operands:
+def read_operation_inputs(request: Request, where: Path) -> OperationInputs:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
     known = _with_adapter(request, where, _read_map(request, where))
     return _with_companions(request, known)
 
 
-def _read_map(request: Request, where: Path) -> Operands:
+def _read_map(request: Request, where: Path) -> OperationInputs:
     if request.map is None:
         if request.dtype is not None and (request.config or (where / maps.CONFIG).is_file()):
             path = Path(request.config) if request.config else where / maps.CONFIG
-            known = Operands(None, maps.config(path), str(path))  # it may state a block's size
+            known = OperationInputs(
+                None, maps.config(path), str(path)
+            )  # it may state a block's size
             request = replace(request, config=None)
         else:
-            known = Operands()
+            known = OperationInputs()
         for name in ("config", "like", *CHOICES):
             if getattr(request, name) is not None:
                 raise UsageError(f"{flag_of(name)} is for --map; give both")
@@ -91,10 +93,10 @@ def _read_map(request: Request, where: Path) -> Operands:
         raise UsageError(
             f"{path}: is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}"
         )
-    return Operands(table, config, str(path))
+    return OperationInputs(table, config, str(path))
 
 
-def _with_companions(request: Request, known: Operands) -> Operands:
+def _with_companions(request: Request, known: OperationInputs) -> OperationInputs:
     """Add the small files of a reference that a Hugging Face folder has too."""
     if request.like is None:
         return known
@@ -109,7 +111,7 @@ def _with_companions(request: Request, known: Operands) -> Operands:
     return replace(known, companions=found)
 
 
-def _with_adapter(request: Request, src: Path, known: Operands) -> Operands:
+def _with_adapter(request: Request, src: Path, known: OperationInputs) -> OperationInputs:
     """Add what is known of an adapter. Raises UsageError."""
     numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
     flags = {name: flag_of(name) for name in (*numbers, "lora_strategy")}
@@ -146,7 +148,9 @@ def _with_adapter(request: Request, src: Path, known: Operands) -> Operands:
     )
 
 
-def derivation_of(request: Request, given: Operands, adapter: Catalog | None = None) -> Derivation:
+def derivation_of(
+    request: Request, given: OperationInputs, adapter: Catalog | None = None
+) -> Derivation:
     """Return what becomes of the source's tensors; the same on every process."""
     made = None
     if adapter is not None:
@@ -157,7 +161,7 @@ def derivation_of(request: Request, given: Operands, adapter: Catalog | None = N
     return Derivation.of({**vars(request), **ready})
 
 
-def _block(given: Operands) -> tuple[int, int] | None:
+def _block(given: OperationInputs) -> tuple[int, int] | None:
     """Return the rows and columns of a block of 8-bit floats, if the configuration states them."""
     stated = given.config.get("quantization_config")
     size = stated.get("weight_block_size") if isinstance(stated, dict) else None
@@ -195,7 +199,7 @@ def cut_rows(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ..
     )
 
 
-def name_map(request: Request, given: Operands) -> NameMap | None:
+def name_map(request: Request, given: OperationInputs) -> NameMap | None:
     """Return the map, with the model's sizes, if one is asked for. Raises UsageError."""
     if given.table is None:
         return None
@@ -206,7 +210,7 @@ def name_map(request: Request, given: Operands) -> NameMap | None:
     return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
 
 
-def assumptions(request: Request, given: Operands, derivation: Derivation) -> Iterator[str]:
+def assumptions(request: Request, given: OperationInputs, derivation: Derivation) -> Iterator[str]:
     """Yield what no file records and is taken to be so."""
     if given.choices:
         said = ", ".join(f"{name} {value}" for name, value in given.choices.items())
