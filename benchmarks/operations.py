@@ -184,7 +184,8 @@ def main():
     dst, n = str(here / "dst"), told.processes
     moves, wholes, limits = [], [], []
     for run in range(told.repeat + 1):  # the first is not counted
-        shutil.rmtree(dst, ignore_errors=True)
+        for old in (dst, here / "copy"):  # else the device is still busy with it in the next run
+            shutil.rmtree(old, ignore_errors=True)
         prepare(cold=False)
         move, whole, output = rankxform(src, dst, a, b, n, *options, "--no-fsync")
         found = min(limit(dst, str(here / "copy"), n).values())
