@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from rankxform.errors import UsageError
+from rankxform.values import dataclass
 
 
 @dataclass(frozen=True)

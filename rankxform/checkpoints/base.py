@@ -8,7 +8,7 @@ which ranks each holds, or that all tensors are whole.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
+from rankxform.values import dataclass
 
 Step = tuple[int, ...]
 """Epoch and step, or an iteration alone."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage import metadata
 from rankxform.storage.metadata import Slices
+from rankxform.values import dataclass
 
 from . import folder
 from .base import Arrangement, Description, Listing, Naming, Shards, Wish

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import suffixes
 from rankxform.planning.plan import Planner
+from rankxform.values import dataclass
 
 from .base import FORMS, USUAL, Arrangement, Listing, Naming, Shards, Step, Wish
 

@@ -12,7 +12,7 @@ import argparse
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +25,7 @@ from rankxform.storage import strategies
 from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
+from rankxform.values import dataclass
 
 from .options import option
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from rankxform.geometry.box import Box
 from rankxform.geometry.runs import first_element
+from rankxform.values import dataclass
 
 ALIGN = 64
 """Bytes by which regions are aligned."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -13,6 +12,7 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.storage.posix import Buffer
 from rankxform.storage.sources import Sources
+from rankxform.values import dataclass
 
 _BLOCK = 1 << 20
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rankxform.formats.base import FileLayout, Format, locate
@@ -16,6 +15,7 @@ from rankxform.storage.posix import (
     start_writing,
     write_from,
 )
+from rankxform.values import dataclass
 
 _PAGE = 4096
 _BEHIND = 16 << 20

@@ -9,7 +9,6 @@ as the memory allows, so that these come in long runs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,6 +23,7 @@ from rankxform.geometry.tiles import Rows, Tiles, tiles
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.routes import Routes
 from rankxform.planning.transfers import Exchange, Transfer
+from rankxform.values import dataclass
 
 from .arena import ALIGN, Place, Region
 from .convert import blockwise, converter, moved_type

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,7 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 from rankxform.storage.sources import Sources
+from rankxform.values import dataclass
 
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker

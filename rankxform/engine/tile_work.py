@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.storage.posix import Buffer
+from rankxform.values import dataclass
 
 from .arena import Region
 

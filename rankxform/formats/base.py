@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
+from rankxform.values import dataclass
 
 from .dtype import content_bytes
 

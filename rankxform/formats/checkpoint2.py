@@ -18,13 +18,14 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
 from rankxform.errors import FormatError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import MOST_RANKS, Layout
+from rankxform.values import dataclass
 
 from .base import ReadAt
 from .dtype import ITEM_SIZE, TEXT

@@ -40,12 +40,13 @@ say that a tensor of one side is the same as another of that side.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from types import CodeType, MappingProxyType
 from typing import Any
 
 from rankxform.errors import UsageError
+from rankxform.values import dataclass
 
 from .toml_document import toml_document
 

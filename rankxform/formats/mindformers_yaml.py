@@ -8,12 +8,12 @@ strategy of another kind are refused. PyYAML is imported here alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from reprlib import repr
 from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.layout.mesh import Parallel
+from rankxform.values import dataclass
 
 _SIZES = {
     "data_parallel": "dp", "model_parallel": "mp", "pipeline_stage": "pp",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from typing import Protocol
+
+from rankxform.values import dataclass
 
 from .box import Box, Shape
 

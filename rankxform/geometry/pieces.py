@@ -10,9 +10,11 @@ pieces; each of them can be read backwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
+
+from rankxform.values import dataclass
 
 from .box import Box, Shape
 from .grid import Cell, Copies, Grid

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from rankxform.publish.state import State
 from rankxform.publish.target import TargetFolder
 from rankxform.storage.posix import publish, remove
 from rankxform.transport import Team
+from rankxform.values import dataclass
 
 from .beside import keep_beside
 from .manifest import contents, verify_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
+from rankxform.values import dataclass
 
 from .described import check_described
 from .operation_inputs import OperationInputs, read_operation_inputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rankxform.planning.catalog import Catalog
 from rankxform.planning.visibility import Visibility
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
+from rankxform.values import dataclass
 
 from .option import flag_of
 from .request import Request

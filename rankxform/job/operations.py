@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankxform.ops.cast import TYPES
 from rankxform.ops.vocabulary import FILLS
+from rankxform.values import dataclass
 
 from .option import BYTES, COMPARE, FIT, LOAD, ON_THE_WAY, option
 

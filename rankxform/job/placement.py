@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rankxform import hostfile
@@ -24,6 +23,7 @@ from rankxform.storage.identity import FolderMarker, own_addresses
 from rankxform.storage.posix import read_bytes
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
+from rankxform.values import dataclass
 
 AUTO, SHARED, NODE = PLACEMENTS = ("auto", "shared", "node")
 

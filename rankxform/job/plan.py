@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -13,6 +13,7 @@ from rankxform.planning.read_method import Cheaper
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, Simulation
 from rankxform.planning.transfers import needed_bytes, read_by_rank
+from rankxform.values import dataclass
 
 from .prepare import Conversion
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from rankxform.planning.stages import check_ranks
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.index import Indexer, container
 from rankxform.transport import Team
+from rankxform.values import dataclass
 
 from .described import check_loose, naming, training_facts, unplaced
 from .inputs import Inputs, inputs, source_form, wish

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rankxform.errors import CheckpointError
 from rankxform.planning.consistency import Unequal, unequal_replicas
@@ -13,6 +12,7 @@ from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
+from rankxform.values import dataclass
 
 from .prepare import SourceFiles, prepare
 from .request import Request

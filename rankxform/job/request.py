@@ -8,7 +8,7 @@ are made of this table; no option is stated twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, fields
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS
@@ -22,6 +22,7 @@ from rankxform.planning.plan import REPLICAS, SPREAD
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.selection import ERROR, UNMATCHED
 from rankxform.publish.links import LINKS, REFLINK
+from rankxform.values import dataclass
 
 from .operations import Operations
 from .option import (
@@ -249,7 +250,7 @@ class Request(Operations):
         "or each byte by one process that sends it to the others (two-phase); auto: what costs "
         "least, two-phase for files that a node does not have", LOAD, choices=READ_METHODS,
     )  # fmt: skip
-    costs: Costs | None = option(  # noqa: RUF009
+    costs: Costs | None = option(
         None, IO, "cost model: bandwidths (read, write, network, copy), latencies (read_latency, "
         "latency), and the overlap of reading and sending (0-1), such as read=2G,latency=30us "
         "(default: measured; if some are given, 1G, 1G, 10G, 5G, 100us, 30us, 1 for the others)",

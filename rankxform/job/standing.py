@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rankxform.checkpoints.base import FORMS, Description, Listing, Shards, Wish, form_of
@@ -16,6 +16,7 @@ from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.storage.metadata import is_stated
 from rankxform.transport import Team
+from rankxform.values import dataclass
 
 from .prepare import Conversion
 from .request import Request

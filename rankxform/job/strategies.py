@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.storage import presets, strategies
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import read_bytes
+from rankxform.values import dataclass
 
 from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
 from .request import Request

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from rankxform.storage.posix import (
 )
 from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
+from rankxform.values import dataclass
 
 from .beside import check_beside
 from .checks import check_target, compare_ranks, strangers

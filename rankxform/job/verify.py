@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
+from rankxform.values import dataclass
 
 from .checks import compare_ranks, strangers
 from .manifest import expected, verify_command

@@ -7,11 +7,12 @@ not have, the network has rules of its own, and those that look plain may be mea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from rankxform.errors import RequestError
 from rankxform.geometry.box import Shape
+from rankxform.values import dataclass
 
 from .layout import Layout
 from .mesh import EXPERT, LAYOUT, MESHES, Meaning, Parallel, layout_of, meanings, mesh_axes

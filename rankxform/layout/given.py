@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from rankxform.geometry.box import Shape
+from rankxform.values import dataclass
 
 from .mesh import Parallel
 from .place import Places

@@ -11,7 +11,7 @@ Box(start=(2, 0), stop=(4, 3))
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import accumulate
 from math import prod
@@ -20,6 +20,7 @@ from types import MappingProxyType
 from rankxform.errors import RequestError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.geometry.grid import Cell, Grid
+from rankxform.values import dataclass
 
 MOST_RANKS = 1 << 20
 _MOST_AXES = 64

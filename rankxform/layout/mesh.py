@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 from rankxform.errors import RequestError, UsageError
+from rankxform.values import dataclass
 
 from .layout import MOST_RANKS, Layout
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rankxform.errors import RequestError
+from rankxform.values import dataclass
 
 from .explain import Parameter, Refusals, rule_for
 from .names import patterns

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from rankxform.errors import RequestError, UsageError
 from rankxform.geometry.box import Shape
+from rankxform.values import dataclass
 
 from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, checked_spec, parse_spec
 from .names import expression

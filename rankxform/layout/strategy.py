@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from rankxform.errors import StrategyError
+from rankxform.values import dataclass
 
 from .layout import MOST_RANKS, Layout, whole
 from .names import parameter_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rankxform import api, transport
@@ -15,6 +14,7 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
 from rankxform.storage.strategies import is_none
 from rankxform.transport.launcher import launched_size
+from rankxform.values import dataclass
 
 NETWORK = "network"
 """The destination strategy that `load_into` takes from the network itself."""

@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from rankxform.errors import RequestError
@@ -17,6 +17,7 @@ from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly
 from rankxform.layout.strategy import Strategy
+from rankxform.values import dataclass
 
 
 @dataclass(frozen=True)

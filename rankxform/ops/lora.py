@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import sqrt
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.values import dataclass
 
 from .base import Composition, LowRank, Tensor
 from .weights import is_state

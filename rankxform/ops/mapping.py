@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
@@ -25,6 +25,7 @@ from rankxform.formats.map_toml import (
 from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses
 from rankxform.layout.names import summarize_names
+from rankxform.values import dataclass
 
 from .base import Composition, Source, Tensor
 from .sizes import Sizes

@@ -8,7 +8,7 @@ strategy and files are renamed before they come here, and `Parameter.src_name` i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
 from rankxform.errors import CheckpointError, RequestError
@@ -19,6 +19,7 @@ from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import Step
+from rankxform.values import dataclass
 
 from .sharding import Composed, Sharding
 

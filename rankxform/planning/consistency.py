@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
 from rankxform.errors import CheckpointError
@@ -18,6 +17,7 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX, WholeStrategy
+from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
 from .selection import Selection, sources_of

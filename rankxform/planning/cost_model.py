@@ -8,13 +8,13 @@ second the network and two more copies in memory. Files on a node's own disk lea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Real
 
 from rankxform.errors import UsageError
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, bounding_boxes
 from rankxform.geometry.grid import Cell, Grid, overlaps
+from rankxform.values import dataclass
 
 from .catalog import Parameter
 from .read_method import ReadMethod, count_reads, messages_of

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.grid import Cell, Grid, overlaps
+from rankxform.values import dataclass
 
 from .assign import Assigner, Assignment, balance
 from .catalog import Parameter

@@ -6,7 +6,7 @@ slices among files, or leave out those that another file holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rankxform.values import dataclass
 
 
 @dataclass(frozen=True)

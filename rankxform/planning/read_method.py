@@ -9,12 +9,13 @@ Counting and reading ask one object, so that a plan says what will be done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol
 
 from rankxform.geometry.box import Box
 from rankxform.geometry.runs import count_runs
+from rankxform.values import dataclass
 
 USUAL_LATENCY = 60_000.0
 """Bytes that could be read in the latency of a read, for a file in the page cache."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from rankxform.geometry.grid import Cell, overlaps
+from rankxform.values import dataclass
 
 from .transfers import Exchange
 

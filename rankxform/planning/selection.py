@@ -7,7 +7,7 @@ optimizer state that the destination has no use for, or a question that the user
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import content_bytes
@@ -15,6 +15,7 @@ from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
+from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter, effective_layout
 from .derived import Derived, by_source, tensors_of

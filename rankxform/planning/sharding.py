@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 from typing import TypeVar
@@ -11,6 +10,7 @@ from typing import TypeVar
 from rankxform.geometry.grid import Cell, Grid, Stored
 from rankxform.geometry.pieces import PieceGrid
 from rankxform.layout.layout import Layout, whole
+from rankxform.values import dataclass
 
 K = TypeVar("K")
 V = TypeVar("V")

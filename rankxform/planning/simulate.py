@@ -6,11 +6,12 @@ Reads, messages and bytes follow from the plan; times follow from costs that are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.grid import overlaps
+from rankxform.values import dataclass
 
 from .assign import Assignment
 from .cost_model import Costs

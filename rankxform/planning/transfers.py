@@ -8,11 +8,11 @@ one destination rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, bounding_boxes
 from rankxform.geometry.grid import Cell, Copies, Grid, overlaps
+from rankxform.values import dataclass
 
 from .catalog import Parameter
 from .read_method import Read, ReadMethod, count_reads

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from rankxform.values import dataclass
 
 Processes = tuple[int, ...]
 """Numbers of processes, ascending."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.engine.checksum import MODULUS
 from rankxform.errors import FormatError
+from rankxform.values import dataclass
 
 VERSION = 2
 MANIFEST, JOB = "rankxform manifest", "rankxform job"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
 from rankxform.formats.base import Span
+from rankxform.values import dataclass
 
 from .posix import OnProgress, blocks, create, existing, opened, remove
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, FormatError, RequestError
@@ -23,6 +22,7 @@ from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import COUNTERS, NEVER_SAVED, parameter_of, state_of
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
+from rankxform.values import dataclass
 
 from .posix import opened, range_reader
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
+
+from rankxform.values import dataclass
 
 _MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 

@@ -1,0 +1,126 @@
+"""`dataclass`, as the standard library's, without generated source.
+
+For every class the standard library's decorator writes and compiles each of its methods anew, at
+each start. That is half a millisecond a class, and half of what rankxform's import takes. Here the
+methods are closures over the names of the fields. `fields`, `replace` and `asdict` of the
+standard library work as ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(cls=None, /, *, frozen=False, eq=True, repr=True, kw_only=False):
+        """Make a class a dataclass. The options are the standard library's of these names."""
+
+        def decorated(cls):
+            own = set(cls.__dict__)
+            if "__eq__" in own and cls.__dict__.get("__hash__") is None:
+                own.discard("__hash__")
+            if not cls.__doc__:
+                cls.__doc__ = cls.__name__  # else the standard library works out a signature
+            made = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+            for name, method in _methods(made, frozen, eq, repr).items():
+                if name not in own:
+                    setattr(made, name, method)
+            return made
+
+        return decorated if cls is None else decorated(cls)
+
+
+def _methods(cls: type, frozen: bool, eq: bool, repr_: bool) -> dict[str, Any]:
+    """Return the methods of a dataclass, by name."""
+    fields = dataclasses.fields(cls)
+    found: dict[str, Any] = {"__init__": _init(cls, fields)}
+    if repr_:
+        found["__repr__"] = _repr([one.name for one in fields if one.repr])
+    if eq:
+        compared = [one.name for one in fields if one.compare]
+        found["__eq__"] = _eq(compared)
+        found["__hash__"] = _hash(compared) if frozen else None
+    if frozen:
+        found["__setattr__"], found["__delattr__"] = _set_frozen, _delete_frozen
+    return found
+
+
+def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
+    missing = dataclasses.MISSING
+    by_place = tuple(one.name for one in fields if not one.kw_only)
+    names, count = tuple(one.name for one in fields), len(by_place)
+    defaults = {one.name: one.default for one in fields if one.default is not missing}
+    factories = {
+        one.name: one.default_factory for one in fields if one.default_factory is not missing
+    }
+    has_more = hasattr(cls, "__post_init__")
+
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        values = self.__dict__
+        values.update(zip(by_place, args))
+        if given or len(args) != len(names):
+            if len(args) > count:
+                raise TypeError(f"{cls.__name__}() takes {count} positional arguments")
+            for name in names[len(args) :] if count == len(names) else names:
+                if name in given:
+                    if name in values:
+                        raise TypeError(f"{cls.__name__}() got several values for {name!r}")
+                    values[name] = given.pop(name)
+                elif name in values:
+                    pass
+                elif name in defaults:
+                    values[name] = defaults[name]
+                elif name in factories:
+                    values[name] = factories[name]()
+                else:
+                    raise TypeError(f"{cls.__name__}() lacks {name!r}")
+            if given:
+                raise TypeError(f"{cls.__name__}() takes no {', '.join(map(repr, given))}")
+        if has_more:
+            self.__post_init__()
+
+    return __init__
+
+
+def _repr(names: list[str]) -> Any:
+    def __repr__(self: Any) -> str:
+        values = (f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    return __repr__
+
+
+def _eq(names: list[str]) -> Any:
+    key = _key(names)
+
+    def __eq__(self: Any, other: object) -> Any:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return key(self) == key(other)
+
+    return __eq__
+
+
+def _hash(names: list[str]) -> Any:
+    key = _key(names)
+
+    def __hash__(self: Any) -> int:
+        return hash(key(self))
+
+    return __hash__
+
+
+def _key(names: list[str]) -> Any:
+    return attrgetter(*names) if names else lambda self: ()
+
+
+def _set_frozen(self: Any, name: str, value: object) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _delete_frozen(self: Any, name: str) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
