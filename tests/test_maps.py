@@ -13,7 +13,7 @@ import rankxform
 from rankxform.cli.main import main
 from rankxform.engine import piece_schedule
 from rankxform.engine.convert import converter, word_type
-from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.job.fit import already_fits
 from rankxform.job.request import Request
 from rankxform.storage import maps
@@ -185,6 +185,15 @@ def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
             assert found[name].tobytes() == trained[name].tobytes()
     assert (tmp_path / "dst" / "tokenizer.json").read_text() == "{}"
     assert rankxform.verify(src, tmp_path / "dst", **options).same
+    other = {"grouped": "contiguous", "contiguous": "grouped"}[qkv]
+    with pytest.raises(UsageError, match=f"(?s)--qkv says {other}, and .* is {qkv}"):
+        rankxform.transform(src, tmp_path / "no", **{**options, "qkv": other})
+    with pytest.raises(UsageError, match="add --dst-form huggingface"):
+        rankxform.transform(src, tmp_path / "no", **{**options, "dst_form": None})
+    wrong = {**model.config, "num_attention_heads": 2 * model.config["num_attention_heads"]}
+    (hub / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(RankxformError, match="num_attention_heads"):
+        rankxform.transform(src, tmp_path / "no", **options)
     for name, array in list(model.hf.items()):
         model.hf[name] = near(array, 0, bits)[0]
     shutil.rmtree(hub)
@@ -192,6 +201,16 @@ def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
     (hub / "config.json").write_text(json.dumps(model.config))
     with pytest.raises(UsageError, match="does not tell how the checkpoint joins it"):
         rankxform.transform(src, tmp_path / "no", **options)
+
+
+def test_names_that_a_strategy_does_not_know_are_refused(tmp_path):
+    model = Model("qwen3", 1, "BFloat16")
+    params = model.params("mf")
+    strategy = reference.write_stage_files(tmp_path / "Q", random_strategy(params, 2, 1, 0))
+    hub = written(model, tmp_path, "hf")
+    with pytest.raises(RequestError, match=r"(?s)lists none of the tensors.*--map"):
+        rankxform.transform(hub, tmp_path / "dst", None, strategy)
+    assert not (tmp_path / "dst").exists()
 
 
 def test_casts_are_mindspores(tmp_path):

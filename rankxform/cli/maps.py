@@ -86,7 +86,8 @@ def shown(name: str) -> tuple[str, Any]:
         if more:
             lines.append("  " + ", ".join(more))
     for copy in one.copies:
-        lines += ["", copy.name, f"  the same as {copy.of}"]
+        condition = f", if {copy.condition.text}" if copy.condition else ""
+        lines += ["", copy.name, f"  the same as {copy.of}{condition}"]
     return "\n".join(lines), {"label": one.label, "title": one.title, "rules": rules}
 
 

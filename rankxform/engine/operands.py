@@ -95,3 +95,9 @@ def _read_runs(
         room = data[done : done + count * item]
         sources.read(file, parameter.src_name_of(cell), start * item, room)
         done += count * item
+
+
+def correlation(a: Any, b: Any) -> float:
+    """Return the cosine of the angle between two arrays; 0 if one is zero or not finite."""
+    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / norm if np.isfinite(norm) and norm else 0.0

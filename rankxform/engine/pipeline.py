@@ -18,8 +18,6 @@ from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
@@ -183,10 +181,9 @@ class Pipeline:
                 (readers[cell], name_of(cell), start, len(room), run, stride)
                 for cell, start, _, room, _, run, stride in work.fetches
             ]
-            where = np.frombuffer(work.fetches[0].room, np.uint8).ctypes.data
-            if (where, found) == self._in_arena:
+            if (work.arena, found) == self._in_arena:
                 return
-            self._in_arena = where, found
+            self._in_arena = work.arena, found
         else:
             self._in_arena = None
         sources = self._sources

@@ -207,7 +207,7 @@ class Schedule:
             read += sources
         return TileWork(
             alike.count, fetches, stores, self._read_for(read), targets, alike.axis, alike.step,
-            messages, self._convert,
+            messages, self._convert, id(arena),
         )  # fmt: skip
 
     def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:

@@ -72,7 +72,8 @@ class TileWork:
     cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
     the sources' parts tile what the targets tile. They are those of the first tile, and move on by
     `step` elements of `axis` with every repetition. messages: None of a local transfer. convert:
-    makes each copy, if that is more than an assignment.
+    makes each copy, if that is more than an assignment. arena: tells apart the arenas in which work
+    is done.
     """
 
     count: int
@@ -84,6 +85,7 @@ class TileWork:
     step: int = 0
     messages: Messages | None = None
     convert: Convert | None = None
+    arena: int = 0
 
     def at(self, repeat: int, box: Box) -> Box:
         """Return where a box of the first tile is in the repetition of this number."""

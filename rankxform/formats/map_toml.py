@@ -86,7 +86,7 @@ class Expression:
         except (TypeError, ZeroDivisionError) as error:
             missing = [name for name in self.names if known[name] is None]
             which = f"{', '.join(missing)} is missing" if missing else str(error)
-            raise UsageError(f"{self.text!r} cannot be worked out: {which}") from None
+            raise UsageError(f"the size {self.text!r} cannot be worked out: {which}") from None
 
 
 @cache

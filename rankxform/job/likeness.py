@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rankxform.engine.operands import read_made
+from rankxform.engine.operands import correlation, read_made
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.map_toml import HUGGINGFACE
 from rankxform.geometry.box import Box
+from rankxform.ops.base import Tensor
 from rankxform.ops.mapping import Link, NameMap
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.derived import Derived
@@ -57,20 +56,42 @@ def chosen(
         names = {parameter.src_name for parameter in catalog.parameters}
         if default.side_of(names) == HUGGINGFACE:
             return found
+        if request.dst is not None and request.dst_form != "huggingface":
+            raise UsageError(
+                "add --dst-form huggingface: with --like, the destination is a folder such as "
+                f"{request.like}"
+            )
+        default.compose(
+            [Tensor.of(p.src_name, p.src_dtype, p.shape) for p in catalog.parameters]
+        )  # compares all shapes
         with (
             Sources(files.paths, files.indexes) as sources,
             Sources(reference.files.paths, reference.files.indexes) as others,
         ):
+            asked = replace(request, qkv=None, gate_up=None)
             for name, known in default.table.choices.items():
-                if getattr(request, name) is None:
+                stated = getattr(request, name)
+                try:
                     scores = {
                         way: _score(
-                            name_map(request, replace(operation, choices={name: way})), name,
+                            name_map(asked, replace(operation, choices={name: way})), name,
                             catalog, sources, reference.planner.catalog, others,
                         )
                         for way in known
                     }  # fmt: skip
-                    found[name] = _decided(name, scores, reference.request.src)
+                    told = _decided(name, scores, reference.request.src)
+                except UsageError:
+                    if stated is None:
+                        raise
+                    continue  # it does not tell
+                if stated is None:
+                    found[name] = told
+                elif scores[told][0] > scores[stated][0]:
+                    raise UsageError(
+                        f"leave out {flag_of(name)}, or --like (give --config): {flag_of(name)} "
+                        f"says {stated}, and by {scores[told][1]!r} of {reference.request.src} the "
+                        f"checkpoint is {told}"
+                    )
         return found
 
     return replace(operation, choices=team.bcast(choose))
@@ -104,7 +125,7 @@ def _score(
                     f"{list(parameter.shape)} here; it is another model's"
                 )
             own = read_made(parameter, box, sources)
-            return _correlation(own, read_made(known[part], box, others)), part
+            return correlation(own, read_made(known[part], box, others)), part
     raise UsageError(f"give {flag_of(name)}: the reference has none of those tensors")
 
 
@@ -126,9 +147,3 @@ def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str)
             f"joins it ({told})"
         )
     return best
-
-
-def _correlation(a: Any, b: Any) -> float:
-    """Return the cosine of the angle between two arrays; 0 if one is zero or not finite."""
-    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float((a * b).sum()) / norm if np.isfinite(norm) and norm else 0.0

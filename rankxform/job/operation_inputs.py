@@ -30,6 +30,8 @@ _MOST_BLOCK = 1 << 20
 
 ADAPTER_CONFIG = "adapter_config.json"
 
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
 CHOICES = ("qkv", "gate_up")
 """The options that choose a step of a map."""
 
@@ -65,9 +67,8 @@ def _read_map(request: Request, where: Path) -> OperationInputs:
     if request.map is None:
         if request.dtype is not None and (request.config or (where / maps.CONFIG).is_file()):
             path = Path(request.config) if request.config else where / maps.CONFIG
-            known = OperationInputs(
-                None, maps.config(path), str(path)
-            )  # it may state a block's size
+            # it may state a block's size
+            known = OperationInputs(None, maps.config(path), str(path))
             request = replace(request, config=None)
         else:
             known = OperationInputs()
@@ -80,7 +81,11 @@ def _read_map(request: Request, where: Path) -> OperationInputs:
         if getattr(request, name) is not None and name not in table.choices:
             flag = flag_of(name)
             raise UsageError(f"leave out {flag}: {table.label} has no such choice")
+    if request.like is not None and not Path(request.like).is_dir():
+        raise UsageError(f"{request.like}: no such folder; --like is a Hugging Face folder")
     usual = where if request.like is None else Path(request.like)
+    if not usual.is_dir():
+        raise UsageError(f"{usual}: no such folder")
     path = Path(request.config) if request.config is not None else usual / maps.CONFIG
     if request.config is None and not path.is_file():
         raise UsageError(
@@ -102,8 +107,6 @@ def _with_companions(request: Request, known: OperationInputs) -> OperationInput
     if request.like is None:
         return known
     folder = Path(request.like)
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; --like is a Hugging Face folder")
     if request.dst is None or request.dst_form != "huggingface":
         return known
     found = maps.companions(folder)
@@ -225,6 +228,12 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
         yield (
             f"{given.label}: states vocab_size {given.config['vocab_size']}, and the destination "
             f"has {request.vocab} rows; change the configuration that goes with it"
+        )
+    kept = given.config.get("torch_dtype", given.config.get("dtype", request.dtype))
+    if given.companions and _SHORT.get(kept, kept) != request.dtype and request.dtype:
+        yield (
+            f"{given.label}: states torch_dtype {kept}, and the destination's tensors are "
+            f"{request.dtype}; change DST/config.json"
         )
     for one in derivation.compositions:
         if isinstance(one, NameMap):

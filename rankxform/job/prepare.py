@@ -180,6 +180,11 @@ def _planned(
     made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     notices.extend(unplaced(request, found.shards, inside))
     notices.extend(assumptions(request, found.operation, derivation))
+    if request.dst_form == "huggingface" != found.form and found.operation.table is None:
+        notices.append(
+            "tensors keep their names, and the destination gets no config.json; for a model that "
+            "Transformers reads, give --map and --like"
+        )
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog, derivation, tensors):
         (notices if option == "exclude" else warnings).append(text)

@@ -173,9 +173,10 @@ class Adapter(Composition):
             )
         lacking = [name for name in self._steps if name not in there]
         if lacking:
+            more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
             raise CheckpointError(
-                f"{self._label}: is for {lacking[0]!r} and {len(lacking) - 1} more that the "
-                "checkpoint does not have; is it another model's adapter, or under other names?"
+                f"{self._label}: is for {lacking[0]!r}{more}, which the checkpoint does not have; "
+                "is it another model's adapter, or under other names?"
             )
         found = []
         for one in tensors:

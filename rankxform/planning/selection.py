@@ -94,7 +94,8 @@ def select(
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
     make = Derived(catalog)
-    for tensor in tensors_of(catalog, derivation) if tensors is None else tensors:
+    every = tensors_of(catalog, derivation) if tensors is None else tensors
+    for tensor in every:
         parameter = make.parameter(tensor)
         if tensor.dropped:
             reasons.setdefault(tensor.dropped, []).append(parameter)
@@ -123,6 +124,12 @@ def select(
     found = Selection(sharded, replicated, left_out, tuple(sorted(missing)), derived)
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
     _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation))
+    if dst.stages_of and not any(parameter_of(one.name) in dst for one in every):
+        raise RequestError(
+            f"{dst.label} lists none of the tensors, such as {found.parameters[0].name}; it "
+            f"lists {summarize_names(list(dst.stages_of), 1)}. Translate the names (--map, "
+            "--rename), or give this network's strategy"
+        )
     return found
 
 
