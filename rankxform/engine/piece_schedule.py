@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from rankxform.errors import UsageError
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.pieces import NO_AXIS, Piece, PieceGrid
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 _PORTION = 512 << 10
 """Bytes that are assembled at a time, and written while they are in the cache."""
+
+_LEAST_SHARE = 16
+"""Which part of the arena is left for elements at least, when every piece is aligned there."""
 
 _MOST_SIEVED = 4
 """How many times as much as is wanted may be read, where elements are picked in memory."""
@@ -106,6 +110,8 @@ class PieceRows(Rows[T], Generic[T]):
 class PieceSchedule(Schedule):
     """Works out the tiles of a tensor that is made of pieces."""
 
+    picks = True
+
     def __init__(self, transfer: Transfer, method: ReadMethod, checked: bool = False) -> None:
         composed = transfer.parameter.composed
         assert composed is not None
@@ -143,7 +149,7 @@ class PieceSchedule(Schedule):
         pieces = [(piece[0], self._boxes[piece]) for piece in own.in_messages]
         return [
             *(grid.made(at, box) for at, box in [*read, *pieces]),
-            *(grid.made(at, box) for at, box in read for _ in range(_MOST_SIEVED - 1)),
+            *(grid.made(at, box) for at, box in read for _ in range(self._most(at) - 1)),
             *served,
         ]
 
@@ -162,6 +168,11 @@ class PieceSchedule(Schedule):
             groups = [[box for box in some for _ in range(times)] for some in self._groups]
             parts = len(self._boxes) + len(self._all)
         room = arena - (ALIGN + self._trailer) * parts
+        if room < arena // _LEAST_SHARE:
+            raise UsageError(
+                f"raise --memory: a tensor of {parts} pieces does not fit into buffers of {arena} "
+                "bytes"
+            )
         if self._is_local and not self._many_axes:
             room = min(room, SMALL_TILE)
         limit = max(1, room // max(self._item, self._src_item))
@@ -170,6 +181,10 @@ class PieceSchedule(Schedule):
                 yield Tiles(tile, alike.axis, 1)
 
     # -- one tile ---------------------------------------------------------------------------------
+
+    def _most(self, cell: Cell) -> int:
+        """Return a bound of `_factor` that all processes know."""
+        return max(_MOST_SIEVED, prod(self._pieces_of.piece(cell).src_step))
 
     def _factor(self, cell: Cell, need: Box) -> int:
         """Return how many times as much as is wanted of a cell may be read for a tile."""

@@ -176,9 +176,9 @@ class Pipeline:
     def _read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Read for a tile, unless that is what the last one has left in the arena."""
         readers, name_of = transfer.readers, transfer.parameter.src_name_of
-        if transfer.parameter.composed and work.fetches and not self._p2p:
+        if work.arena and not self._p2p:
             found = [
-                (readers[cell], name_of(cell), start, len(room), run, stride)
+                (cell, readers[cell], name_of(cell), start, len(room), run, stride)
                 for cell, start, _, room, _, run, stride in work.fetches
             ]
             if (work.arena, found) == self._in_arena:

@@ -113,6 +113,9 @@ class Schedule:
         served = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
         return [*read, *pieces, *served]
 
+    picks = False
+    """Whether tensors are made of pieces of others, which other tensors may be made of too."""
+
     @property
     def permutes(self) -> bool:
         """Whether axes are exchanged, so that a large arena makes longer runs."""
@@ -207,7 +210,7 @@ class Schedule:
             read += sources
         return TileWork(
             alike.count, fetches, stores, self._read_for(read), targets, alike.axis, alike.step,
-            messages, self._convert, id(arena),
+            messages, self._convert, id(arena) if self.picks else 0,
         )  # fmt: skip
 
     def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:

@@ -72,8 +72,8 @@ class TileWork:
     cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
     the sources' parts tile what the targets tile. They are those of the first tile, and move on by
     `step` elements of `axis` with every repetition. messages: None of a local transfer. convert:
-    makes each copy, if that is more than an assignment. arena: tells apart the arenas in which work
-    is done.
+    makes each copy, if that is more than an assignment. arena: tells apart the arenas; 0
+    where what is read is of no use to the next tile.
     """
 
     count: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
 import rankxform
@@ -120,3 +121,42 @@ def assert_same(found, wanted, seed):
         have = found[name]
         assert (have[0], have[1].shape) == (dtype, words.shape), (seed, name)
         assert have[1].tobytes() == words.tobytes(), (seed, name)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_many_parts_are_picked_out_of_one_tensor(transposed, tmp):
+    """What lies between their rows is read too, and has room in every process's buffers."""
+    count, rows, columns = 6, 384, 512
+    bits = np.random.default_rng(6)
+    parts = {f"p{i}": bits.integers(0, 1 << 16, (rows, columns), "<u2") for i in range(count)}
+    whole = np.stack(list(parts.values()), 1).reshape(-1, columns)
+    whole = np.ascontiguousarray(whole.T) if transposed else whole
+    if world().rank == 0:
+        shapes = ", ".join(f'{name} = ["{rows}", "{columns}"]' for name in parts)
+        steps = '["interleave", "transpose"]' if transposed else '["interleave"]'
+        (tmp / "own.toml").write_text(
+            f'[[rules]]\nmindformers = "w"\nsteps = {steps}\nhuggingface = {{ {shapes} }}\n'
+        )
+        (tmp / "config.json").write_text("{}")
+        layouts = {n: [{k: ([2], [0, -1], 0, 0) for k in names}]
+                   for n, names in (("a", ["w"]), ("b", list(parts)))}  # fmt: skip
+        for name, some in layouts.items():
+            reference.write_stage_files(tmp / name, some)
+        reference.write_checkpoint(
+            tmp / "src", layouts["a"], {"w": (whole.shape, "BFloat16")}, None, "safetensors",
+            make=lambda n, s, d: whole,
+        )  # fmt: skip
+    world().Barrier()
+    rankxform.transform(
+        tmp / "src", tmp / "dst", tmp / "a", tmp / "b", map=str(tmp / "own.toml"), verify=True,
+        config=str(tmp / "config.json"), read_method="two-phase", memory=1 << 20, comm=world(),
+        format="safetensors",
+    )  # fmt: skip
+    if world().rank == 0:
+        params = {name: (one.shape, "BFloat16") for name, one in parts.items()}
+        layouts = [{name: ([2], [0, -1], 0, 0) for name in parts}]
+        wrong = reference.wrong_slices(
+            tmp / "dst", layouts, params, "safetensors", make=lambda n, s, d: parts[n]
+        )
+        assert wrong == []
