@@ -2,36 +2,46 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rankxform.api import derive, inspect, load, merge, plan, ranks, transform, verify
-from rankxform.engine.compare_sink import Difference
-from rankxform.errors import (
-    CheckpointError,
-    DerivationError,
-    DifferenceError,
-    PeerError,
-    RankxformError,
-    RankxformWarning,
-    RequestError,
-    StoppedError,
-    StorageError,
-    StrategyError,
-    UsageError,
-)
-from rankxform.job.load import Parameters
-from rankxform.job.plan import Plan
-from rankxform.job.transform import Report
-from rankxform.job.verify import Verdict
-from rankxform.layout.strategy import Strategy
-from rankxform.planning.cost_model import Costs
-
 if TYPE_CHECKING:
+    from rankxform.api import derive, inspect, load, merge, plan, ranks, transform, verify
+    from rankxform.engine.compare_sink import Difference
+    from rankxform.errors import (
+        CheckpointError,
+        DerivationError,
+        DifferenceError,
+        PeerError,
+        RankxformError,
+        RankxformWarning,
+        RequestError,
+        StoppedError,
+        StorageError,
+        StrategyError,
+        UsageError,
+    )
+    from rankxform.job.load import Parameters
+    from rankxform.job.plan import Plan
+    from rankxform.job.transform import Report
+    from rankxform.job.verify import Verdict
     from rankxform.layout.given import Derived, Role
     from rankxform.layout.mesh import Parallel
+    from rankxform.layout.strategy import Strategy
+    from rankxform.planning.cost_model import Costs
 
 __version__ = "0.1.0"
 
-_LATER = {"Derived": "given", "Parallel": "mesh", "Role": "given"}
-"""What only `derive` needs, and the module of `rankxform.layout` that is imported for it."""
+_MODULES = {
+    "api": ("derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify"),
+    "engine.compare_sink": ("Difference",),
+    "job.load": ("Parameters",),
+    "job.plan": ("Plan",),
+    "job.transform": ("Report",),
+    "job.verify": ("Verdict",),
+    "layout.given": ("Derived", "Role"),
+    "layout.mesh": ("Parallel",),
+    "layout.strategy": ("Strategy",),
+    "planning.cost_model": ("Costs",),
+}
+"""Names by the module that is imported when one is first asked for; all others are errors."""
 
 
 def __dir__() -> list[str]:
@@ -39,11 +49,14 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in __all__:
         raise AttributeError(f"module 'rankxform' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"rankxform.layout.{_LATER[name]}"), name)
+    there = (module for module, names in _MODULES.items() if name in names)
+    found = getattr(import_module(f"rankxform.{next(there, 'errors')}"), name)
+    globals()[name] = found
+    return found
 
 
 __all__ = [

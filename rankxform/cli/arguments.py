@@ -20,7 +20,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     argv = [_plain(word) for word in argv]
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         argv.insert(0, "transform")
-    options = parser().parse_args(argv)
+    needs_all = wants_help(argv)
+    options = parser(None if needs_all else argv[0]).parse_args(argv)
     if program and options.verb != "launch":
         raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
     options.program = program

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rankxform.errors import RankxformError, StoppedError, UsageError, exit_code
 from rankxform.job.metrics import since_process_start
@@ -15,9 +16,11 @@ from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank
 
 from . import arguments, verbs
-from .launch import Program
 from .progress import await_first_word, speak, style_of
 from .stopping import Stopping, seconds_left
+
+if TYPE_CHECKING:
+    from .launch import Program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         processes.abort(*_describe(error))
         raise
     speak()
-    if not isinstance(outcome, Program):
+    gc.freeze()  # what is there now is not looked through again when the interpreter ends
+    if isinstance(outcome, int):
         return processes.finish(outcome)
     processes.finish(0)
     try:
@@ -77,6 +81,8 @@ def _describe(error: BaseException) -> tuple[str, int]:
             "interrupted; no unfinished file bears a final name, run again",
             StoppedError.exit_code,
         )
+    import traceback
+
     traceback.print_exception(type(error), error, error.__traceback__)
     return f"a bug of rankxform's own: {type(error).__name__}: {error}", exit_code(error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import rankxform
 from rankxform.errors import UsageError
@@ -55,20 +55,35 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see: python -m {self.prog} --help)")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the command's parser; its errors are raised as UsageError."""
+class _Unmeasured(argparse.RawDescriptionHelpFormatter):
+    """For parsers that print no help: does not find out how wide the terminal is."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=80)
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Build the command's parser; its errors are raised as UsageError.
+
+    With `only`, that verb's options alone are known, and no help can be printed.
+    """
+    facts: dict[str, Any] = {"formatter_class": _Unmeasured} if only in VERBS else {}
     whole = _Parser(
         "rankxform",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        **{"formatter_class": argparse.RawDescriptionHelpFormatter, **facts},
     )
     version = f"rankxform {rankxform.__version__}"
     whole.add_argument("--version", action="version", version=version, help="print the version")
     verbs = whole.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for name, (summary, add_options) in _VERBS.items():
-        add_options(verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False))
+    for name, (summary, add_options) in VERBS.items():
+        verb = verbs.add_parser(
+            name, help=summary, description=summary, allow_abbrev=False, **facts
+        )
+        if only in (None, name) or only not in VERBS:
+            add_options(verb)
     return whole
 
 
@@ -208,7 +223,7 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
     )
 
 
-_VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transform": ("Convert a checkpoint.", _transform),
     "verify": ("Compare a destination with its source, or with its own manifest.", _verify),
     "launch": ("Convert a checkpoint if it does not fit, then start a program.", _launch),

@@ -8,19 +8,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import Shards
-from rankxform.job.prepare import Conversion, SourceFiles
-from rankxform.job.replicas import ReplicaVerdict
-from rankxform.job.transform import Report
-from rankxform.job.verify import Verdict
 from rankxform.layout.names import more_patterns, patterns
-from rankxform.layout.strategy import Strategy
 from rankxform.ops.drop import NOT_CHOSEN
-from rankxform.planning.selection import LeftOut
 
 from .units import abbreviate, seconds, size, table, truncate
+
+if TYPE_CHECKING:
+    from rankxform.checkpoints.base import Shards
+    from rankxform.job.prepare import Conversion, SourceFiles
+    from rankxform.job.replicas import ReplicaVerdict
+    from rankxform.job.transform import Report
+    from rankxform.job.verify import Verdict
+    from rankxform.layout.strategy import Strategy
+    from rankxform.planning.selection import LeftOut
 
 
 def header(conversion: Conversion, processes: int) -> str:

@@ -14,13 +14,14 @@ from rankxform.job.request import Request
 from rankxform.transport import Team
 
 from . import arguments, report
-from .launch import Program
 from .options import given, refuse
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
     from rankxform.job.prepare import Conversion
     from rankxform.transport.team import Show
+
+    from .launch import Program
 
 
 def _transform(options: argparse.Namespace, processes: Team) -> None:

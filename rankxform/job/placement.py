@@ -8,7 +8,6 @@ hostfile or rank table says. What an earlier run left on a node is continued the
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
     """Return the nodes in groups that see one folder."""
     nodes = team.nodes
     held: list[FolderMarker] = []
-    token = team.bcast(lambda: secrets.token_hex(8))
+    token = team.bcast(lambda: token(8))
     leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
     try:
         team.agree(lambda: held.append(FolderMarker(folder, token, node)) if leader else None)

@@ -6,7 +6,6 @@ import os
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 from rankxform.errors import StorageError
@@ -70,6 +69,8 @@ class ReadTimer:
             passed += seconds
             paces.append(seconds / nbytes)
         read = max(1, self._next - first) / max(passed, 1e-9)
+        from statistics import median  # takes as long to import as all of this package
+
         latency = median(runs or [0.0]) - run * median(paces or [0.0])
         return Costs(read, read_latency=max(0.0, latency) + _BESIDE)
 

@@ -270,6 +270,11 @@ def advise(fd: int, advice: int, offset: int = 0, nbytes: int = 0) -> None:
         os.posix_fadvise(fd, offset, nbytes, advice)
 
 
+def token(nbytes: int) -> str:
+    """Return random bytes, as hexadecimal digits."""
+    return os.urandom(nbytes).hex()
+
+
 def create(path: Path) -> None:
     """Make an empty file that does not share its bytes with anything that had its name."""
     try:
