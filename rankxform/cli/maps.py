@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rankxform.formats.map_toml import OTHER
 from rankxform.job.request import Request
 from rankxform.layout.names import pattern_of
 
@@ -92,6 +91,8 @@ def shown(name: str) -> tuple[str, Any]:
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
+    from rankxform.formats.map_toml import OTHER
+
     for rule in table.rules:
         for block in [one.names for one in table.blocks_of(rule)] or [{}]:
             marks = [f"if {rule.condition.text}"] if rule.condition else []

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import form_of
 from rankxform.errors import UsageError
-from rankxform.formats.map_toml import MapTable
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
-from rankxform.ops.lora import Adapter, Scaling, positive
-from rankxform.ops.mapping import NameMap
-from rankxform.ops.sizes import Sizes
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.visibility import Visibility
@@ -25,6 +21,11 @@ from rankxform.values import dataclass
 
 from .option import flag_of
 from .request import Request
+
+if TYPE_CHECKING:
+    from rankxform.formats.map_toml import MapTable
+    from rankxform.ops.lora import Scaling
+    from rankxform.ops.mapping import NameMap
 
 _MOST_BLOCK = 1 << 20
 
@@ -124,6 +125,8 @@ def _with_adapter(request: Request, src: Path, known: OperationInputs) -> Operat
             if getattr(request, name) is not None:
                 raise UsageError(f"{flag} is for --lora; give both")
         return known
+    from rankxform.ops.lora import Scaling, positive
+
     where = Path(request.lora).absolute()
     if not where.exists():
         raise UsageError(f"{where}: no such adapter")
@@ -158,6 +161,8 @@ def derivation_of(
     """Return what becomes of the source's tensors; the same on every process."""
     made = None
     if adapter is not None:
+        from rankxform.ops.lora import Adapter
+
         assert given.scaling is not None
         shapes = {p.src_name: p.shape for p in adapter.parameters}
         made = Adapter(shapes, given.scaling, str(given.lora), inside=given.inside)
@@ -207,6 +212,9 @@ def name_map(request: Request, given: OperationInputs) -> NameMap | None:
     """Return the map, with the model's sizes, if one is asked for. Raises UsageError."""
     if given.table is None:
         return None
+    from rankxform.ops.mapping import NameMap
+    from rankxform.ops.sizes import Sizes
+
     sizes = Sizes(given.table, given.config, given.label)
     stated = {name: value for name in CHOICES if (value := getattr(request, name))}
     chosen = {**given.choices, **stated}
@@ -235,26 +243,31 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
             f"{given.label}: states torch_dtype {kept}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"
         )
-    for one in derivation.compositions:
-        if isinstance(one, NameMap):
-            open_ = [
-                name
-                for name in one.choices
-                if getattr(request, name) is None and name not in given.choices
-            ]
-            if open_:
-                said = ", ".join(f"{name} {one.choices[name]}" for name in open_)
-                flags = " and ".join(flag_of(name) for name in open_)
-                yield (
-                    f"{one.table.label}: takes {said}, as MindFormers does by default; no file "
-                    f"records it ({flags} choose; on the way to Hugging Face, --like finds out)"
-                )
+    one = _mapped(given, derivation)
+    chosen = one.choices if one else {}
+    unsaid = [n for n in chosen if getattr(request, n) is None and n not in given.choices]
+    if one and unsaid:
+        said = ", ".join(f"{name} {chosen[name]}" for name in unsaid)
+        flags = " and ".join(map(flag_of, unsaid))
+        yield (
+            f"{one.table.label}: takes {said}, as MindFormers does by default; no file records it "
+            f"({flags} choose; on the way to Hugging Face, --like finds out)"
+        )
 
 
-def taken(derivation: Derivation) -> str | None:
+def taken(given: OperationInputs, derivation: Derivation) -> str | None:
     """Return which map is applied, and what it takes that no file records."""
-    for one in derivation.compositions:
-        if isinstance(one, NameMap):
-            choices = ", ".join(f"{name} {value}" for name, value in one.choices.items())
-            return f"{one.table.label} by {one.sizes.label}" + (f": {choices}" if choices else "")
-    return None
+    one = _mapped(given, derivation)
+    if one is None:
+        return None
+    choices = ", ".join(f"{name} {value}" for name, value in one.choices.items())
+    return f"{one.table.label} by {one.sizes.label}" + (f": {choices}" if choices else "")
+
+
+def _mapped(given: OperationInputs, derivation: Derivation) -> NameMap | None:
+    """Return the map among the operations, if there is one."""
+    if given.table is None:
+        return None
+    from rankxform.ops.mapping import NameMap
+
+    return next((one for one in derivation.compositions if isinstance(one, NameMap)), None)

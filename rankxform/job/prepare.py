@@ -191,7 +191,7 @@ def _planned(
     return Conversion(
         request, files, planner, ranks, made, target, notices, warnings, derived, common,
         adapter, cut_rows(derivation, tensors), repeated(tensors), found.operation.companions,
-        taken(derivation),
+        taken(found.operation, derivation),
     )  # fmt: skip
 
 

@@ -1,20 +1,18 @@
 """Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from . import cast, dequantize, drop, lora, mapping, rename, vocabulary, weights
-from .base import OPERATIONS
+from . import cast, dequantize, drop, rename, vocabulary, weights
+from .base import OPERATIONS, prepared
 
 OPERATIONS.update(
     rename=rename.rename,
     weights_only=weights.weights_only,
     masters=weights.masters,
     dequantize=dequantize.dequantize,
-    lora=lora.lora,
-    mapping=mapping.mapping,
+    lora=prepared("adapter"),
+    mapping=prepared("mapping"),
     drop=drop.drop,
     vocabulary=vocabulary.vocabulary,
     cast=cast.cast,
 )
 
-__all__ = [
-    "cast", "dequantize", "drop", "lora", "mapping", "rename", "vocabulary", "weights",
-]  # fmt: skip
+__all__ = ["cast", "dequantize", "drop", "rename", "vocabulary", "weights"]

@@ -121,6 +121,16 @@ OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | Composition | No
 order in which they are applied; filled in the package's `__init__`."""
 
 
+def prepared(name: str) -> Callable[[Mapping[str, Any]], Composition | None]:
+    """Return what takes the operation that the options carry under `name`, made already."""
+
+    def take(options: Mapping[str, Any]) -> Composition | None:
+        found: Composition | None = options.get(name)
+        return found
+
+    return take
+
+
 class Derivation:
     """The operations of one conversion."""
 

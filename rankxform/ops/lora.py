@@ -201,9 +201,3 @@ class Adapter(Composition):
                 "checkpoint to bf16 first (--dtype)"
             )
         return replace(one, sources=(replace(source, step=step),))
-
-
-def lora(options: Mapping[str, Any]) -> Composition | None:
-    """Return the adapter that the options carry ready-made, if one."""
-    found: Composition | None = options.get("adapter")
-    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.map_toml import (
@@ -384,9 +383,3 @@ class NameMap(Composition):
             "(--exclude, --weights-only for optimizer states and counters), or give a table of "
             "your own (--map FILE.toml)"
         )
-
-
-def mapping(options: Mapping[str, Any]) -> Composition | None:
-    """Return the mapping that the options carry ready-made, if one."""
-    found: Composition | None = options.get("mapping")
-    return found

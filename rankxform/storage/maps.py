@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import UsageError
-from rankxform.formats import map_toml
-from rankxform.formats.map_toml import MapTable
 
 from .posix import read_bytes
+
+if TYPE_CHECKING:
+    from rankxform.formats.map_toml import MapTable
 
 FOLDER = Path(__file__).resolve().parent.parent / "maps"
 CONFIG = "config.json"
@@ -41,6 +42,8 @@ def load(name: str) -> MapTable:
 
 
 def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
+    from rankxform.formats import map_toml
+
     data = read_bytes(path)
     bases = []
     for name in dict.fromkeys(map_toml.extended(data, label)):
