@@ -54,6 +54,11 @@ class ScheduleCache:
 
     def turns(self, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Step, int]]:
         """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
+        if len(transfers) == 1:
+            (transfer,) = transfers
+            for step, repeat in self.steps(transfer):
+                yield transfer, step, repeat
+            return
         for some in zip_longest(*map(self.steps, transfers)):
             for transfer, one in zip(transfers, some):
                 if one:

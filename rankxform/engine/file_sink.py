@@ -21,6 +21,7 @@ _PAGE = 4096
 _BEHIND = 16 << 20
 _BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,18 @@ class Writer:
         self._behind, self._begun = behind, 0
         self.written = 0
 
-    def put(self, offset: int, data: Buffer) -> None:
-        """Write `data` at `offset`; it may stay in the buffer until `flush`."""
+    def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
+        """Write `data` at `offset`, and `head` right before it; both may stay in the buffer until
+        `flush`."""
+        if head:
+            fill, behind = self._fill, self._fill + len(head)
+            end = behind + len(data)
+            if offset - len(head) == self._start + fill and end <= len(self._buffer):
+                self._buffer[fill:behind] = head
+                self._buffer[behind:end] = data
+                self._fill = end
+                return
+            self.put(offset - len(head), head)
         if offset != self._start + self._fill:
             self.flush()
             self._start = offset
@@ -131,9 +142,7 @@ class FileSink:
 
     def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
         layout = output.layout
-        self._spans = layout.spans
-        # by where they end, and content starts
-        self._heads = {at + len(head): memoryview(head) for at, head in layout.headers}
+        self._spans, self._heads = layout.spans, layout.heads
         self._writer = Writer(output.part, parts, buffer, behind)
 
     @property
@@ -142,13 +151,20 @@ class FileSink:
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Write content of `name` from its content byte `start` on, in ascending order."""
-        spans = self._spans[name]
+        spans, put = self._spans[name], self._writer.put
+        if len(spans) == 1:
+            offset = spans[0].offset + start
+            if not start and offset in self._heads:
+                put(offset, data, self._heads[offset])
+            else:
+                put(offset, data)
+            return
         done = 0
         for span in locate(spans, start, len(data)) if len(data) else spans:
             head = self._heads.get(span.offset)
             if head is not None:
-                self._writer.put(span.offset - len(head), head)
-            self._writer.put(span.offset, data[done : done + span.nbytes])
+                put(span.offset - len(head), head)
+            put(span.offset, data[done : done + span.nbytes])
             done += span.nbytes
 
     def finish(self) -> None:

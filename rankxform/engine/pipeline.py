@@ -109,6 +109,9 @@ def carry(
     number = 0
     for some in in_turn(plan.transfers):
         for transfer, step, repeat in schedules.turns(some):
+            if p2p is None:
+                pipeline.move(transfer, step.on(0), repeat)
+                continue
             if len(pipeline.in_flight) == depth:
                 pipeline.complete()
             pipeline.start(transfer, step.on(number % depth), repeat)
@@ -155,6 +158,13 @@ class Pipeline:
         self.sent = 0
         self._in_arena: object = None
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
+
+    def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+        """Carry out a tile that no other process has a part in."""
+        began = perf_counter()
+        self._read(transfer, work, repeat)
+        self.seconds["read"] += perf_counter() - began
+        self._store(transfer, work, repeat)
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Start the receives of a tile, read for it, and start its sends."""
@@ -215,12 +225,12 @@ class Pipeline:
             forwards = self._send(name, messages.repacks, messages.forwards, FORWARDED)
             self._receive(name, tile.forwarded, messages.forwarded)
             self.seconds["exchange"] += perf_counter() - began
-            self._store(tile)
+            self._store(tile.transfer, tile.work, tile.repeat)
             began = perf_counter()
             p2p.wait_all([*tile.sends, *forwards], self._on_progress)
             self.seconds["exchange"] += perf_counter() - began
         else:
-            self._store(tile)
+            self._store(tile.transfer, tile.work, tile.repeat)
         for transfer in tile.ended:
             self._end(transfer)
 
@@ -234,8 +244,8 @@ class Pipeline:
             for sender, message in messages:
                 self._checker.check_message(message, sender, name)
 
-    def _store(self, tile: _InFlight) -> None:
-        transfer, work, repeat, checker = tile.transfer, tile.work, tile.repeat, self._checker
+    def _store(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+        checker = self._checker
         name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks
         if checker:
             checker.read(transfer, work, repeat, self._copy)

@@ -33,8 +33,7 @@ REDUNDANCY_KEY = "remove_redundancy"
 """The metadata entry by which MindSpore marks a file that lacks some of its rank's parameters."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One byte interval of a file."""
 
     offset: int
@@ -143,9 +142,18 @@ class FileLayout:
     trailer: int = 0
 
     @cached_property
+    def heads(self) -> Mapping[int, memoryview]:
+        """By the byte at which content starts, what comes right before it."""
+        return {at + len(head): memoryview(head) for at, head in self.headers}
+
+    @cached_property
     def digest(self) -> str:
         """A digest that differs between layouts that differ."""
-        state = blake2b(repr((self.headers, dict(self.spans))).encode(), digest_size=8)
+        state = blake2b(b"".join(head for _, head in self.headers), digest_size=8)
+        places = (
+            (name, *(n for span in spans for n in span)) for name, spans in self.spans.items()
+        )
+        state.update(repr(([at for at, _ in self.headers], *places)).encode())
         return state.hexdigest()
 
 

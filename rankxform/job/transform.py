@@ -175,6 +175,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
         phases.seconds[name] += passed
     phases.seconds["wait"] = phases.seconds["start"] + seconds - phases.total
     every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
+    needed = team.bcast(lambda: needed_bytes(planner.transfers(work.everything)))
     catalog, selection = planner.catalog, planner.selection
     derived = work.conversion.derived
     return Report(
@@ -188,7 +189,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
         kept=len(state.kept),
         continued=len(state.completed.done),
         read=sum(one.read for one, _, _ in every),
-        needed=needed_bytes(planner.transfers(work.everything)),
+        needed=needed,
         written=sum(one.written for one, _, _ in every),
         sent=sum(one.sent for one, _, _ in every),
         compared_names=tuple(patterns((catalog.unlisted or catalog.listed).keys())),

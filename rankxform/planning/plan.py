@@ -187,17 +187,18 @@ class Planner:
         Among equal copies, one in a `visible` file is preferred (None: all files are visible).
         Raises CheckpointError where no source file holds what is needed.
         """
-        wanted: dict[tuple[str, Layout], list[int]] = {}
-        for one in slice_ranges:
-            for key in list(self.names(one.rank).items())[one.first : one.stop]:
-                wanted.setdefault(key, []).append(one.rank)
+        wanted = self.wanted([list(slice_ranges)])
+        shared = {id(pairs): pairs for pairs in wanted.values()}
+        ranks_of = {key: tuple(sorted(r for _, r in pairs)) for key, pairs in shared.items()}
         return [
             Transfer(
                 parameter, layout.grid(parameter.shape), self._targets_of(layout, ranks), readers
             )
-            for (name, layout), every in wanted.items()
+            for (name, layout), pairs in wanted.items()
             if (parameter := self.parameter(name))
-            for readers, ranks in self._readers_and_ranks(parameter, layout, tuple(every), visible)
+            for readers, ranks in self._readers_and_ranks(
+                parameter, layout, ranks_of[id(pairs)], visible
+            )
         ]
 
     def wanted(self, assignment: Sequence[Sequence[SliceRange]]) -> dict[tuple[str, Layout], Pairs]:

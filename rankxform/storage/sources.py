@@ -21,7 +21,7 @@ class Sources:
     def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
         self._paths, self._indexes = paths, indexes
         self._descriptors = {False: Descriptors(os.O_RDONLY), True: sparse_descriptors()}
-        self._checked: set[tuple[int, bool]] = set()
+        self._checked: dict[bool, set[int]] = {False: set(), True: set()}
         self.nbytes = 0
 
     def read(self, rank: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
@@ -34,6 +34,11 @@ class Sources:
         on which the system reads nothing ahead.
         """
         fd, path, index = self._opened(rank, sparse)
+        i = index.schema.position[name]
+        if i not in index.pieces:
+            read_into(fd, path, index.offsets[i] + start, room)
+            self.nbytes += len(room)
+            return
         done = 0
         for span in locate(index.spans(name), start, len(room)):
             read_into(fd, path, span.offset, room[done : done + span.nbytes])
@@ -61,11 +66,11 @@ class Sources:
 
     def _opened(self, rank: int, sparse: bool) -> tuple[int, Path, Index]:
         """Return a file's descriptor, path and index. Raises CheckpointError if it has changed."""
-        path, index = self._paths[rank], self._indexes[rank]
+        path, index, checked = self._paths[rank], self._indexes[rank], self._checked[sparse]
         fd = self._descriptors[sparse].get(path)
-        if (rank, sparse) not in self._checked:
+        if rank not in checked:
             check_unchanged(path, status_of(fd, path), index)
-            self._checked.add((rank, sparse))
+            checked.add(rank)
         return fd, path, index
 
     def __enter__(self) -> Sources:
