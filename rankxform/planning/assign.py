@@ -9,9 +9,13 @@ their bytes once.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import accumulate, pairwise
 
 from rankxform.formats.dtype import content_bytes
+from rankxform.layout.layout import Layout
 
 from .plan import Planner
 from .read_method import AUTO, READ_METHODS
@@ -49,12 +53,13 @@ def assign(
     whole = [SliceRange(rank, 0, len(sizes[rank])) for rank in ordered]
     if processes == 1:
         return [whole]
-    least = _cost(planner, whole, done) / processes
+    cost_of = _Costs(planner, done)
+    least = cost_of(whole) / processes
     best: Assignment = []
     lowest = 0.0
     for split in (_whole_files, _split_files, _by_parameter):
         found = split(planner, ordered, sizes, processes)
-        cost = max(_cost(planner, slice_ranges, done) for slice_ranges in found)
+        cost = max(map(cost_of, found))
         if not best or cost * _TOLERANCE < lowest:
             best, lowest = found, cost
         if lowest <= _TOLERANCE * least:
@@ -118,10 +123,61 @@ def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list
     return found
 
 
-def _cost(planner: Planner, slice_ranges: Sequence[SliceRange], done: Done) -> float:
-    """Return what one process has to do for `slice_ranges`, in bytes read."""
-    transfers = planner.transfers(remaining(planner, slice_ranges, done))
-    return bytes_to_read(transfers, READ_METHODS[AUTO]) + _WRITING * bytes_to_write(transfers)
+class _Costs:
+    """What one process has to do for parts of files, in bytes read.
+
+    Tensors that are stored alike and wanted alike cost the same; they are counted, and the cost of
+    each kind is worked out once for each group of ranks. (One that two pipeline stages share counts
+    for both.)
+    """
+
+    def __init__(self, planner: Planner, done: Done) -> None:
+        self._planner, self._done = planner, done
+        self._numbers: dict[object, int] = {}  # of the kinds
+        self._examples: list[tuple[str, Layout]] = []  # by number, a tensor
+        self._kinds: dict[int, list[int]] = {}  # of the tensors of alike files, in their order
+        self._known: dict[tuple[int, tuple[int, ...]], float] = {}
+
+    def __call__(self, slice_ranges: Sequence[SliceRange]) -> float:
+        alike: dict[int, list[SliceRange]] = {}
+        for one in remaining(self._planner, slice_ranges, self._done):
+            alike.setdefault(id(self._planner.names(one.rank)), []).append(one)
+        return sum(map(self._cost, alike.values()))
+
+    def _cost(self, some: Sequence[SliceRange]) -> float:
+        """Return the cost of parts of files that hold the same tensors."""
+        kinds = self._kinds_of(some[0].rank)
+        edges = sorted({edge for one in some for edge in (one.first, one.stop)})
+        total = 0.0
+        for a, b in pairwise(edges):
+            ranks = tuple(sorted(one.rank for one in some if one.first <= a and b <= one.stop))
+            if ranks:
+                total += sum(
+                    count * self._unit(kind, ranks) for kind, count in Counter(kinds[a:b]).items()
+                )
+        return total
+
+    def _kinds_of(self, file: int) -> list[int]:
+        names = self._planner.names(file)
+        if id(names) not in self._kinds:
+            found = []
+            for name, layout in names.items():
+                parameter = self._planner.parameter(name)
+                kind = id(parameter.sharding), parameter.src_dtype, parameter.dtype, layout
+                number = self._numbers.setdefault(kind, len(self._examples))
+                if number == len(self._examples):
+                    self._examples.append((name, layout))
+                found.append(number)
+            self._kinds[id(names)] = found
+        return self._kinds[id(names)]
+
+    def _unit(self, kind: int, ranks: tuple[int, ...]) -> float:
+        key = kind, ranks
+        if key not in self._known:
+            transfers = self._planner.transfers_of(*self._examples[kind], ranks)
+            read = bytes_to_read(transfers, READ_METHODS[AUTO])
+            self._known[key] = read + _WRITING * bytes_to_write(transfers)
+        return self._known[key]
 
 
 def _whole_files(
@@ -134,9 +190,20 @@ def _whole_files(
 def _split_files(
     _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
 ) -> Assignment:
-    pieces = [(rank, i) for rank in ranks for i in range(len(sizes[rank]))]
-    runs = partition_evenly([sizes[rank][i] for rank, i in pieces], processes)
-    return [_slice_ranges([pieces[i] for i in run]) for run in runs]
+    starts = [0, *accumulate(len(sizes[rank]) for rank in ranks)]
+    runs = partition_evenly([size for rank in ranks for size in sizes[rank]], processes)
+    found: Assignment = []
+    for run in runs:
+        first = bisect_right(starts, run.start) - 1
+        last = bisect_left(starts, run.stop, first)
+        found.append(
+            [
+                SliceRange(rank, max(run.start - at, 0), min(run.stop, end) - at)
+                for rank, at, end in zip(ranks[first:last], starts[first:], starts[first + 1 :])
+                if max(run.start, at) < min(run.stop, end)
+            ]
+        )
+    return found
 
 
 def _by_parameter(
@@ -168,39 +235,38 @@ def _slice_ranges(pieces: Sequence[tuple[int, int]]) -> list[SliceRange]:
     return found
 
 
-def partition_evenly(weights: Sequence[int], processes: int) -> list[list[int]]:
+def partition_evenly(weights: Sequence[int], processes: int) -> list[range]:
     """Divide `weights` into a run of neighbours for each process, the largest as small as can be.
 
     Returns for each process its positions in `weights`; there may be none.
 
     >>> partition_evenly([5, 5, 5, 5], 3)
-    [[0, 1], [2, 3], []]
+    [range(0, 2), range(2, 4), range(4, 4)]
     >>> partition_evenly([9, 1, 1, 1], 2)
-    [[0], [1, 2, 3]]
+    [range(0, 1), range(1, 4)]
     """
-    low, high = max(weights, default=0), sum(weights)
+    sums = [0, *accumulate(weights)]
+    low, high = max(weights, default=0), sums[-1]
     while low < high:
         limit = (low + high) // 2
-        if _runs_within(weights, limit) <= processes:
+        if len(_runs_within(sums, limit)) <= processes:
             high = limit
         else:
             low = limit + 1
-    runs: list[list[int]] = [[] for _ in range(processes)]
-    at, total = 0, 0
-    for position, weight in enumerate(weights):
-        if total + weight > low:
-            at, total = at + 1, 0
-        runs[at].append(position)
-        total += weight
-    return runs
+    runs = _runs_within(sums, low)
+    return runs + [range(len(weights), len(weights))] * (processes - len(runs))
 
 
-def _runs_within(weights: Sequence[int], limit: int) -> int:
-    runs, total = 0, limit
-    for weight in weights:
-        if total + weight > limit:
-            runs, total = runs + 1, 0
-        total += weight
+def _runs_within(sums: Sequence[int], limit: int) -> list[range]:
+    """Return the longest runs whose weights add up to no more than `limit`, one after another.
+
+    `sums` are those of the weights before each, and of all; none weighs more than `limit`.
+    """
+    runs, at = [], 0
+    while at + 1 < len(sums):
+        end = bisect_right(sums, sums[at] + limit, at) - 1
+        runs.append(range(at, end))
+        at = end
     return runs
 
 

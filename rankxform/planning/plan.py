@@ -9,15 +9,14 @@ For a 4x4 tensor sharded by rows on 2 ranks and wanted by columns on 2::
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
-The plan is kept as transfers (`rankxform.planning.transfers`), and written out rank by rank for
-people.
+It is kept as transfers (`rankxform.planning.transfers`), and written out by rank for people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import TensorSpec
@@ -42,6 +41,9 @@ Readers = Mapping[Cell, int]
 
 Pairs = tuple[tuple[int, int], ...]
 """(process, destination rank)."""
+
+Visible: TypeAlias = "frozenset[int] | None"
+Transfers: TypeAlias = list[Transfer]
 
 
 class Planner:
@@ -77,9 +79,8 @@ class Planner:
 
     def with_parts(self, parts: Mapping[int, Part]) -> Planner:
         """Return the planner of the same conversion for other files."""
-        return Planner(
-            self.catalog, self.dst, self.selection, MINDSPORE if self._mindspore else SPREAD, parts
-        )
+        replicas = MINDSPORE if self._mindspore else SPREAD
+        return Planner(self.catalog, self.dst, self.selection, replicas, parts)
 
     def part(self, file: int) -> Part:
         """Return whose slices a file holds, and of which parameters."""
@@ -179,9 +180,7 @@ class Planner:
         """Return all slices of a file."""
         return SliceRange(file, 0, len(self.names(file)))
 
-    def transfers(
-        self, slice_ranges: Iterable[SliceRange], visible: frozenset[int] | None = None
-    ) -> list[Transfer]:
+    def transfers(self, slice_ranges: Iterable[SliceRange], visible: Visible = None) -> Transfers:
         """Plan parts of some destination files, parameter by parameter in file order.
 
         Among equal copies, one in a `visible` file is preferred (None: all files are visible).
@@ -191,14 +190,20 @@ class Planner:
         shared = {id(pairs): pairs for pairs in wanted.values()}
         ranks_of = {key: tuple(sorted(r for _, r in pairs)) for key, pairs in shared.items()}
         return [
-            Transfer(
-                parameter, layout.grid(parameter.shape), self._targets_of(layout, ranks), readers
-            )
+            transfer
             for (name, layout), pairs in wanted.items()
-            if (parameter := self.parameter(name))
-            for readers, ranks in self._readers_and_ranks(
-                parameter, layout, ranks_of[id(pairs)], visible
-            )
+            for transfer in self.transfers_of(name, layout, ranks_of[id(pairs)], visible)
+        ]
+
+    def transfers_of(
+        self, name: str, layout: Layout, ranks: tuple[int, ...], visible: Visible = None
+    ) -> Transfers:
+        """Plan one parameter, in one layout, for the destination files `ranks`, as `transfers`."""
+        parameter = self.parameter(name)
+        grid = layout.grid(parameter.shape)
+        return [
+            Transfer(parameter, grid, self._targets_of(layout, alike), readers)
+            for readers, alike in self._readers_and_ranks(parameter, layout, ranks, visible)
         ]
 
     def wanted(self, assignment: Sequence[Sequence[SliceRange]]) -> dict[tuple[str, Layout], Pairs]:
@@ -252,11 +257,7 @@ class Planner:
         return self._targets[key]
 
     def _readers_and_ranks(
-        self,
-        parameter: Parameter,
-        layout: Layout,
-        ranks: tuple[int, ...],
-        visible: frozenset[int] | None = None,
+        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], visible: Visible = None
     ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
         """Yield the readers of `parameter`, and the destination ranks that share them."""
         by: dict[int, list[int]] = {}
@@ -294,7 +295,7 @@ class Planner:
         parameter: Parameter,
         layout: Layout,
         ranks: tuple[int, ...],
-        visible: frozenset[int] | None,
+        visible: Visible,
     ) -> Readers:
         """Choose a file for every source cell that `ranks` need, one of the `visible` if any."""
         replica = self.replica(parameter)
