@@ -57,12 +57,14 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
     factories = {
         one.name: one.default_factory for one in fields if one.default_factory is not missing
     }
-    has_more = hasattr(cls, "__post_init__")
+    has_more, every = hasattr(cls, "__post_init__"), frozenset(names)
 
     def __init__(self: Any, *args: Any, **given: Any) -> None:
         values = self.__dict__
         values.update(zip(by_place, args))
-        if given or len(args) != len(names):
+        if not args and given.keys() == every:  # as `replace` calls it
+            values.update(given)
+        elif given or len(args) != len(names):
             if len(args) > count:
                 raise TypeError(f"{cls.__name__}() takes {count} positional arguments")
             for name in names[len(args) :] if count == len(names) else names:

@@ -337,7 +337,8 @@ class _Shardings:
                     f"{layout.counts} slices of {list(slice_shape)} make {list(shape)}, "
                     f"the strategy states {list(stated)}"
                 )
-            layout = replace(layout, expanded_shape=None)
+            if layout.expanded_shape is not None:
+                layout = replace(layout, expanded_shape=None)
             sharding = self._one(shape, layout, strategy.ranks_in(stage).start, groups)
         except RequestError as error:
             raise CheckpointError(
