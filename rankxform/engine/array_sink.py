@@ -12,12 +12,15 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import TEXT, content_bytes
 from rankxform.storage.posix import Buffer
+from rankxform.storage.sharing import Position
 
 from .convert import moved_type
 
 
 class Arrays:
     """One destination rank's slices, each in memory of its own (`engine.Sink`)."""
+
+    shares = False
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         """`tensors`: what the rank gets, in order."""
@@ -33,6 +36,9 @@ class Arrays:
         """Take content of `name` from its content byte `start` on."""
         self._buffers[name][start : start + len(data)] = data
         self.written += len(data)
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        return False
 
     def finish(self) -> None:
         """Nothing is kept back."""

@@ -11,6 +11,7 @@ from rankxform.formats.base import Index
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.storage.posix import Buffer
+from rankxform.storage.sharing import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
@@ -46,6 +47,8 @@ class Expected:
 class Comparison:
     """One destination file, compared with what is put."""
 
+    shares = False
+
     def __init__(self, rank: int, file: Sources, index: Index, slices: Mapping[str, Expected]):
         """`slices` are what the file should hold; its headers are compared with them at once."""
         self._rank, self._file, self._slices = rank, file, slices
@@ -67,6 +70,9 @@ class Comparison:
             self.written += len(part)
             if not _equal(part, room):
                 self._note(name, start + at, part, room)
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        return False
 
     def finish(self) -> None:
         """Nothing is kept back."""

@@ -12,15 +12,18 @@ from rankxform.storage.posix import (
     Descriptors,
     OnProgress,
     blocks,
+    read_into,
     start_writing,
     write_from,
 )
+from rankxform.storage.sharing import Position, share, shared_part
 from rankxform.values import dataclass
 
 _PAGE = 4096
 _BEHIND = 16 << 20
 _BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
+_LEAST_SHARED = 64 << 10
 _NOTHING = memoryview(b"")
 
 
@@ -104,6 +107,14 @@ class Writer:
         self._buffer[:tail] = data[bulk:]
         self._start, self._fill = offset + bulk, tail
 
+    def share(self, offset: int, source: Position, nbytes: int) -> bool:
+        """Share whole blocks of another file at `offset`; tell whether the file system can."""
+        fd = self._descriptors.get(self._path)
+        if not share(source, (fd, self._path, offset), nbytes):
+            return False
+        self.written += nbytes
+        return True
+
     def flush(self) -> None:
         if self._fill:
             self._write(self._buffer[:0])
@@ -140,6 +151,8 @@ def file_sinks(
 class FileSink:
     """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
 
+    shares = True
+
     def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
         layout = output.layout
         self._spans, self._heads = layout.spans, layout.heads
@@ -166,6 +179,23 @@ class FileSink:
                 put(span.offset - len(head), head)
             put(span.offset, data[done : done + span.nbytes])
             done += span.nbytes
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        spans, (src, path, first) = self._spans[name], source
+        if len(spans) > 1:
+            return False
+        offset = spans[0].offset + start
+        part = shared_part(first, offset, nbytes)
+        if len(part) < _LEAST_SHARED or not self.shares:
+            return False
+        middle = src, path, first + part.start
+        self.shares = self._writer.share(offset + part.start, middle, len(part))
+        if self.shares:
+            for a, b in ((0, part.start), (part.stop, nbytes)):
+                end = memoryview(bytearray(b - a))
+                read_into(src, path, first + a, end)
+                self.put(name, start + a, end)
+        return self.shares
 
     def finish(self) -> None:
         self._writer.flush()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
+from rankxform.storage.sharing import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from .arena import View
 
 DEFAULT_MEMORY = 64 << 20
+_LEAST_SHARED = 64 << 10
+"""Bytes of a slice whose blocks are shared; smaller ones are gathered into large writes."""
+
 _MOST_IN_FLIGHT, _ARENA = 12, 512 << 10
 """How many tiles are in flight at a time, if each has an arena of so many bytes."""
 
@@ -61,12 +65,18 @@ class Messenger(Protocol):
 class Sink(Protocol):
     """Where the content of one destination rank's slices goes, in ascending order."""
 
+    shares: bool
+    """Whether `share` may be asked for."""
+
     @property
     def written(self) -> int:
         """Bytes put so far."""
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        """Take content as `put` does, by sharing blocks of a file; tell whether that was done."""
 
     def finish(self) -> None:
         """Write out what is still buffered; once, after the last `put`. Raises StorageError."""
@@ -161,10 +171,36 @@ class Pipeline:
 
     def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Carry out a tile that no other process has a part in."""
+        if work.direct and self._shared(transfer, work, repeat):
+            return
         began = perf_counter()
         self._read(transfer, work, repeat)
         self.seconds["read"] += perf_counter() - began
         self._store(transfer, work, repeat)
+
+    def _shared(self, transfer: Transfer, work: TileWork, repeat: int) -> bool:
+        """Let destination files share the source's blocks; tell whether that is all of a tile."""
+        if self._checker or len(work.direct[0][1].data) < _LEAST_SHARED:
+            return False
+        began, done, nbytes = perf_counter(), 0, 0
+        name, name_of = transfer.parameter.name, transfer.parameter.src_name_of
+        for fetch, store in work.direct:
+            file, count = transfer.readers[fetch.cell], len(store.data)
+            for rank in transfer.targets[store.cell]:
+                sink = self._sinks[rank]
+                place = sink.shares and self._sources.place(
+                    file, name_of(fetch.cell), fetch.start + repeat * fetch.step
+                )
+                if not place or not sink.share(
+                    name, store.start + repeat * store.step, place, count
+                ):
+                    return False
+                done += count
+            nbytes += count
+        self._sources.nbytes += nbytes
+        self.seconds["write"] += perf_counter() - began
+        self._on_progress(done)
+        return True
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Start the receives of a tile, read for it, and start its sends."""

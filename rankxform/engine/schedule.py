@@ -208,9 +208,10 @@ class Schedule:
             stores.append(Store(cell, start, step, region.data.data, copies, places))
             targets.append(region)
             read += sources
+        direct = _direct(fetches, held, stores, targets) if self._is_local else ()
         return TileWork(
             alike.count, fetches, stores, self._read_for(read), targets, alike.axis, alike.step,
-            messages, self._convert, id(arena) if self.picks else 0,
+            messages, self._convert, id(arena) if self.picks else 0, direct,
         )  # fmt: skip
 
     def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
@@ -343,6 +344,24 @@ class Schedule:
     def _is_whole(self, region: Region, box: Box) -> bool:
         """Whether a region of the arena is just what a message is to hold, as it is."""
         return region.box == box
+
+
+def _direct(
+    fetches: Sequence[Fetch],
+    held: Mapping[Any, Region],
+    stores: Sequence[Store],
+    targets: Sequence[Region],
+) -> Sequence[tuple[Fetch, Store]]:
+    """Return for each store the fetch that reads all of it, if there is one for every store."""
+    if len(fetches) != len(held) or any(store.copies for store in stores):
+        return ()
+    read = {id(held[fetch.cell].data): fetch for fetch in fetches if not fetch.run}
+    pairs = [
+        (read[id(region.data)], store)
+        for store, region in zip(stores, targets)
+        if id(region.data) in read
+    ]
+    return pairs if len(pairs) == len(stores) else ()
 
 
 def _in_one(sources: list[Region]) -> list[Region]:

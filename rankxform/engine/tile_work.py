@@ -73,7 +73,8 @@ class TileWork:
     the sources' parts tile what the targets tile. They are those of the first tile, and move on by
     `step` elements of `axis` with every repetition. messages: None of a local transfer. convert:
     makes each copy, if that is more than an assignment. arena: tells apart the arenas; 0
-    where what is read is of no use to the next tile.
+    where what is read is of no use to the next tile. direct: if every store is just what one fetch
+    reads, these pairs.
     """
 
     count: int
@@ -86,6 +87,7 @@ class TileWork:
     messages: Messages | None = None
     convert: Convert | None = None
     arena: int = 0
+    direct: Sequence[tuple[Fetch, Store]] = ()
 
     def at(self, repeat: int, box: Box) -> Box:
         """Return where a box of the first tile is in the repetition of this number."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterable
@@ -11,12 +10,12 @@ from pathlib import Path
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError
 from rankxform.storage.posix import create, make_folder, own_name, remove, sync
+from rankxform.storage.sharing import CANNOT
 
 NONE, REFLINK, HARD = "none", "reflink", "hard"
 LINKS = (REFLINK, HARD, NONE)
 
 _FICLONE = 0x40049409
-_CANNOT = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM}
 
 
 def can_reflink(folder: Path) -> bool:
@@ -38,7 +37,7 @@ def _clone(source: Path, target: Path) -> bool:
         try:
             fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
         except OSError as error:
-            if error.errno in _CANNOT:
+            if error.errno in CANNOT:
                 return False
             raise StorageError.of(error, target, f"clone {source}") from error
     return True

@@ -10,6 +10,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
 
 from .posix import Buffer, Descriptors, read_into, sparse_descriptors, status_of
+from .sharing import Position
 
 
 class Sources:
@@ -44,6 +45,15 @@ class Sources:
             read_into(fd, path, span.offset, room[done : done + span.nbytes])
             done += span.nbytes
         self.nbytes += done
+
+    def place(self, rank: int, name: str, start: int) -> Position | None:
+        """Return the descriptor, path and byte at which content byte `start` of `name` lies.
+
+        None where the content lies in several parts of the file. Raises as `read` does.
+        """
+        fd, path, index = self._opened(rank, False)
+        i = index.schema.position[name]
+        return None if i in index.pieces else (fd, path, index.offsets[i] + start)
 
     def read_runs(
         self, rank: int, name: str, start: int, room: Buffer, sparse: bool, run: int, stride: int
