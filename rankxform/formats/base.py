@@ -175,11 +175,17 @@ class Format(Protocol):
         """Return a key by which tensors of a file are sorted; one key for all keeps their order."""
 
     def lay_out(
-        self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
+        self,
+        tensors: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        checksum: bool,
+        begins: int = 0,
     ) -> FileLayout:
         """Plan a file of `tensors`. `metadata` are kept where the container has room for them.
 
-        With `checksum`, room is left for one. Raises RequestError for what it cannot hold.
+        With `checksum`, room is left for one. `begins` is at which byte of a block of the file
+        system content had best begin, where the container leaves a choice. Raises RequestError for
+        what it cannot hold.
         """
 
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
@@ -193,6 +199,9 @@ FORMATS: dict[str, Format] = {}
 """All containers by name, which is their files' suffix too; filled in the package's `__init__`."""
 
 USUAL = "ckpt"
+
+BLOCK = 4096
+"""Bytes of a file system's block, on the usual machines."""
 
 
 def suffixes() -> tuple[str, ...]:

@@ -247,7 +247,11 @@ class Ckpt:
         return 0
 
     def lay_out(
-        self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
+        self,
+        tensors: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        checksum: bool,
+        begins: int = 0,
     ) -> FileLayout:
         headers, spans, at = [], {}, 0
         for name, dtype, shape in tensors:

@@ -18,6 +18,7 @@ from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 
 from .base import (
+    BLOCK,
     REDUNDANCY_KEY,
     Blocks,
     Entry,
@@ -38,6 +39,9 @@ CRC_KEY = "crc_num"
 _INTEGERS = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64", "UInt64", INT4)
 
 MOST_ZEROS = 1 << 32
+_LARGE = 1 << 20
+"""Bytes of a file whose content begins where the source's does, which takes a block at most."""
+
 _RESERVE = 40
 """Bytes that a checksum may take in the header."""
 _BLOCK = 1 << 20
@@ -177,7 +181,11 @@ class Safetensors:
         return -item_size(dtype), name
 
     def lay_out(
-        self, tensors: Sequence[TensorSpec], metadata: Mapping[str, str], checksum: bool
+        self,
+        tensors: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        checksum: bool,
+        begins: int = 0,
     ) -> FileLayout:
         """Plan a file; metadata entries are kept, except those that are no longer true."""
         for name, dtype, _ in tensors:
@@ -193,8 +201,12 @@ class Safetensors:
         kept = {key: value for key, value in metadata.items() if key not in untrue}
         marks = {name: INT4 for name, dtype, _ in order if dtype == INT4}
         reserve = _RESERVE if checksum else 0
-        head, offsets = header(order, {"format": "ms", **kept, **marks}, reserve)
+        metadata = {"format": "ms", **kept, **marks}
+        head, offsets = header(order, metadata, reserve)
         sizes = [content_bytes(one.dtype, one.shape) for one in order]
+        if sum(sizes) >= _LARGE and begins % 8 == 0:  # so that blocks can be shared with the source
+            head, offsets = header(order, metadata, reserve + (begins - len(head)) % BLOCK)
+            assert len(head) % BLOCK == begins % BLOCK
         spans = {one.name: (Span(at, n),) for one, at, n in zip(order, offsets, sizes)}
         return FileLayout(((0, head),), spans, len(head) + sum(sizes))
 

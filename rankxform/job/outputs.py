@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rankxform.checkpoints.base import Target
 from rankxform.engine.file_sink import Output
-from rankxform.formats.base import FileLayout, Index
+from rankxform.formats.base import BLOCK, FileLayout, Index
 from rankxform.planning.plan import SPREAD, Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.publish.links import NONE, REFLINK, can_reflink
@@ -51,13 +52,15 @@ class Layouts:
         self._planner, self._indexes = planner, indexes
         self._target, self._checksum = target, checksum
         self._known: dict[int, FileLayout] = {}
+        first = Counter(min(one.offsets, default=0) % BLOCK for one in indexes.values())
+        self._begins = first.most_common(1)[0][0] if first else 0
 
     def of(self, rank: int) -> FileLayout:
         """Return the layout of the file of a destination rank."""
         slices = self._planner.slices(rank)  # one list for all ranks with the same
         if id(slices) not in self._known:
             container, tensors = self._target.container, self._planner.tensors(rank)
-            layout = container.lay_out(tensors, self._metadata(rank), self._checksum)
+            layout = container.lay_out(tensors, self._metadata(rank), self._checksum, self._begins)
             self._known[id(slices)] = layout
         return self._known[id(slices)]
 

@@ -12,9 +12,7 @@ import struct
 from pathlib import Path
 
 from rankxform.errors import StorageError
-
-BLOCK = 4096
-"""Bytes of a block, on XFS and Btrfs of the usual machines."""
+from rankxform.formats.base import BLOCK
 
 CANNOT = frozenset(
     {
