@@ -9,6 +9,7 @@ command -v slurmctld > /dev/null && command -v munged > /dev/null || missing="$m
 [ -e /usr/lib/x86_64-linux-gnu/pmix2/lib/libpmix.so ] || missing="$missing libpmix-dev"
 command -v sshd > /dev/null && command -v ssh > /dev/null || missing="$missing openssh-server openssh-client"
 command -v sshfs > /dev/null || missing="$missing sshfs"
+command -v mkfs.xfs > /dev/null && command -v mkfs.btrfs > /dev/null || missing="$missing xfsprogs btrfs-progs"
 [ -z "$missing" ] && exit 0
 apt-get update -qq
 # shellcheck disable=SC2086  # several words are several packages
