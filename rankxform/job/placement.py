@@ -19,7 +19,7 @@ from rankxform.planning.assign import Assignment, Done, assign_visible
 from rankxform.planning.plan import Planner
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.identity import FolderMarker, own_addresses
-from rankxform.storage.posix import read_bytes
+from rankxform.storage.posix import random_hex, read_bytes
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 from rankxform.values import dataclass
@@ -141,7 +141,7 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
     """Return the nodes in groups that see one folder."""
     nodes = team.nodes
     held: list[FolderMarker] = []
-    token = team.bcast(lambda: token(8))
+    token = team.bcast(lambda: random_hex(8))
     leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
     try:
         team.agree(lambda: held.append(FolderMarker(folder, token, node)) if leader else None)

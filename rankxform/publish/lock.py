@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.errors import StorageError
-from rankxform.storage.posix import create, make_folder, remove, token, write_small
+from rankxform.storage.posix import create, make_folder, random_hex, remove, write_small
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
@@ -35,7 +35,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         """Take the lock `path`. Raises StorageError where a live run has it."""
         self._path = path
-        self._mine = {**_this_process(), "token": token(8)}
+        self._mine = {**_this_process(), "token": random_hex(8)}
         self._ended = threading.Event()
         with _guarded(path):
             holder = _read(path)

@@ -23,7 +23,7 @@ from typing import Any
 from rankxform.checkpoints.base import FORMS, USUAL
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import FormatError, StorageError
-from rankxform.storage.posix import read_bytes, read_record, remove, sync, token, write_small
+from rankxform.storage.posix import random_hex, read_bytes, read_record, remove, sync, write_small
 
 from . import companions, records
 from .facts import Facts, is_own, is_same_file, known_facts, refuse_link, status_of_name
@@ -121,8 +121,8 @@ class TargetFolder:
             elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
                 remove(part_of(final))
                 del self._files[name]
-        seed = (job or manifest or {"seed": int(token(8), 16) >> 1})["seed"]
-        self.state = State(self._folder, token(4), seed, kept, Completed())
+        seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
+        self.state = State(self._folder, random_hex(4), seed, kept, Completed())
         self._write_job()
         completed = self._completed().only(rank for rank in self._finals if rank not in kept)
         self.state = replace(self.state, completed=completed)
@@ -211,7 +211,7 @@ class TargetFolder:
         done = [((rank,), sorted(names)) for rank, names in found.done.items()]
         first = records.started(found.parts, found.durable, boot_id(), [path.name for path in old])
         more = records.moved(done, found.sums, found.sizes)
-        fresh = self._own / f"journal-{token(4)}.jsonl"
+        fresh = self._own / f"journal-{random_hex(4)}.jsonl"
         write_small(fresh, first + more, durable=self._durable)
         for path in old:
             remove(path)

@@ -270,7 +270,7 @@ def advise(fd: int, advice: int, offset: int = 0, nbytes: int = 0) -> None:
         os.posix_fadvise(fd, offset, nbytes, advice)
 
 
-def token(nbytes: int) -> str:
+def random_hex(nbytes: int) -> str:
     """Return random bytes, as hexadecimal digits."""
     return os.urandom(nbytes).hex()
 
