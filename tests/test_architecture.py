@@ -126,6 +126,16 @@ def test_few_places_know_the_outside(package, allowed):
             assert name in allowed or name.split("/")[0] in allowed, name
 
 
+def test_methods_of_values_are_not_compiled_at_each_start():
+    taken = {
+        str(path.relative_to(PACKAGE))
+        for path in files()
+        if ("dataclasses", "dataclass") in imports(path)
+    }
+    # boxes are made by the million, and the standard library's are made faster
+    assert taken == {"geometry/box.py", "values.py"}
+
+
 def test_start_up_imports_little():
     program = (
         "import sys, rankxform.cli.main; print(*sorted({m.split('.')[0] for m in sys.modules}))"
