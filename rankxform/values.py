@@ -64,7 +64,7 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
         values.update(zip(by_place, args))
         if not args and given.keys() == every:  # as `replace` calls it
             values.update(given)
-        elif given or len(args) != len(names):
+        elif given or len(args) != len(names) or count != len(names):
             if len(args) > count:
                 raise TypeError(f"{cls.__name__}() takes {count} positional arguments")
             for name in names[len(args) :] if count == len(names) else names:

@@ -61,9 +61,9 @@ def chosen(
                 "add --dst-form huggingface: with --like, the destination is a folder such as "
                 f"{request.like}"
             )
-        default.compose(
-            [Tensor.of(p.src_name, p.src_dtype, p.shape) for p in catalog.parameters]
-        )  # compares all shapes
+        taken = {link.whole for link in default.links}  # neither states nor counters
+        every = (p for p in catalog.parameters if p.src_name in taken)
+        default.compose([Tensor.of(p.src_name, p.src_dtype, p.shape) for p in every])  # shapes fit
         with (
             Sources(files.paths, files.indexes) as sources,
             Sources(reference.files.paths, reference.files.indexes) as others,

@@ -124,7 +124,7 @@ def select(
     found = Selection(sharded, replicated, left_out, tuple(sorted(missing)), derived)
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
     _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation))
-    if dst.stages_of and not any(parameter_of(one.name) in dst for one in every):
+    if dst.stages_of and not any(one.name in dst or parameter_of(one.name) in dst for one in every):
         raise RequestError(
             f"{dst.label} lists none of the tensors, such as {found.parameters[0].name}; it "
             f"lists {summarize_names(list(dst.stages_of), 1)}. Translate the names (--map, "

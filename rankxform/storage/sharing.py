@@ -11,7 +11,6 @@ import fcntl
 import struct
 from pathlib import Path
 
-from rankxform.errors import StorageError
 from rankxform.formats.base import BLOCK
 
 CANNOT = frozenset(
@@ -46,15 +45,13 @@ def shared_part(start: int, at: int, nbytes: int) -> range:
 
 
 def share(source: Position, target: Position, nbytes: int) -> bool:
-    """Let a file have whole blocks of another as its own; tell whether the file system can.
+    """Let a file have whole blocks of another as its own; tell whether the file system does.
 
-    Raises StorageError.
+    Whatever the reason if not, a copy may still succeed, and says what is wrong if it fails too.
     """
-    (src, _, start), (dst, path, at) = source, target
+    (src, _, start), (dst, _, at) = source, target
     try:
         fcntl.ioctl(dst, _FICLONERANGE, struct.pack("qQQQ", src, start, nbytes, at))
-    except OSError as error:
-        if error.errno in CANNOT:
-            return False
-        raise StorageError.of(error, path, f"share {nbytes} bytes at {at}") from error
+    except OSError:
+        return False
     return True
