@@ -175,8 +175,12 @@ def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
         model.mf[q + "self_attention.linear_qkv.weight"] = model.join_qkv(*parts)
         parts = [trained[f"{p}mlp.{x}_proj.weight"] for x in ("gate", "up")]
         model.mf[q + "mlp.linear_fc1.weight"] = model.join_gate_up(*parts)
+    name = "decoder.final_layernorm.weight"
+    model.mf["adam_m." + name] = model.mf[name]  # states have no other names, and are left out
     src = written(model, tmp_path)
-    options = {"map": "qwen3", "like": str(hub), "dst_form": "huggingface"}
+    options = {
+        "map": "qwen3", "like": str(hub), "dst_form": "huggingface", "weights_only": True,
+    }  # fmt: skip
     done = rankxform.transform(src, tmp_path / "dst", **options)
     assert any(f"qkv {qkv}, gate_up {gate_up}" in notice for notice in done.notices)
     found = arrays(tmp_path / "dst", reference_forms.read_huggingface)
@@ -211,6 +215,10 @@ def test_names_that_a_strategy_does_not_know_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"(?s)lists none of the tensors.*--map"):
         rankxform.transform(hub, tmp_path / "dst", None, strategy)
     assert not (tmp_path / "dst").exists()
+    states = {"adam_m.w": ("Float32", np.zeros((4, 4), "<f4"))}
+    reference_forms.write_huggingface(tmp_path / "states", states)
+    done = rankxform.transform(tmp_path / "states", tmp_path / "to", None, "shard:^adam_m=0@2")
+    assert len(done.files) == 2
 
 
 def test_casts_are_mindspores(tmp_path):
