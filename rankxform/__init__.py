@@ -2,22 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rankxform.errors import (
+    CheckpointError,
+    DerivationError,
+    DifferenceError,
+    PeerError,
+    RankxformError,
+    RankxformWarning,
+    RequestError,
+    StoppedError,
+    StorageError,
+    StrategyError,
+    UsageError,
+)
+
 if TYPE_CHECKING:
     from rankxform.api import derive, inspect, load, merge, plan, ranks, transform, verify
     from rankxform.engine.compare_sink import Difference
-    from rankxform.errors import (
-        CheckpointError,
-        DerivationError,
-        DifferenceError,
-        PeerError,
-        RankxformError,
-        RankxformWarning,
-        RequestError,
-        StoppedError,
-        StorageError,
-        StrategyError,
-        UsageError,
-    )
     from rankxform.job.load import Parameters
     from rankxform.job.plan import Plan
     from rankxform.job.transform import Report
@@ -41,7 +42,7 @@ _MODULES = {
     "layout.strategy": ("Strategy",),
     "planning.cost_model": ("Costs",),
 }
-"""Names by the module that is imported when one is first asked for; all others are errors."""
+"""Names by the module that is imported when one is first asked for."""
 
 
 def __dir__() -> list[str]:
@@ -49,13 +50,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module 'rankxform' has no attribute {name!r}")
     from importlib import import_module
 
-    there = (module for module, names in _MODULES.items() if name in names)
-    found = getattr(import_module(f"rankxform.{next(there, 'errors')}"), name)
-    globals()[name] = found
+    found = globals()[name] = getattr(import_module(f"rankxform.{module}"), name)
     return found
 
 

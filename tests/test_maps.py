@@ -40,7 +40,7 @@ def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, mo
     options = {"map": name, "config": str(sample / "hf" / "config.json")}
     for seed in range(3):
         monkeypatch.setattr(piece_schedule, "SMALL_TILE", (4 << 20, 8192, 2048)[seed])
-        monkeypatch.setattr(piece_schedule, "_PORTION", (4 << 20, 512, 96)[seed])
+        monkeypatch.setattr(piece_schedule, "_STORED", (4 << 20, 512, 96)[seed])
         here = tmp_path / str(seed)
         layouts = random_strategy(params, ranks, stages, seed)
         a = reference.write_stage_files(here / "strategy", layouts)

@@ -20,8 +20,6 @@ from .convert import moved_type
 class Arrays:
     """One destination rank's slices, each in memory of its own (`engine.Sink`)."""
 
-    shares = False
-
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         """`tensors`: what the rank gets, in order."""
         self._tensors = list(tensors)

@@ -47,8 +47,6 @@ class Expected:
 class Comparison:
     """One destination file, compared with what is put."""
 
-    shares = False
-
     def __init__(self, rank: int, file: Sources, index: Index, slices: Mapping[str, Expected]):
         """`slices` are what the file should hold; its headers are compared with them at once."""
         self._rank, self._file, self._slices = rank, file, slices

@@ -23,7 +23,6 @@ _PAGE = 4096
 _BEHIND = 16 << 20
 _BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
-_LEAST_SHARED = 64 << 10
 _NOTHING = memoryview(b"")
 
 
@@ -151,11 +150,10 @@ def file_sinks(
 class FileSink:
     """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
 
-    shares = True
-
     def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
         layout = output.layout
         self._spans, self._heads = layout.spans, layout.heads
+        self._shares = True  # until the file system does not
         self._writer = Writer(output.part, parts, buffer, behind)
 
     @property
@@ -182,20 +180,20 @@ class FileSink:
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
         spans, (src, path, first) = self._spans[name], source
-        if len(spans) > 1:
+        if len(spans) > 1 or not self._shares:
             return False
         offset = spans[0].offset + start
         part = shared_part(first, offset, nbytes)
-        if len(part) < _LEAST_SHARED or not self.shares:
+        if not part:
             return False
         middle = src, path, first + part.start
-        self.shares = self._writer.share(offset + part.start, middle, len(part))
-        if self.shares:
+        self._shares = self._writer.share(offset + part.start, middle, len(part))
+        if self._shares:
             for a, b in ((0, part.start), (part.stop, nbytes)):
                 end = memoryview(bytearray(b - a))
                 read_into(src, path, first + a, end)
                 self.put(name, start + a, end)
-        return self.shares
+        return self._shares
 
     def finish(self) -> None:
         self._writer.flush()

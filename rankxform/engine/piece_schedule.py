@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PORTION = 512 << 10
+_STORED = 512 << 10
 """Bytes that are assembled at a time, and written while they are in the cache."""
 
 _LEAST_SHARE = 16
@@ -229,16 +229,16 @@ class PieceSchedule(Schedule):
             done += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
 
-    def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
-        """Yield portions that stay in the cache until they are written, where they are copies."""
+    def _stored(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+        """Yield parts that stay in the cache until they are written, where they are copies."""
         for cell, target in self._wanting.over(tile):
             parts = list(self._regions(cell, target, held))
             if len(parts) == 1 and self._is_made(parts[0], target):
                 yield cell, target
                 continue
-            for alike in tiles(self._shape, target, [[target]], max(1, _PORTION // self._item)):
-                for portion in alike:
-                    inside = portion.intersect(target)
+            for alike in tiles(self._shape, target, [[target]], max(1, _STORED // self._item)):
+                for part in alike:
+                    inside = part.intersect(target)
                     assert inside is not None
                     yield cell, inside
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from .arena import View
 
 DEFAULT_MEMORY = 64 << 20
-_LEAST_SHARED = 64 << 10
-"""Bytes of a slice whose blocks are shared; smaller ones are gathered into large writes."""
-
 _MOST_IN_FLIGHT, _ARENA = 12, 512 << 10
 """How many tiles are in flight at a time, if each has an arena of so many bytes."""
 
@@ -64,9 +61,6 @@ class Messenger(Protocol):
 
 class Sink(Protocol):
     """Where the content of one destination rank's slices goes, in ascending order."""
-
-    shares: bool
-    """Whether `share` may be asked for."""
 
     @property
     def written(self) -> int:
@@ -171,36 +165,38 @@ class Pipeline:
 
     def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Carry out a tile that no other process has a part in."""
-        if work.direct and self._shared(transfer, work, repeat):
+        if work.direct and not self._checker:
+            self._pass_on(transfer, work, repeat)
             return
         began = perf_counter()
         self._read(transfer, work, repeat)
         self.seconds["read"] += perf_counter() - began
         self._store(transfer, work, repeat)
 
-    def _shared(self, transfer: Transfer, work: TileWork, repeat: int) -> bool:
-        """Let destination files share the source's blocks; tell whether that is all of a tile."""
-        if self._checker or len(work.direct[0][1].data) < _LEAST_SHARED:
-            return False
-        began, done, nbytes = perf_counter(), 0, 0
-        name, name_of = transfer.parameter.name, transfer.parameter.src_name_of
+    def _pass_on(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+        """Carry out a tile of which each store is what one fetch reads: share blocks or copy."""
+        self._in_arena = None
+        parameter, done, sources = transfer.parameter, 0, self._sources
+        name = parameter.name
         for fetch, store in work.direct:
-            file, count = transfer.readers[fetch.cell], len(store.data)
-            for rank in transfer.targets[store.cell]:
-                sink = self._sinks[rank]
-                place = sink.shares and self._sources.place(
-                    file, name_of(fetch.cell), fetch.start + repeat * fetch.step
-                )
-                if not place or not sink.share(
-                    name, store.start + repeat * store.step, place, count
-                ):
-                    return False
-                done += count
-            nbytes += count
-        self._sources.nbytes += nbytes
-        self.seconds["write"] += perf_counter() - began
+            began = perf_counter()
+            file, src_name = transfer.readers[fetch.cell], parameter.src_name_of(fetch.cell)
+            first, start = fetch.start + repeat * fetch.step, store.start + repeat * store.step
+            place, nbytes = sources.place(file, src_name, first), len(store.data)
+            sinks = [self._sinks[rank] for rank in transfer.targets[store.cell]]
+            left = [one for one in sinks if not (place and one.share(name, start, place, nbytes))]
+            shared = perf_counter()
+            if left:
+                sources.read(file, src_name, first, fetch.room, fetch.sparse)
+            else:
+                sources.nbytes += nbytes
+            read = perf_counter()
+            for sink in left:
+                sink.put(name, start, store.data)
+            self.seconds["read"] += read - shared
+            self.seconds["write"] += shared - began + perf_counter() - read
+            done += nbytes * len(sinks)
         self._on_progress(done)
-        return True
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Start the receives of a tile, read for it, and start its sends."""

@@ -38,6 +38,8 @@ from .tile_work import Fetch, Messages, Store, TileWork
 SMALL_TILE = 4 << 20
 _CONVERTED_TILE = 1 << 20
 """Bytes of a tile that stays in the cache, and of one whose values are changed there."""
+_LEAST_DIRECT = 64 << 10
+"""Bytes of a store whose blocks may be shared with the source."""
 CHECKSUM_BYTES = 8
 """What a message between processes has at its end where its bytes are compared."""
 
@@ -200,7 +202,7 @@ class Schedule:
         stores, targets = [], []
         read: list[Region] = []
         behind = self._used
-        for cell, target in self._portions(alike.first, held):
+        for cell, target in self._stored(alike.first, held):
             self._used = behind
             region, copies, places, sources = self._assemble(cell, target, held)
             box = self._targets[cell]
@@ -214,7 +216,7 @@ class Schedule:
             messages, self._convert, id(arena) if self.picks else 0, direct,
         )  # fmt: skip
 
-    def _portions(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+    def _stored(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
         """Yield what is stored of a tile: the destination cell, and which part of it at a time."""
         return self._wanting.over(tile)
 
@@ -352,7 +354,12 @@ def _direct(
     stores: Sequence[Store],
     targets: Sequence[Region],
 ) -> Sequence[tuple[Fetch, Store]]:
-    """Return for each store the fetch that reads all of it, if there is one for every store."""
+    """Return for each store the fetch that reads all of it, if there is one for every store.
+
+    Not for small ones, which are gathered into large writes.
+    """
+    if any(len(store.data) < _LEAST_DIRECT for store in stores):
+        return ()
     if len(fetches) != len(held) or any(store.copies for store in stores):
         return ()
     read = {id(held[fetch.cell].data): fetch for fetch in fetches if not fetch.run}

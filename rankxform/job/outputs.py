@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -52,33 +51,37 @@ class Layouts:
         self._planner, self._indexes = planner, indexes
         self._target, self._checksum = target, checksum
         self._known: dict[int, FileLayout] = {}
-        first = Counter(min(one.offsets, default=0) % BLOCK for one in indexes.values())
-        self._begins = first.most_common(1)[0][0] if first else 0
 
     def of(self, rank: int) -> FileLayout:
         """Return the layout of the file of a destination rank."""
         slices = self._planner.slices(rank)  # one list for all ranks with the same
         if id(slices) not in self._known:
             container, tensors = self._target.container, self._planner.tensors(rank)
-            layout = container.lay_out(tensors, self._metadata(rank), self._checksum, self._begins)
+            source = self._source(rank)
+            begins = min(source.offsets, default=0) % BLOCK
+            metadata = self._metadata(rank, source)
+            layout = container.lay_out(tensors, metadata, self._checksum, begins)
             self._known[id(slices)] = layout
         return self._known[id(slices)]
 
-    def _metadata(self, rank: int) -> Mapping[str, str]:
-        """Return the metadata of the file of the stage's lowest source rank.
+    def _source(self, rank: int) -> Index:
+        """Return the file of the lowest source rank of a destination rank's stage."""
+        planner = self._planner
+        src, rank_of = planner.catalog.strategy, planner.catalog.rank_of
+        return next(
+            one
+            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
+            for file, one in self._indexes.items()
+            if src.stage_of(rank_of(file)) == stage
+        )
+
+    def _metadata(self, rank: int, source: Index) -> Mapping[str, str]:
+        """Return a source file's metadata for the file of a destination rank.
 
         Entries named after a source tensor that is not in the destination's file are left out.
         """
-        planner = self._planner
-        src, rank_of = planner.catalog.strategy, planner.catalog.rank_of
-        index = next(
-            one
-            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
-            for source, one in self._indexes.items()
-            if src.stage_of(rank_of(source)) == stage
-        )
-        gone = set(index.schema.names).difference(t.name for t in self._planner.tensors(rank))
-        kept = {key: text for key, text in index.metadata.items() if key not in gone}
+        gone = set(source.schema.names).difference(t.name for t in self._planner.tensors(rank))
+        kept = {key: text for key, text in source.metadata.items() if key not in gone}
         return self._target.form.metadata(kept)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +203,35 @@ def test_predicted_bytes_are_those_that_are_read(tmp_path):
         report = rankxform.transform(folder, tmp_path / f"d{columns}", None, b, **options)
         assert summary.bytes_read == report.read
         assert (report.read > report.needed) == (columns == 64)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 5, 1000])
+def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monkeypatch):
+    """A file system that stops sharing in the middle, as one that runs out of room does."""
+    left = [shared]
+
+    def share(source, target, nbytes):
+        left[0] -= 1
+        if left[0] < 0:
+            return False
+        (src, _, start), (dst, _, at) = source, target
+        assert start % 4096 == at % 4096 == nbytes % 4096 == 0
+        os.pwrite(dst, os.pread(src, nbytes, start), at)
+        return True
+
+    monkeypatch.setattr("rankxform.engine.file_sink.share", share)
+    params = {f"{i}.w": ((1024, 64 + 64 * i), "Float32") for i in range(6)} | {
+        "n": ((3,), "Float32")
+    }
+    src = [{n: ([4], [-1] if n == "n" else [0, -1], 0, 0) for n in params}]
+    dst = [{n: ([2, 2], [-1] if n == "n" else [1, -1], 0, 0) for n in params}]
+    a, b = (reference.write_stage_files(tmp_path / n, s) for n, s in (("a", src), ("b", dst)))
+    reference.write_checkpoint(tmp_path / "src", src, params, None, "safetensors")
+    total = sum(4 * prod(shape) for shape, _ in params.values())
+    done = rankxform.transform(
+        tmp_path / "src", tmp_path / "dst", a, b, format="safetensors", link="none"
+    )
+    assert reference.wrong_slices(tmp_path / "dst", dst, params, "safetensors") == []
+    assert done.written == sum(Path(path).stat().st_size for path in done.files)
+    assert total <= done.read <= total + 12
+    assert left[0] < shared or not shared
