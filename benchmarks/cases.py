@@ -93,8 +93,9 @@ def replicas():
     return Case("replicas", "mp4 dp2 to mp2 dp4, 8 to 8 ranks", params, src, dst)
 
 
-def llama70b(scale=64):
-    """Llama-2 70B's parameters and Adam states, dims over `scale`; dp2 mp4 pp8 to dp2 mp8 pp4."""
+def llama70b(name="small", scale=64):
+    """Llama-2 70B's parameters and Adam states, dims over `scale`: dp2 mp4 pp8 to dp2 mp8 pp4, or,
+    as the case "many", to dp8 mp16 pp8 without optimizer parallel."""
     h, ffn, kv, vocabulary, layers = (
         8192 // scale,
         28672 // scale,
@@ -125,7 +126,7 @@ def llama70b(scale=64):
         params[name] = shape, "Float16" if len(shape) > 1 else "Float32"
         params |= {f"{state}.{name}": (shape, "Float32") for state in ("adam_m", "adam_v")}
 
-    def stages(mp, pp):
+    def stages(mp, pp, dp=2):
         found = [{} for _ in range(pp)]
         for name, (_, tensor_map, shard) in weights.items():
             layer = name.split(".")[2] if ".layers." in name else None
@@ -136,13 +137,15 @@ def llama70b(scale=64):
                 if name[0] == "l" or "norm_out" in name
                 else 0
             )
-            layout = [2, mp], tensor_map, *((mp, 2) if shard else (0, 0))
+            layout = [dp, mp], tensor_map, *((mp, 2) if shard and dp == 2 else (0, 0))
             for state in ("", "adam_m.", "adam_v."):
                 found[stage][state + name] = layout
         return found
 
-    about = f"64 to 64 ranks, {len(params):,} parameters of a 70B model, dims/{scale}"
-    return Case("small", about, params, stages(4, 8), stages(8, 4))
+    dst = stages(8, 4) if name == "small" else stages(16, 8, 8)
+    ranks = 64 if name == "small" else 1024
+    about = f"64 to {ranks:,} ranks, {len(params):,} parameters of a 70B model, dims/{scale}"
+    return Case(name, about, params, stages(4, 8), dst)
 
 
 def one_large():
@@ -162,6 +165,7 @@ CASES = {
     "restage": restage,
     "replicas": replicas,
     "small": llama70b,
+    "many": lambda: llama70b("many"),
     "large": one_large,
 }
 

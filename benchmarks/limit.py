@@ -1,23 +1,28 @@
 """The fastest plain copy of some files' bytes by the processes of one mpirun.
 
-``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync]`` copies all checkpoint files below FOLDER,
-each process its share by bytes, once for each way: read and write in blocks of 128 KiB, 256 KiB
-and 1 MiB, and copy_file_range. It prints, as JSON, seconds from barrier to barrier by way.
-A single file is sharded among the processes. Every copy goes to new files.
+``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync] [--first N] [--once SOURCE BYTES]`` copies
+all checkpoint files below FOLDER, each process its share by bytes, once for each way: read and
+write in blocks of 128 KiB, 256 KiB and 1 MiB, and copy_file_range; ``--first`` says with which way
+it begins. It prints, as JSON, seconds from barrier to barrier by way. A single file is shared among
+the processes. Every copy goes to new files.
+
+With ``--once``, as many bytes as a conversion needs are read from SOURCE's files, and as many
+written as FOLDER's files have: what no conversion of these files can be faster than.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
 from mpi4py import MPI
 
 WAYS = {"128 KiB": 128 << 10, "256 KiB": 256 << 10, "1 MiB": 1 << 20, "copy_file_range": 0}
+ONCE = "read once"
 
 
 def pieces(folder, rank, size):
@@ -57,41 +62,81 @@ def copy(path, target, offset, nbytes, block, fsync):
     os.close(out)
 
 
-def main(folder, target, *options):
+class Reader:
+    """Reads this process's share of a folder's files, from the first byte on, into one room."""
+
+    def __init__(self, share, block):
+        self.share, self.room, self.at, self.fd = list(share), memoryview(bytearray(block)), 0, None
+
+    def read(self, nbytes):
+        while nbytes and self.share:
+            path, offset, there = self.share[0]
+            if self.fd is None:
+                self.fd = os.open(path, os.O_RDONLY)
+            part = self.room[: min(nbytes, there - self.at, len(self.room))]
+            got = os.preadv(self.fd, [part], offset + self.at)
+            nbytes, self.at = nbytes - got, self.at + got
+            if self.at == there:
+                os.close(self.fd)
+                self.share, self.at, self.fd = self.share[1:], 0, None
+
+
+def write(reader, ratio, target, offset, nbytes, fsync):
+    """Write `nbytes`, and read `ratio` times as many."""
+    out, end, read = os.open(target, os.O_WRONLY | os.O_CREAT, 0o644), offset + nbytes, 0.0
+    while offset < end:
+        part = reader.room[: min(len(reader.room), end - offset)]
+        read += len(part) * ratio
+        reader.read(int(read))
+        read -= int(read)
+        offset += os.pwrite(out, part, offset)
+    if fsync:
+        os.fsync(out)
+    os.close(out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--once", nargs=2)
+    for flag in ("--cold", "--fsync"):
+        parser.add_argument(flag, action="store_true")
+    told = parser.parse_args()
     comm = MPI.COMM_WORLD
-    mine = pieces(folder, comm.rank, comm.size)
+    mine = pieces(told.folder, comm.rank, comm.size)
+    total = comm.allreduce(sum(nbytes for *_, nbytes in mine))
+    ways = [*WAYS, *([ONCE] if told.once else [])]
     seconds = {}
-    only = [o for o in options if o in WAYS]
-    for way, block in WAYS.items():
-        if only and way not in only:
-            continue
+    for number in range(len(ways)):
+        way = ways[(number + told.first) % len(ways)]
         if comm.rank == 0:
-            shutil.rmtree(target, ignore_errors=True)
-            for path in Path(folder).rglob("*"):
+            shutil.rmtree(told.target, ignore_errors=True)
+            for path in told.folder.rglob("*"):
                 if path.is_file():
-                    (Path(target) / path.relative_to(folder)).parent.mkdir(
-                        parents=True, exist_ok=True
-                    )
+                    place = told.target / path.relative_to(told.folder)
+                    place.parent.mkdir(parents=True, exist_ok=True)
             os.sync()
-            if "--cold" in options:
+            if told.cold:
                 Path("/proc/sys/vm/drop_caches").write_text("3")
+        if told.once:
+            reader = Reader(pieces(told.once[0], comm.rank, comm.size), 256 << 10)
         comm.Barrier()
         began = time.perf_counter()
         for path, offset, nbytes in mine:
-            copy(
-                path,
-                Path(target) / path.relative_to(folder),
-                offset,
-                nbytes,
-                block,
-                "--fsync" in options,
-            )
+            target = told.target / path.relative_to(told.folder)
+            if way == ONCE:
+                ratio = int(told.once[1]) / total
+                write(reader, ratio, target, offset, nbytes, told.fsync)
+            else:
+                copy(path, target, offset, nbytes, WAYS[way], told.fsync)
         comm.Barrier()
         seconds[way] = time.perf_counter() - began
     if comm.rank == 0:
-        shutil.rmtree(target)
+        shutil.rmtree(told.target)
         print(json.dumps(seconds))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--fsync] [--repeat 5] [--processes 2]
 [--link hard] [--src-form checkpoint2] [--dst-form huggingface]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
-prints the medians and the ratio of the medians. Warm: no fsync on either side. ``--cold`` drops
+prints the medians, the ranges and the ratio of the medians; `of_once` is that to a second
+limit: reading each needed byte once and writing the output's bytes. Warm: no fsync on either side. ``--cold`` drops
 the page cache before each run (as root) and syncs on both sides; ``--fsync`` only syncs. What a dry
 run predicted for the move is printed beside it.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import re
 import shutil
@@ -22,6 +24,9 @@ from pathlib import Path
 
 from benchmarks.cases import CASES, make
 from tests.mpi_launch import environment, mpirun
+
+ONCE = "read once"
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def rankxform(src, dst, a, b, processes, *options):
@@ -46,13 +51,20 @@ def rankxform(src, dst, a, b, processes, *options):
 
 
 def limit(folder, target, processes, *options):
+    """Return the seconds of each way to copy a folder's files."""
     line = [*mpirun(processes), sys.executable, "-m", "benchmarks.limit", folder, target, *options]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def prepare(cold):
+def prepare(cold, nbytes=0):
+    """Write what is dirty; touch as much memory as will be written.
+
+    The first touch of a page is slow where the host of a virtual machine takes free pages back.
+    """
     os.sync()
+    if nbytes:
+        bytearray(nbytes)[:: mmap.PAGESIZE] = bytes(-(-nbytes // mmap.PAGESIZE))
     if cold:
         Path("/proc/sys/vm/drop_caches").write_text("3")
 
@@ -96,10 +108,10 @@ def measure(
     form, b = options_of(dst_form, b)
     options = form if cold or fsync else (*form, "--no-fsync")
     same = ["--cold"] * cold + ["--fsync"] * (cold or fsync)
-    ours, wholes, limits, guesses, output = [], [], [], [], ""
+    ours, wholes, limits, onces, guesses, output = [], [], [], [], [], ""
     for run in range(repeat + 1):  # the first is not counted
         shutil.rmtree(dst, ignore_errors=True)
-        prepare(cold)
+        prepare(cold, case.output)
         guess = predicted(src, dst, a, b, processes, *options)
         prepare(cold)
         move, whole, output = rankxform(src, dst, a, b, processes, *options)
@@ -111,23 +123,28 @@ def measure(
             move, whole, output = rankxform(src, dst, a, b, processes, *options, "--link", link)
         else:
             reference = dst
-        found = limit(reference, copy, processes, *same)
+        needed = re.search(r"read ([\d.]+) (.?B),", output)
+        once = ["--once", src, str(int(float(needed[1]) * UNITS[needed[2]]))]
+        found = limit(reference, copy, processes, *same, "--first", str(run), *once)
+        least = found.pop(ONCE)
         if run:
             ours.append(move)
             wholes.append(whole)
             limits.append(min(found.values()))
+            onces.append(least)
             guesses.append(guess)
         print(
-            f"# predicted {guess:.2f} move {move:.4f} whole {whole:.3f} limit {found}",
+            f"# predicted {guess:.2f} move {move:.4f} whole {whole:.3f} limit {found} {ONCE} {least:.4f}",
             file=sys.stderr,
         )
-    move, least = statistics.median(ours), statistics.median(limits)
+    move, least, once = map(statistics.median, (ours, limits, onces))
     shutil.rmtree(dst, ignore_errors=True)
     shutil.rmtree(f"{dst}-unlinked", ignore_errors=True)
     return {
         "case": name, "about": case.about, "kind": kind, "cold": cold, "fsync": cold or fsync, "bytes": case.output,
         "processes": processes, "move": move, "whole": statistics.median(wholes), "limit": least,
-        "of_limit": least / move, "predicted": statistics.median(guesses), "profile": output,
+        "of_limit": least / move, "move_range": [min(ours), max(ours)],
+        "limit_range": [min(limits), max(limits)], "once": once, "of_once": once / move, "predicted": statistics.median(guesses), "profile": output,
     }  # fmt: skip
 
 

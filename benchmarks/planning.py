@@ -79,13 +79,13 @@ def plan():
     seconds = time.perf_counter() - began
     memory = rss() - before
     began = time.perf_counter()
-    assign(planner, range(dst.ranks), 64)
+    assign(planner, range(dst.ranks), 1024)
     shared = time.perf_counter() - began
     copies = sum(len(m.copies(c)) * len(ranks) for m in transfers for c, ranks in m.targets.items())
     total = sum(item_size("Float32") * _elements(shape) for shape in params.values())
     return {
         "parameters": len(params), "copies": copies, "seconds": seconds, "memory": memory,
-        "sharing among 64": shared, "bytes to read": needed_bytes(transfers), "bytes needed": total,
+        "sharing among 1,024": shared, "bytes to read": needed_bytes(transfers), "bytes needed": total,
     }  # fmt: skip
 
 
