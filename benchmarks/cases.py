@@ -93,7 +93,7 @@ def replicas():
     return Case("replicas", "mp4 dp2 to mp2 dp4, 8 to 8 ranks", params, src, dst)
 
 
-def llama70b(name="small", scale=64):
+def llama70b(case="small", scale=64):
     """Llama-2 70B's parameters and Adam states, dims over `scale`: dp2 mp4 pp8 to dp2 mp8 pp4, or,
     as the case "many", to dp8 mp16 pp8 without optimizer parallel."""
     h, ffn, kv, vocabulary, layers = (
@@ -142,10 +142,10 @@ def llama70b(name="small", scale=64):
                 found[stage][state + name] = layout
         return found
 
-    dst = stages(8, 4) if name == "small" else stages(16, 8, 8)
-    ranks = 64 if name == "small" else 1024
+    dst = stages(8, 4) if case == "small" else stages(16, 8, 8)
+    ranks = 64 if case == "small" else 1024
     about = f"64 to {ranks:,} ranks, {len(params):,} parameters of a 70B model, dims/{scale}"
-    return Case(name, about, params, stages(4, 8), dst)
+    return Case(case, about, params, stages(4, 8), dst)
 
 
 def one_large():
