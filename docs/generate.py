@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import rankxform
+import rankxform.api
 from rankxform.cli.parser import parser
 from rankxform.job.keywords import LoadOptions, Options
 from rankxform.job.option import BYTES, LOAD

@@ -90,7 +90,7 @@ class RankFolders:
             )
         needed = [r for r in wanted if r in candidates] if wanted is not None else list(candidates)
         others = candidates if among is None else among
-        found = _choose(candidates, needed, others, _step(wish.step), wish.suffix)
+        found = _choose(candidates, needed, others, _step(wish.step, candidates), wish.suffix)
         if wish.step == LATEST and found.newer:
             assert found.step is not None
             epoch, number = found.step
@@ -213,15 +213,36 @@ def _candidate(path: Path, rank: int) -> _Candidate:
     return _Candidate(path, family + path.suffix, starred + path.suffix, step)
 
 
-def _step(text: str | None) -> Step | None:
+def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> Step | None:
+    """Read which step is wished for; one without its epoch must be of one epoch alone."""
     if text in (None, LATEST):
         return None
-    match = re.fullmatch(r"(\d{1,18})_(\d{1,18})", text)
+    match = re.fullmatch(r"(?:(\d{1,18})_)?(\d{1,18})", text)
     if not match:
         raise UsageError(
-            f"--step {text!r}: expected an epoch and a step, such as 10_73, or {LATEST}"
+            f"--step {text!r}: expected an epoch and a step, such as 10_73, a step, or {LATEST}"
         )
-    return int(match[1]), int(match[2])
+    if match[1]:
+        return int(match[1]), int(match[2])
+    there = {one.step for some in candidates.values() for one in some if one.step}
+    found = sorted(step for step in there if step[1] == int(match[2]))
+    if len(found) > 1:
+        raise UsageError(f"--step {text}: say which; there are {_names(found)}")
+    if not found:
+        raise CheckpointError(f"--step {text}: is not there; {_steps(there)}")
+    return found[0]
+
+
+def _names(steps: Iterable[Step]) -> str:
+    return ", ".join(f"{epoch}_{step}" for epoch, step in steps)
+
+
+def _steps(there: Iterable[Step]) -> str:
+    """Say which steps the files' names state."""
+    every = sorted(there)
+    if not every:
+        return "no file's name states one"
+    return f"the steps are {'..., ' if every[8:] else ''}{_names(every[-8:])}"
 
 
 def _choose(
@@ -241,6 +262,9 @@ def _choose(
     }
     for rank in needed:
         if not kept[rank]:
+            own = {c.step for c in candidates[rank] if c.step}
+            if suffix is None and own:
+                raise CheckpointError(f"rank {rank} lacks that step (--step); {_steps(own)}")
             raise CheckpointError(
                 f"rank {rank} has no checkpoint that matches --step and --suffix; "
                 + _listing(candidates[rank])

@@ -3,29 +3,62 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rankxform.errors import UsageError
 from rankxform.job.request import Request
 
 from .options import given, refuse
-from .parser import parser
+from .parser import VERBS, parser
+
+EVERYTHING = "--help-all"
+_LIKENESS = 0.75
+_ASKING = ("-h", "--help", EVERYTHING, "-V", "--version")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the verb and its options. Raises UsageError, or SystemExit after ``--help``."""
     argv, program = _split(list(argv))
     argv = [_plain(word) for word in argv]
-    if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
+    if argv and argv[0] == "help":
+        argv = [*argv[1:], "--help"]
+    if argv and argv[0].startswith("--") and argv[0] not in _ASKING:
         argv.insert(0, "transform")
-    needs_all = wants_help(argv)
-    options = parser(None if needs_all else argv[0]).parse_args(argv)
+    asking = wants_help(argv)
+    known = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
+    if argv and not argv[0].startswith("-"):
+        _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
+    options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
+    if rest:
+        _refuse_unknown(known, options.verb, rest)
     if program and options.verb != "launch":
         raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
     options.program = program
     return options
+
+
+def _check_known(word: str, known: Iterable[str], what: str, see: str) -> None:
+    """Raise UsageError for what is not known, with the nearest that is."""
+    if word in known:
+        return
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, 1, _LIKENESS)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(f"{what} {word}{meant} (see: {see})")
+
+
+def _refuse_unknown(known: argparse.ArgumentParser, verb: str, rest: Sequence[str]) -> NoReturn:
+    """Raise UsageError for arguments that a verb does not take."""
+    choices: Any = next(a.choices for a in known._actions if a.dest == "verb")
+    see = f"rankxform {verb} --help-all"
+    for word in rest:
+        if word.startswith("--"):
+            flags = choices[verb]._option_string_actions
+            _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
+    raise UsageError(f"{' '.join(rest)}: nothing that {verb} takes (see: {see})")
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -37,7 +70,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 def wants_help(argv: Sequence[str]) -> bool:
     """Whether these arguments only print something that needs no MPI."""
     argv, _ = _split(list(argv))
-    return not argv or any(word in ("-h", "--help", "--version") for word in argv)
+    return not argv or argv[0] == "help" or any(w in _ASKING for w in argv)
 
 
 def _plain(word: str) -> str:

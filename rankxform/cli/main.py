@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from rankxform.errors import RankxformError, StoppedError, UsageError, exit_code
 from rankxform.job.metrics import since_process_start
 from rankxform.transport import Team, team
-from rankxform.transport.launcher import launched_rank
+from rankxform.transport.launcher import launched_rank, launched_size
 
 from . import arguments, verbs
 from .progress import await_first_word, speak, style_of
 from .stopping import Stopping, seconds_left
+from .terminal import STDERR, folded, red, width
 
 if TYPE_CHECKING:
     from .launch import Program
@@ -28,6 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if arguments.wants_help(argv):
         return _help(argv)
+    if launched_size() is None and any(word.startswith("-n") for word in argv):
+        try:
+            _start_processes(argv)
+        except RankxformError as error:
+            return _print_error(error)
     await_first_word("none" if launched_rank() else style_of(argv), since_process_start())
     try:
         processes = team()
@@ -53,6 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
 
+def _start_processes(argv: Sequence[str]) -> None:
+    """Become the mpirun of as many processes as -n says, if it says so."""
+    options = arguments.parse(argv)
+    if getattr(options, "number", None) is None:
+        return
+    from rankxform.transport import mpirun
+
+    line = mpirun.command(options.number, argv, options.hostfile)
+    os.execve(line[0], line, mpirun.environment())
+
+
 def _help(argv: Sequence[str]) -> int:
     if launched_rank() > 0:
         return 0
@@ -67,7 +84,7 @@ def _help(argv: Sequence[str]) -> int:
 
 def _print_error(error: BaseException) -> int:
     speak()
-    text = f"rankxform: error: {error}\n"
+    text = folded(f"{red('rankxform: error:', STDERR)} {error}", width(STDERR)) + "\n"
     if isinstance(error, RankxformError) and error.resumable:
         text += "rankxform: what is complete is kept; run the same command again to continue\n"
     with suppress(OSError):
@@ -89,6 +106,10 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 def _run(argv: Sequence[str], processes: Team) -> int | Program:
     options = processes.bcast(lambda: arguments.parse(argv))
+    if getattr(options, "number", None) not in (None, processes.size):
+        raise UsageError(
+            f"leave out -n {options.number}: the launcher has started {processes.size} processes"
+        )
     if "time_limit" in options:
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)

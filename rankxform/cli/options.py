@@ -68,19 +68,19 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
 def add_option(group: argparse._ActionsContainer, one: Field[Any]) -> None:
     """Add one option of the table."""
     facts = one.metadata
-    flag = _flag(one)
+    flags = (_flag(one), *facts["aliases"])
     known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts["help"]}
     if facts["kind"] == "flag":
-        group.add_argument(flag, action="store_true", **known)
+        group.add_argument(*flags, action="store_true", **known)
     elif facts["kind"] == "off":
-        group.add_argument(flag, action="store_false", **known)
+        group.add_argument(*flags, action="store_false", **known)
     else:
         if facts["kind"] == "repeated":
             known.update(action="append", default=[])
         if facts["choices"]:
             known["choices"] = tuple(facts["choices"])
         parse = KINDS.get(facts["kind"], str)
-        group.add_argument(flag, type=parse, metavar=facts["metavar"], **known)
+        group.add_argument(*flags, type=parse, metavar=facts["metavar"], **known)
 
 
 def _flag(one: Field[Any]) -> str:
@@ -105,12 +105,33 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
+def add_number(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "-n",
+        dest="number",
+        type=count,
+        metavar="P",
+        help="start P processes with the mpirun of this Python's MPI library",
+    )
+    verb.add_argument(
+        "--hostfile", metavar="FILE", help="with -n: the hosts to use, as that mpirun reads them"
+    )
+
+
 def add_progress(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--progress",
         choices=("auto", "bar", "lines", "none"),
         default="auto",
         help="a bar on a terminal, lines in a log (default: auto)",
+    )
+
+
+def add_detail(run: argparse._ActionsContainer) -> None:
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("-v", "--verbose", action="store_true", help="print the names too")
+    which.add_argument(
+        "-q", "--quiet", action="store_true", help="print errors and the last line alone"
     )
 
 

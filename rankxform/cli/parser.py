@@ -12,9 +12,11 @@ from rankxform.job.option import PLACES, RUN
 
 from .maps import add_actions as add_maps
 from .options import (
+    add_detail,
     add_folders,
     add_json,
     add_limits,
+    add_number,
     add_option,
     add_progress,
     add_strategies,
@@ -23,6 +25,7 @@ from .options import (
     option,
 )
 from .strategy import add_actions
+from .terminal import folded
 
 DESCRIPTION = """\
 Move a distributed MindSpore checkpoint between parallel strategies.
@@ -55,17 +58,66 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see: python -m {self.prog} --help)")
 
 
-class _Unmeasured(argparse.RawDescriptionHelpFormatter):
+_COMMON = frozenset((
+    "help", "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",
+    "weights_only", "dst_form", "map", "dry_run", "verify", "overwrite", "json", "number",
+    "verbose", "quiet", "load", "output", "simulate", "ranks", "path",
+    "compare_replicas", "hostfile",
+))  # fmt: skip
+"""What --help shows of verbs with many options; --help-all shows all."""
+
+_MANY, _FEW_FLAGS = 20, 2
+
+_STRATEGIES = "--src-strategy output/strategy --dst-strategy new/strategy"
+EXAMPLES = {
+    "transform": f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
+    "verify": f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
+    "plan": f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
+    "launch": "mpirun -n 8 python -m rankxform launch --load output/checkpoint \\\n"
+    "      --src-strategy output/strategy --dst-strategy new/strategy -- \\\n"
+    "      python train.py --load_checkpoint {checkpoint}",
+    "ranks": f"rankxform ranks {_STRATEGIES} --ranks 0-3",
+    "merge": "rankxform merge output/strategy merged.ckpt",
+    "inspect": "rankxform inspect output",
+    "hostfile": "rankxform hostfile rank_table.json --style mpich > hosts",
+}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps lines as they are written where they fit, and names the value of an option once."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (folded(line, width - len(indent), 0) for line in text.splitlines())
+        return "\n".join(indent + part for line in lines for part in (line.splitlines() or [""]))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        flags = action.option_strings
+        if not flags:
+            return super()._format_action_invocation(action)
+        if len(flags) > _FEW_FLAGS:
+            flags = flags[:1]
+        values = "" if action.nargs == 0 else " " + self._format_args(action, _value_of(action))
+        return ", ".join(flags) + values
+
+
+def _value_of(action: argparse.Action) -> str:
+    if action.choices and not action.metavar:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return str(action.metavar or action.dest.upper())
+
+
+class _Unmeasured(_Help):
     """For parsers that print no help: does not find out how wide the terminal is."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=80)
 
 
-def parser(only: str | None = None) -> argparse.ArgumentParser:
+def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentParser:
     """Build the command's parser; its errors are raised as UsageError.
 
-    With `only`, that verb's options alone are known, and no help can be printed.
+    With `only`, that verb's options alone are known, and no help can be printed. common: help shows
+    the common options alone.
     """
     facts: dict[str, Any] = {"formatter_class": _Unmeasured} if only in VERBS else {}
     whole = _Parser(
@@ -73,18 +125,41 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         description=DESCRIPTION,
         epilog=EPILOG,
         allow_abbrev=False,
-        **{"formatter_class": argparse.RawDescriptionHelpFormatter, **facts},
+        **{"formatter_class": _Help, **facts},
     )
     version = f"rankxform {rankxform.__version__}"
-    whole.add_argument("--version", action="version", version=version, help="print the version")
+    whole.add_argument(
+        "-V", "--version", action="version", version=version, help="print the version"
+    )
     verbs = whole.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
     for name, (summary, add_options) in VERBS.items():
         verb = verbs.add_parser(
-            name, help=summary, description=summary, allow_abbrev=False, **facts
-        )
+            name, help=summary, description=summary, allow_abbrev=False,
+            **{"formatter_class": _Help, **facts},
+        )  # fmt: skip
         if only in (None, name) or only not in VERBS:
             add_options(verb)
+        if common and len(verb._actions) > _MANY:
+            _hide_uncommon(verb)
+        if name in EXAMPLES and only not in VERBS:
+            verb.epilog = "\n\n".join(
+                [*([verb.epilog] if verb.epilog else []), f"example:\n  {EXAMPLES[name]}"]
+            )
     return whole
+
+
+def _hide_uncommon(verb: argparse.ArgumentParser) -> None:
+    """Leave what is seldom needed out of help."""
+    hidden = 0
+    for action in verb._actions:
+        if action.dest not in _COMMON and action.help is not argparse.SUPPRESS:
+            action.help = argparse.SUPPRESS
+            hidden += 1
+    places = [
+        a.metavar for a in verb._actions if not a.option_strings and a.help != argparse.SUPPRESS
+    ]
+    verb.usage = f"{verb.prog} {' '.join(map(str, places))} [options]"
+    verb.epilog = (verb.epilog or "") + f"\n--help-all shows {hidden} more options."
 
 
 _PROCESS_COUNTS = ("--transform-process-num", "--process-num")
@@ -102,7 +177,9 @@ def _transform(verb: argparse.ArgumentParser) -> None:
     run.add_argument("--profile", action="store_true", help="print where each process's time went")
     add_limits(run)
     add_progress(run)
+    add_detail(run)
     add_json(verb)
+    add_number(verb)
     for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
@@ -113,14 +190,16 @@ def _verify(verb: argparse.ArgumentParser) -> None:
     run = verb.add_argument_group(RUN)
     add_limits(run)
     add_progress(run)
+    add_detail(run)
     add_json(verb)
+    add_number(verb)
 
 
 def _launch(verb: argparse.ArgumentParser) -> None:
     verb.epilog = (
-        "-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint} and "
-        "{rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its environment, and "
-        "RANK_ID, RANK_SIZE and DEVICE_ID if they were not set."
+        "-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint}\n"
+        "and {rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its\n"
+        "environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set."
     )
     verb.add_argument(
         "--load", dest="src", required=True, metavar="CKPT", help="what the program is to load"
@@ -140,17 +219,20 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     run = add_table(verb, "launch")[RUN]
     add_limits(run)
     add_progress(run)
+    add_detail(run)
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:
     add_folders(verb)
     add_table(verb, "plan")
     verb.add_argument(
+        "-n",
         "--processes",
         type=count,
         metavar="P",
         help="plan for P processes (default: as many as run this command)",
     )
+    verb.add_argument("-v", "--verbose", action="store_true", help="print the names too")
     cluster = verb.add_argument_group("simulated, for any cluster")
     cluster.add_argument(
         "--simulate",

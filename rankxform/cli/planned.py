@@ -18,7 +18,7 @@ from rankxform.planning.simulate import MethodUse, Simulation, spread_of
 from rankxform.storage.bandwidth import MEASURED_BYTES
 
 from .options import LATENCIES, SHARE
-from .report import as_json, header, left_out, some_names, warnings
+from .report import as_json, header, left_out, notes, warnings
 from .units import abbreviate, seconds, size, table, truncate
 
 _FEW_PATTERNS = 2
@@ -50,7 +50,9 @@ def plan_facts(plan: Plan, prediction: tuple[float, Costs] | None) -> dict[str, 
     return {**plan.as_dict(), **more}
 
 
-def plan_table(head: str, plan: Plan, prediction: tuple[float, Costs] | None) -> str:
+def plan_table(
+    head: str, plan: Plan, prediction: tuple[float, Costs] | None, verbose: bool = False
+) -> str:
     """Write a plan for people, under `head`."""
     first = "file" if any(r.file for r in plan.ranks) else "rank"
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
@@ -75,10 +77,8 @@ def plan_table(head: str, plan: Plan, prediction: tuple[float, Costs] | None) ->
         f"buffers of at most {size(plan.buffer_bytes_a_process)} on "
         + (f"each of {processes:,} processes" if processes > 1 else "one process"),
     ]
-    lines += [left_out(left) for left in plan.left_out]
-    if plan.absent:
-        lines.append(some_names("in the strategies, not in the checkpoint", plan.absent))
-    lines += [f"note: {notice}" for notice in plan.notices]
+    lines += left_out(plan.left_out, plan.absent, verbose)
+    lines += notes(plan.notices)
     if prediction:
         lines.append(_prediction(*prediction))
     return "\n".join(lines + warnings(plan.warnings))
@@ -167,8 +167,7 @@ def _simulation_table(conversion: Conversion, found: Simulation, facts: dict[str
         f"Peak memory per process: {size(found.memory)} "
         f"({size(facts['buffer_bytes_a_process'])} buffers, the rest plan), excluding MPI.",
     ]
-    notes = [f"note: {notice}" for notice in conversion.notices]
-    return "\n".join([*lines, *notes, *warnings(conversion.warnings)])
+    return "\n".join([*lines, *notes(conversion.notices), *warnings(conversion.warnings)])
 
 
 def _cost(name: str, value: float) -> str:

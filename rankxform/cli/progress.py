@@ -10,12 +10,15 @@ from contextlib import suppress
 
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 
+from .terminal import columns_of
 from .units import seconds, size
 
-_BAR_SECONDS, _LINE_SECONDS = 0.2, 10.0
-_FIRST_SECONDS = 2.0
+_BAR_SECONDS, _SIGN_SECONDS = 0.2, 10.0
+_FIRST_SECONDS, _SECOND_SECONDS, _LINE_SECONDS = 2.0, 10.0, 60.0
+_LINE_SHARE, _LEAST_SECONDS = 0.05, 5.0
+"""Lines of a log come after two seconds, after ten, and then every minute or every twentieth of the
+work, but not more often than every five seconds."""
 _WIDTH, _LEAST_WIDTH = 30, 5
-_USUAL_COLUMNS = 80
 
 
 class _FirstSign:
@@ -36,7 +39,7 @@ class _FirstSign:
             passed = f"{time.monotonic() - self._began:.0f} s"
             text = f"rankxform: reading strategies and headers, and planning ({passed})\n"
             _write(2, text)
-            wait = _LINE_SECONDS
+            wait = _SIGN_SECONDS
 
     def end(self) -> None:
         self._over.set()
@@ -88,8 +91,7 @@ class Progress:
 
     On a terminal one line is redrawn, never longer than the terminal is wide. Under a launcher the
     launcher's own terminal is used, because a launcher holds back a line until it ends. Elsewhere
-    (a log, a batch job, a launcher on another host) a line is printed after two seconds, and then
-    every ten.
+    (a log, a batch job, a launcher on another host) lines are printed.
     """
 
     def __init__(self, total: int, style: str = "auto") -> None:
@@ -99,6 +101,7 @@ class Progress:
         self._style = "lines" if lines else style
         self._began = time.monotonic()
         self._next = self._began + (_FIRST_SECONDS if lines else _BAR_SECONDS)
+        self._last, self._said = self._began, 0.0
 
     def __call__(self, done: int, end: bool) -> None:
         """Show the bytes done by all processes; `end` is true in the last call only."""
@@ -108,19 +111,37 @@ class Progress:
             if self._terminal is not None:
                 os.close(self._terminal)
                 self._terminal = None
-        elif self._style != "none" and now >= self._next:
-            self._next = now + (_LINE_SECONDS if self._style == "lines" else _BAR_SECONDS)
+        elif self._style != "none" and self._is_due(now, done):
             self._draw(done, max(now - self._began, 1e-6))
 
+    def _is_due(self, now: float, done: int) -> bool:
+        """Whether it is time to show something; if so, the next time is set."""
+        if self._style != "lines":
+            due = now >= self._next
+            self._next = now + _BAR_SECONDS if due else self._next
+            return due
+        share = self._share(done)
+        early = now - self._began > _SECOND_SECONDS and share - self._said >= _LINE_SHARE
+        if now < (min(self._next, self._last + _LEAST_SECONDS) if early else self._next):
+            return False
+        second = self._began + _SECOND_SECONDS
+        self._next = second if now < second else now + _LINE_SECONDS
+        self._last, self._said = now, share
+        return True
+
+    def _share(self, done: int) -> float:
+        return min(done / self._total, 1.0) if self._total else 1.0
+
     def _draw(self, done: int, passed: float) -> None:
-        share = min(done / self._total, 1.0) if self._total else 1.0
-        left = f"{seconds(passed / share - passed if share else 0.0)} left"
+        share = self._share(done)
+        left = passed / share - passed if share else 0.0
         words = f"{share:4.0%}", f"of {size(self._total)},", f"{size(done / passed)}/s,"
         if self._style == "lines":
-            _write(2, f"rankxform: {' '.join(words)} {left}\n")
+            clock = f"{time.strftime('%H:%M:%S')} rankxform: {' '.join(words)}"
+            _write(2, f"{clock} {seconds(passed)} passed, {seconds(left)} left\n")
             return
         fd = 2 if self._terminal is None else self._terminal
-        _write(fd, f"\r{bar_line(words, left, share, _columns(fd) - 1)}\x1b[K")
+        _write(fd, f"\r{bar_line(words, f'{seconds(left)} left', share, columns_of(fd) - 1)}\x1b[K")
         _Said.bar = fd
 
 
@@ -131,13 +152,6 @@ def _opened_terminal() -> int | None:
         if path:
             return os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     return None
-
-
-def _columns(fd: int) -> int:
-    """Return how wide a terminal is now."""
-    with suppress(OSError):
-        return os.get_terminal_size(fd).columns or _USUAL_COLUMNS
-    return _USUAL_COLUMNS
 
 
 def bar_line(words: tuple[str, str, str], left: str, share: float, width: int) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .terminal import folded, width
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MANY_ROWS = 40
+_LEAST_LAST = 12
 _NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?( |$)")
 _MOST_RANKS = 1 << 20
 _MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
@@ -24,6 +27,15 @@ def size(nbytes: float) -> str:
         nbytes /= 1000
         exponent += 1
     return f"{nbytes:.{3 if exponent else 0}{'g' if exponent else 'f'}} {_UNITS[exponent]}"
+
+
+def count(number: int, what: str) -> str:
+    """Write how many there are.
+
+    >>> count(1, "file"), count(1024, "process")
+    ('1 file', '1,024 processes')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
 
 def parse_size(text: str) -> int:
@@ -86,14 +98,21 @@ def seconds(value: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out columns: texts to the left, numbers to the right."""
+    """Lay out columns: texts to the left, numbers to the right.
+
+    On a terminal the last column is folded, if that leaves room for words.
+    """
     cells = [[_printable(str(c)) for c in row] for row in rows]
     right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
     widths = [max(map(len, column)) for column in zip(head, *cells)]
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    columns = width()
 
     def line(row: Sequence[str]) -> str:
         padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right))
-        return "  ".join(padded).rstrip()
+        text = "  ".join(padded).rstrip()
+        fits = columns is None or right[-1] or columns - before < _LEAST_LAST
+        return text if fits else folded(text, columns, before)
 
     return "\n".join(map(line, [list(head), *cells]))
 
@@ -121,8 +140,8 @@ def number_ranges(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def abbreviate(ranks: Sequence[int]) -> str:
-    """Write the first of some ranks, and how many there are."""
+def abbreviate(ranks: Sequence[object]) -> str:
+    """Write the first of some ranks or files, and how many there are."""
     shown = ", ".join(map(str, ranks[:12]))
     return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
 

@@ -32,39 +32,55 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
 
     def begin(conversion: Conversion, nbytes: int) -> Show:
         if not options.json:
-            _print_quietly(report.header(conversion, processes.size))
+            _begin(options, conversion, processes)
             for flag in arguments.ignored(options):
-                _print_quietly(f"note: {flag} is ignored: the work is shared among the processes")
+                text = f"{flag} is ignored: the work is shared among the processes"
+                _print_quietly("\n".join(report.notes([text])))
         return Progress(nbytes, options.progress)
 
     request = processes.bcast(lambda: arguments.request(options))
     done = transform(request, processes, begin)
     if processes.rank == 0:
-        _print_quietly(report.as_json(done) if options.json else report.summary(done))
+        _print_quietly(
+            report.as_json(done) if options.json else report.summary(done, **_detail(options))
+        )
         if options.profile and not options.json:
             _print_quietly(report.profile(done))
+
+
+def _begin(options: argparse.Namespace, conversion: Conversion, processes: Team) -> None:
+    """Say what is about to happen."""
+    if not options.quiet:
+        _print_quietly(report.header(conversion, processes.size))
+
+
+def _detail(options: argparse.Namespace) -> dict[str, bool]:
+    """Return how much is to be printed."""
+    return {"verbose": options.verbose, "quiet": options.quiet}
 
 
 def _launch(options: argparse.Namespace, processes: Team) -> Program:
     from .launch import launch
 
     def begin(conversion: Conversion, nbytes: int) -> Show:
-        _print_quietly(report.header(conversion, processes.size))
+        _begin(options, conversion, processes)
         return Progress(nbytes, options.progress)
 
     request = processes.bcast(lambda: arguments.request(options))
     done, program = launch(options, request, processes, begin, _print_quietly)
     if processes.rank == 0 and done is not None:
-        _print_quietly(report.summary(done))
+        _print_quietly(report.summary(done, **_detail(options)))
     return program
 
 
 def _verify(options: argparse.Namespace, processes: Team) -> int:
     from rankxform.job.verify import verify, verify_alone
 
+    from . import verdict_report
+
     def begin(conversion: Conversion, nbytes: int) -> Show:
         if not options.json:
-            _print_quietly(report.header(conversion, processes.size))
+            _begin(options, conversion, processes)
         return Progress(nbytes, options.progress)
 
     if processes.bcast(lambda: arguments.means_manifest(options)):
@@ -75,8 +91,9 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
         request = processes.bcast(lambda: arguments.request(options))
         found = verify(request, processes, begin)
     if processes.rank == 0:
-        facts = report.verdict_facts(found) if options.json else None
-        _print(report.as_json(facts) if facts else report.verdict(found))
+        facts = verdict_report.verdict_facts(found) if options.json else None
+        text = report.as_json(facts) if facts else verdict_report.verdict(found, **_detail(options))
+        _print(text)
     return DifferenceError.exit_code if found.differences else 0
 
 
@@ -108,7 +125,8 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
         if options.json:
             _print(report.as_json(planned.plan_facts(plan, prediction)))
         else:
-            _print(planned.plan_table(report.header(conversion, count), plan, prediction))
+            head = report.header(conversion, count)
+            _print(planned.plan_table(head, plan, prediction, options.verbose))
 
     processes.bcast(show)
 
@@ -194,7 +212,7 @@ def _show_names(
 
     def show() -> None:
         text, facts = maps.checked(conversion)
-        lines = [text, *(f"note: {notice}" for notice in conversion.notices)]
+        lines = [text, *report.notes(conversion.notices)]
         text = "\n".join(lines + report.warnings(conversion.warnings))
         _print(report.as_json(facts) if options.json else text)
 
@@ -205,14 +223,16 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
     if options.compare_replicas:
         from rankxform.job.replicas import compare_replicas
 
+        from . import verdict_report
+
         strategy = options.src_strategy
         request = processes.bcast(
             lambda: Request(options.path, None, strategy, strategy, **given(options))
         )
         found = compare_replicas(request, processes, Progress)
         if processes.rank == 0:
-            facts = report.replica_facts(found) if options.json else None
-            _print(report.as_json(facts) if facts else report.replicas(found))
+            facts = verdict_report.replica_facts(found) if options.json else None
+            _print(report.as_json(facts) if facts else verdict_report.replicas(found))
         return DifferenceError.exit_code if found.unequal else 0
     if options.map is not None:
         strategy = options.src_strategy
@@ -224,9 +244,11 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
     processes.bcast(lambda: refuse(options, "is for --replicas or --map", ("src_pattern",)))
     from rankxform.inspection import inspect
 
+    from .inspect_report import inspection
+
     def show() -> int:
         facts = inspect(Path(options.path), options.src_pattern)
-        _print(report.as_json(facts) if options.json else report.inspection(facts))
+        _print(report.as_json(facts) if options.json else inspection(facts))
         return CheckpointError.exit_code if facts.get("faults") else 0
 
     return processes.bcast(show)

@@ -1,6 +1,7 @@
 """Full shapes and types from a JSON file, for planning where no checkpoint is at hand.
 
-``{name: {"shape": [rows, columns], "dtype": "Float32"}}``; the type may be left out.
+``{name: {"shape": [rows, columns], "dtype": "Float32"}}``; the type may be left out. What
+`inspect --json` prints of one complete checkpoint file is understood too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
     """Return (full shape, type) by name. Raises FormatError."""
     try:
         document = json.loads(data)
+        if isinstance(document.get("entries"), list):
+            document = {item["name"]: item for item in document["entries"]}
         return {name: _entry(item) for name, item in document.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise FormatError(

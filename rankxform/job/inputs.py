@@ -20,7 +20,9 @@ from rankxform.checkpoints.base import (
 from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
 from rankxform.errors import CheckpointError, FormatError, RequestError, UsageError
 from rankxform.formats.base import Index, Schema
+from rankxform.formats.base import suffixes as checkpoint_suffixes
 from rankxform.formats.shapes import parse as parse_shapes
+from rankxform.geometry.box import Shape
 from rankxform.layout.layout import whole
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
@@ -29,6 +31,7 @@ from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage import strategies
+from rankxform.storage.index import index
 from rankxform.storage.posix import read_bytes
 from rankxform.values import dataclass
 
@@ -183,10 +186,7 @@ def _question(request: Request) -> Given | None:
 
 def _imagined(request: Request, src: Strategy, dst: Strategy | Given, shapes: Path) -> Inputs:
     """Imagine the checkpoint that `src` makes of parameters with the given full shapes."""
-    try:
-        known = parse_shapes(read_bytes(shapes))
-    except FormatError as error:
-        raise UsageError(f"{shapes}: {error}") from error
+    known = read_shapes(shapes)
     if isinstance(src, PatternStrategy):
         src = src.over({name: shape for name, (shape, _) in known.items()}, states=True)
     indexes: dict[int, Index] = {}
@@ -206,6 +206,22 @@ def _imagined(request: Request, src: Strategy, dst: Strategy | Given, shapes: Pa
         indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
     paths = {rank: Path(f"rank_{rank}/{shapes.name}") for rank in indexes}
     return Inputs(request, src, dst, USUAL, Shards(paths), tuple(indexes), [], indexes)
+
+
+def read_shapes(path: Path) -> dict[str, tuple[Shape, str]]:
+    """Return the shape and type of each parameter of a JSON file, or of a checkpoint file.
+
+    Raises UsageError, CheckpointError.
+    """
+    if path.suffix in checkpoint_suffixes():
+        schema = index(path).schema
+        return dict(zip(schema.names, zip(schema.shapes, schema.dtypes)))
+    if path.is_dir():
+        raise UsageError(f"{path}: name one complete checkpoint file, or JSON; this is a folder")
+    try:
+        return parse_shapes(read_bytes(path))
+    except FormatError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def wish(request: Request) -> Wish:

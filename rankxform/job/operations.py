@@ -38,8 +38,9 @@ class Operations:
         "interleaved, as in MindFormers)", *_ALL, choices=("interleaved", "contiguous"),
     )  # fmt: skip
     weights_only: bool = option(
-        False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind="flag"
-    )
+        False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind="flag",
+        aliases=("--no-optimizer",),
+    )  # fmt: skip
     masters: bool = option(
         False, ON_THE_WAY, "take the Float32 masters (main_param.*) in the place of parameters",
         *_ALL, kind="flag",

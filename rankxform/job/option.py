@@ -47,14 +47,17 @@ def option(
     metavar: str | None = None,
     verbs: Sequence[str] = CONVERSIONS,
     flag: str | None = None,
+    aliases: Sequence[str] = (),
 ) -> Any:
     """Declare an option.
 
     kind: "text", "flag" (true if it is there), "off" (false if it is there), "repeated", or one of
     `rankxform.cli.options.KINDS`. choices: the values that it may have, or a registry of them.
+    flag: if that is not the name with dashes; aliases: other flags.
     """
     facts = {
         "group": group, "help": help, "affects": frozenset(affects), "kind": kind,
         "choices": choices, "metavar": metavar, "verbs": verbs, "flag": flag,
+        "aliases": tuple(aliases),
     }  # fmt: skip
     return field(default=default, metadata=facts)

@@ -188,10 +188,9 @@ class Request(Operations):
         LOAD, metavar="PATTERN",
     )  # fmt: skip
     step: str | None = option(
-        None, SOURCE, "epoch and step to take, such as 10_73, or an iteration of Checkpoint 2.0, "
-        "such as 100; latest: the newest, an error if a "
-        "rank lacks it (default: the newest that all ranks have; of launch: latest)", FIT, LOAD,
-        metavar="E_S",
+        None, SOURCE, "epoch and step to take, such as 10_73, or a step alone, or an iteration of "
+        "Checkpoint 2.0; latest: the newest, an error if a rank lacks it (default: the newest that "
+        "all ranks have; of launch: latest)", FIT, LOAD, metavar="STEP",
     )  # fmt: skip
     suffix: str | None = option(
         None, SOURCE, "end of the files' names before .ckpt, such as _breakpoint",
@@ -261,7 +260,8 @@ class Request(Operations):
         metavar="SIZE",
     )  # fmt: skip
     shapes: str | None = option(
-        None, IO, 'plan without a checkpoint: JSON {name: {"shape": [...], "dtype": "Float32"}}',
+        None, IO, 'plan without SRC, from full shapes: a complete checkpoint file, what `inspect '
+        '--json` prints of one, or JSON {name: {"shape": [...], "dtype": "Float32"}}',
         metavar="FILE", verbs=("plan",),
     )  # fmt: skip
 

@@ -11,12 +11,10 @@ from rankxform.checkpoints.base import Wish, form_of
 from rankxform.errors import (
     CheckpointError,
     DerivationError,
-    FormatError,
     UsageError,
 )
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
-from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.layout.derive import derive, entry
 from rankxform.layout.explain import (
     Refusals,
@@ -35,10 +33,10 @@ from rankxform.layout.rules import Rule, parse_rule
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.storage import presets, strategies
 from rankxform.storage.index import Indexer
-from rankxform.storage.posix import read_bytes
 from rankxform.values import dataclass
 
 from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
+from .inputs import read_shapes
 from .request import Request
 
 
@@ -74,10 +72,7 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
     if path.suffix == ".json":
         if not path.is_file():
             raise UsageError(f"{path}: no such file of shapes")
-        try:
-            known = parse_shapes(read_bytes(path))
-        except FormatError as error:
-            raise UsageError(f"{path}: {error}") from error
+        known = read_shapes(path)
         return {name: Extent(shape, content_bytes(d, shape)) for name, (shape, d) in known.items()}
     schemas = _schemas(path, source)
     if isinstance(source, WholeStrategy):

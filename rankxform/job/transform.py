@@ -69,7 +69,8 @@ class Report:
     compared_names, their patterns. seconds: of the whole call; move_seconds: from the finished plan
     to the last file's name. peak_memory: of the largest process. phases: of each process, by name.
     placement: which ranks are on which nodes, if these have folders of their own. strategy: the
-    file of the destination's strategy, if it was derived; derived: how. left_out: what was
+    file of the destination's strategy, if it was derived; derived: how. form: the destination's;
+    fingerprints: whether they are kept, for `verify DST`. left_out: what was
     not written, and why; absent: names that the strategies list and no file holds. warnings: what
     may not be what was meant; notices: what to know.
     """
@@ -99,6 +100,8 @@ class Report:
     placement: str | None = None
     strategy: str | None = None
     derived: Mapping[str, Any] | None = None
+    form: str = "ranks"
+    fingerprints: bool = False
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -201,6 +204,8 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
         absent=selection.absent,
         strategy=str(work.request.dst_strategy) if derived else None,
         derived=derived.facts if derived else None,
+        form=work.conversion.target.form.name,
+        fingerprints=work.request.verify,
     )
 
 

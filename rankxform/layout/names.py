@@ -98,6 +98,24 @@ def summarize_names(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(shown[:most]) + more
 
 
+def group_states(names: Iterable[str], most: int = 3) -> str:
+    """Summarize names: optimizer states by their kind, other parameters by pattern.
+
+    >>> group_states(["adam_m.a", "adam_m.b", "layers.0.w", "layers.1.w"])
+    'adam_m.* (2), layers.*.w (2)'
+    """
+    states: dict[str, int] = {}
+    others = []
+    for name in names:
+        state = state_of(name)
+        if state is None:
+            others.append(name)
+        else:
+            states[state] = states.get(state, 0) + 1
+    told = [f"{state}.* ({count:,})" for state, count in states.items()]
+    return ", ".join(told + ([summarize_names(others, most)] if others else []))
+
+
 def expression(text: str, option: str) -> re.Pattern[str]:
     """Compile a regular expression that was given for `option`. Raises UsageError."""
     try:

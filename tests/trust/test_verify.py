@@ -137,7 +137,7 @@ def test_the_command_says_so_and_exits_with_6(processes, place):
     line = [*mpirun(processes), sys.executable, "-m", "rankxform", "verify", place.src, place.dst]
     line += ["--src-strategy", place.a, "--dst-strategy", place.b]
     code, output = run([str(w) for w in line], 60, env=environment())
-    assert (code, output.splitlines()[-1][:33]) == (0, "the same: every byte compared, 1.")
+    assert (code, output.splitlines()[-1][:33]) == (0, "same      every byte compared, 1.")
     path, entries = place.entries(1)
     dtype, words = entries["w"]
     words = words.copy()
@@ -146,7 +146,7 @@ def test_the_command_says_so_and_exits_with_6(processes, place):
     code, output = run([str(w) for w in line], 60, env=environment())
     assert code == 6
     assert "DIFFERENT: 1 parameter, 1 slice" in output
-    assert re.search(r"^w +1 +differs +\[3, 2\] +1 of 60$", output, re.M)
+    assert re.search(r"^w +1 +\[3, 2\] +1 of 60 +differs$", output, re.M)
     code, output = run([*map(str, line), "--json"], 60, env=environment())
     assert code == 6
     facts = json.loads(output[: output.rindex("}") + 1])
@@ -218,7 +218,7 @@ def test_sizes_alone_are_no_proof(place):
     code, output = run(
         [sys.executable, "-m", "rankxform", *shlex.split(line)], 60, env=environment()
     )
-    assert code == 0 and "the same: every byte compared" in output
+    assert code == 0 and "same      every byte compared" in output
     code, output = run(
         [sys.executable, "-m", "rankxform", "verify", "--json", str(place.dst)],
         60,
@@ -266,7 +266,7 @@ def test_the_command_that_compares_says_all_that_matters(options, words, tmp_pat
     )  # fmt: skip
     place.transform(**options)
     assert words in rankxform.verify(place.dst).command
-    assert "the same" in compare_as_printed(place.dst)
+    assert "same      every byte" in compare_as_printed(place.dst)
 
 
 def test_the_command_that_compares_takes_the_step_that_was_converted(tmp_path):
@@ -275,14 +275,14 @@ def test_the_command_that_compares_takes_the_step_that_was_converted(tmp_path):
     reference.write_checkpoint(
         place.src, SHARDED, place.params, name="net-1_20", make=reference.counting_tensor
     )
-    assert "the same" in compare_as_printed(place.dst)
+    assert "same      every byte" in compare_as_printed(place.dst)
 
 
 def test_the_command_that_compares_where_no_option_was_needed(tmp_path):
     src = reference.write_checkpoint(tmp_path / "src", None, {"w": ((8, 2), "Float32")})
     rankxform.transform(src, tmp_path / "dst", crc=True)
     assert "--src-strategy" not in rankxform.verify(tmp_path / "dst").command
-    assert "the same" in compare_as_printed(tmp_path / "dst")
+    assert "same      every byte" in compare_as_printed(tmp_path / "dst")
 
 
 def test_the_command_that_compares_where_no_file_says_what_was_given(place):
@@ -299,7 +299,7 @@ def test_a_strategy_longer_than_a_file_name(tmp_path):
     place = Place(tmp_path, SHARDED, SHARDED, {"w": ((8, 2), "Float32")})
     many = "shard:" + ",".join(f"^nothing{i}$=0" for i in range(30)) + ",^w$=0@4"
     rankxform.transform(place.src, place.dst, many, place.b)
-    assert "the same" in compare_as_printed(place.dst)
+    assert "same      every byte" in compare_as_printed(place.dst)
 
 
 def test_what_was_not_compared_does_not_count(place):

@@ -1,0 +1,110 @@
+"""What a person's terminal can show: its width, bold and red, and texts folded to fit it.
+
+Where the output goes to a file or a pipe, lines are as long as they are, for other programs.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import lru_cache
+
+from rankxform.transport.launcher import terminal
+
+USUAL_COLUMNS = 80
+_LEAST_COLUMNS = 30
+_LABEL = 10
+"""Columns of a label and the blanks behind it."""
+STDOUT, STDERR = 1, 2
+
+
+def columns_of(fd: int) -> int:
+    """Return how wide the terminal is that a descriptor belongs to."""
+    with suppress(OSError):
+        return os.get_terminal_size(fd).columns or USUAL_COLUMNS
+    return USUAL_COLUMNS
+
+
+@lru_cache(maxsize=2)
+def width(stream: int = STDOUT) -> int | None:
+    """Return how many columns a line of output may take, or None if no person's terminal shows it.
+
+    stream: `STDOUT` or `STDERR`.
+    """
+    path = terminal(stream)
+    with suppress(OSError):
+        if path:
+            fd = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return max(_LEAST_COLUMNS, columns_of(fd) - 1)
+            finally:
+                os.close(fd)
+    return None
+
+
+def bold(text: str, stream: int = STDOUT) -> str:
+    """Return `text` in bold where a terminal shows it and NO_COLOR is not set."""
+    return _styled(text, "1", stream)
+
+
+def red(text: str, stream: int = STDOUT) -> str:
+    """Return `text` in red, as `bold` does in bold."""
+    return _styled(text, "1;31", stream)
+
+
+def _styled(text: str, code: str, stream: int) -> str:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or width(stream) is None:
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def folded(text: str, columns: int | None, indent: int = 2) -> str:
+    """Break lines between words so that none is longer than `columns`; None: leave them.
+
+    The further lines begin with `indent` blanks. A word that is too long, such as a path, stays
+    whole, so that it can be copied.
+
+    >>> print(folded("read 134 MB, 1.00 times the 134 MB needed", 24, 5))
+    read 134 MB, 1.00 times
+         the 134 MB needed
+    """
+    if columns is None or all(len(line) <= columns for line in text.splitlines()):
+        return text
+    lines: list[str] = []
+    for line in text.splitlines():
+        start = len(line) - len(line.lstrip())
+        lines += _wrapped(line.lstrip(), columns, " " * start, " " * max(indent, start))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
+    from textwrap import wrap
+
+    return wrap(
+        text, columns, initial_indent=first, subsequent_indent=others,
+        break_long_words=False, break_on_hyphens=False,
+    ) or [""]  # fmt: skip
+
+
+def labelled(label: str, *texts: str) -> str:
+    """Write texts, one below the other, behind a label.
+
+    >>> print(labelled("to", "dst: 4 ranks", "b.ckpt: 4 ranks"))
+    to        dst: 4 ranks
+              b.ckpt: 4 ranks
+    """
+    columns, blank, lines = width(), " " * _LABEL, list[str]()
+    for number, text in enumerate(texts):
+        start = blank if number else f"{label:{_LABEL - 1}} "
+        if columns is None or len(start) + len(text) <= columns:
+            lines.append(start + text)
+        else:
+            lines += _wrapped(text, columns, start, blank)
+    lines[0] = bold(label) + lines[0][len(label) :]
+    return "\n".join(lines)
+
+
+def shown_path(path: str) -> str:
+    """Write a path below the working folder without that folder's own."""
+    here = os.getcwd() + os.sep
+    return path[len(here) :] if path.startswith(here) and here != "//" else path
