@@ -20,7 +20,8 @@ _ASKING = ("-h", "--help", EVERYTHING, "-V", "--version")
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the verb and its options. Raises UsageError, or SystemExit after ``--help``."""
-    argv, program = _split(list(argv))
+    words = list(argv)
+    argv, program = _split(words)
     argv = [_plain(word) for word in argv]
     if argv and argv[0] == "help":
         argv = [*argv[1:], "--help"]
@@ -35,7 +36,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         _refuse_unknown(known, options.verb, rest)
     if program and options.verb != "launch":
         raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
-    options.program = program
+    options.program, options.words = program, words
     return options
 
 

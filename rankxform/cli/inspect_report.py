@@ -8,63 +8,53 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform.layout.names import patterns
+from rankxform.layout.names import natural, pattern_of
+from rankxform.storage import strategies
 
 from .report import warnings
+from .strategy_report import shown
+from .terminal import shown_path
 from .units import count, size, table
 
 
-def inspection(found: Mapping[str, Any]) -> str:
-    """Write what `inspect` found."""
+def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:
+    """Write what `inspect` found.
+
+    verbose: each parameter of a file has a row; raw: device matrices and tensor maps too.
+    """
     tables: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "strategy": _strategy_table,
+        "strategy": lambda found: shown(found["path"], strategies.load(found["path"]), raw),
         "strategies": _parts_table,
         "collection": _parts_table,
-        "checkpoint": _checkpoint_table,
+        "checkpoint": lambda found: _checkpoint_table(found, verbose),
         "folder": _folder_table,
         "described": _described_table,
         "files": _files_table,
         "destination": _destination_table,
-        "json": lambda found: f"{found['path']}: JSON, and no strategy; {size(found['size'])}",
+        "json": lambda found: (
+            f"{shown_path(found['path'])}: JSON, and no strategy; {size(found['size'])}"
+        ),
     }
     return tables[found["kind"]](found)
 
 
-def _strategy_table(found: Mapping[str, Any]) -> str:
-    rows: dict[tuple[Any, ...], list[str]] = {}
-    for layout in found["layouts"]:
-        shard = layout["opt_size"] if layout["opt_step"] else 0
-        facts = (
-            layout["stage"], layout["device_matrix"], layout["tensor_map"],
-            "-" if not shard else "all" if shard == -1 else shard,
-            layout["slices"], layout["replicas"],
-        )  # fmt: skip
-        rows.setdefault(tuple(map(str, facts)), []).append(layout["name"])
-    lines = [(*facts, pattern) for facts, names in rows.items() for pattern in patterns(names)]
-    head = (
-        "stage",
-        "device matrix",
-        "tensor map",
-        "optimizer shard",
-        "slices",
-        "replicas",
-        "parameter",
-    )
-    return (
-        f"{found['path']}: strategy, {count(found['stages'], 'stage')} of "
-        f"{count(found['ranks_in_a_stage'], 'rank')}, "
-        f"{count(len(found['layouts']), 'layout')}\n\n" + table(head, lines)
-    )
-
-
-def _checkpoint_table(found: Mapping[str, Any]) -> str:
-    head = ("type", "shape", "bytes", "parameter")
-    rows = [(e["dtype"], e["shape"], size(e["nbytes"]), e["name"]) for e in found["entries"]]
+def _checkpoint_table(found: Mapping[str, Any], verbose: bool) -> str:
+    """Write what a file holds: a row for all layers' parameters of one kind, or for each."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for entry in sorted(found["entries"], key=lambda entry: natural(entry["name"])):
+        name = entry["name"] if verbose else pattern_of(entry["name"])
+        alike.setdefault((name, entry["dtype"], str(entry["shape"])), []).append(entry)
+    rows = [
+        (dtype, shape, size(sum(e["nbytes"] for e in some)),
+         some[0]["name"] if len(some) == 1 else f"{name} ({len(some):,})")
+        for (name, dtype, shape), some in alike.items()
+    ]  # fmt: skip
     extra = ", with a checksum" if found["checksum"] else ""
-    return (
-        f"{found['path']}: {found['format']}, {count(found['parameters'], 'parameter')}, "
-        f"{size(found['nbytes'])}{extra}\n\n" + table(head, rows)
+    head = (
+        f"{shown_path(found['path'])}: {found['format']}, "
+        f"{count(found['parameters'], 'parameter')}, {size(found['nbytes'])}{extra}"
     )
+    return "\n\n".join([head, table(("type", "shape", "bytes", "parameter"), rows)])
 
 
 def _folder_table(found: Mapping[str, Any]) -> str:
@@ -72,7 +62,8 @@ def _folder_table(found: Mapping[str, Any]) -> str:
     step = f", step {found['step']}" if found["step"] else ""
     others = [one for one in found.get("steps", ()) if one != found["step"]]
     also = f" (there are {', '.join(others)} too)" if others else ""
-    lines = [f"{found['path']}: checkpoint of {count(ranks, 'rank')}{step}{also}, {_sum(found)}"]
+    what = f"checkpoint of {count(ranks, 'rank')}{step}{also}, {_sum(found)}"
+    lines = [f"{shown_path(found['path'])}: {what}"]
     lines += [f"not clear: {found['unclear']}"] if "unclear" in found else []
     lines += warnings([found["warning"]]) if "warning" in found else []
     return "\n".join([*lines, "", _rank_rows(found)])
@@ -86,11 +77,11 @@ def _described_table(found: Mapping[str, Any]) -> str:
     files = found["files"]
     total = size(sum(one.get("nbytes", 0) for one in files))
     what = f"{found['form']}{step}{also}, {count(len(files), 'file')}{ranks}, {total}"
-    lines = [f"{found['path']}: {what}"]
+    lines = [f"{shown_path(found['path'])}: {what}"]
     lines += [f"WRONG: {fault}" for fault in found["faults"]]
     lines += [f"note: {notice}" for notice in found.get("notices", ())]
     head: tuple[str, ...] = ("parameters", "bytes", "file")
-    rows: list[tuple[object, ...]] = [_numbers(one) for one in files]
+    rows: list[tuple[object, ...]] = [_numbers(one, found["path"]) for one in files]
     if any("rank" in one for one in files):
         head = ("rank", *head)
         rows = [(one.get("rank", "-"), *row) for one, row in zip(files, rows)]
@@ -100,14 +91,15 @@ def _described_table(found: Mapping[str, Any]) -> str:
 def _rank_rows(found: Mapping[str, Any]) -> str:
     head = ("rank", "parameters", "bytes", "file")
     if found.get("form"):
-        return table(head[1:], [_numbers(r) for r in found["ranks"]])
-    return table(head, [(r["rank"], *_numbers(r)) for r in found["ranks"]])
+        return table(head[1:], [_numbers(r, found["path"]) for r in found["ranks"]])
+    return table(head, [(r["rank"], *_numbers(r, found["path"])) for r in found["ranks"]])
 
 
-def _numbers(one: Mapping[str, Any]) -> tuple[object, object, str]:
+def _numbers(one: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
+    file = one["file"].removeprefix(folder.rstrip("/") + "/")
     if "error" in one:
-        return "-", "-", f"{one['file']}: {one['error'].removeprefix(one['file'] + ': ')}"
-    return one["parameters"], size(one["nbytes"]), one["file"]
+        return "-", "-", f"{file}: {one['error'].removeprefix(one['file'] + ': ')}"
+    return one["parameters"], size(one["nbytes"]), file
 
 
 def _sum(found: Mapping[str, Any]) -> str:
@@ -115,23 +107,25 @@ def _sum(found: Mapping[str, Any]) -> str:
 
 
 def _files_table(found: Mapping[str, Any]) -> str:
-    rows = [_numbers(one) for one in found["files"]]
+    rows = [_numbers(one, found["path"]) for one in found["files"]]
     what = count(len(rows), "checkpoint file")
-    return f"{found['path']}: {what}\n\n" + table(("parameters", "bytes", "file"), rows)
+    head = f"{shown_path(found['path'])}: {what}"
+    return "\n\n".join([head, table(("parameters", "bytes", "file"), rows)])
 
 
 def _parts_table(found: Mapping[str, Any]) -> str:
     if not found["parts"]:
-        return f"{found['path']}: holds no checkpoint and no strategy"
+        return f"{shown_path(found['path'])}: holds no checkpoint and no strategy"
     rows = [(Path(part["path"]).name, part["what"]) for part in found["parts"]]
     why = f"\nnot one thing: {found['why']}" if "why" in found else ""
-    return f"{found['path']}: {count(len(rows), 'thing')}{why}\n\n{table(('name', 'is'), rows)}"
+    head = f"{shown_path(found['path'])}: {count(len(rows), 'thing')}{why}"
+    return "\n\n".join([head, table(("name", "is"), rows)])
 
 
 def _destination_table(found: Mapping[str, Any]) -> str:
     if found["source"] is None:
         why = found.get("unclear") or "a run that was stopped; the same command continues it"
-        return f"{found['path']}: unfinished work of rankxform ({why})"
+        return f"{shown_path(found['path'])}: unfinished work of rankxform ({why})"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written"]))
     number = len(found["ranks"])
     what = f"checkpoint of {count(number, 'rank')}"
@@ -140,7 +134,7 @@ def _destination_table(found: Mapping[str, Any]) -> str:
     state = "complete" if found["complete"] else "NOT COMPLETE"
     kept = "kept (verify can compare all bytes with them)" if found["fingerprints"] else "none"
     lines = [
-        f"{found['path']}: {what}, {_sum(found)}, {state}",
+        f"{shown_path(found['path'])}: {what}, {_sum(found)}, {state}",
         f"written       by rankxform, {when}",
         f"from          {found['source']}",
         f"options       {shlex.join(found['options']) or '-'}",

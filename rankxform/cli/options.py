@@ -118,6 +118,12 @@ def add_number(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def add_report(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument(
+        "--report", metavar="FILE.html", help="write a page with pictures of what is read from whom"
+    )
+
+
 def add_progress(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--progress",

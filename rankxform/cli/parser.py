@@ -19,6 +19,7 @@ from .options import (
     add_number,
     add_option,
     add_progress,
+    add_report,
     add_strategies,
     add_table,
     count,
@@ -62,7 +63,7 @@ _COMMON = frozenset((
     "help", "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",
     "weights_only", "dst_form", "map", "dry_run", "verify", "overwrite", "json", "number",
     "verbose", "quiet", "load", "output", "simulate", "ranks", "path",
-    "compare_replicas", "hostfile",
+    "compare_replicas", "hostfile", "report",
 ))  # fmt: skip
 """What --help shows of verbs with many options; --help-all shows all."""
 
@@ -180,6 +181,7 @@ def _transform(verb: argparse.ArgumentParser) -> None:
     add_detail(run)
     add_json(verb)
     add_number(verb)
+    add_report(verb)
     for ignored in ("--rank-id", "--world-size", *_PROCESS_COUNTS, "--transform-by-rank"):
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
@@ -193,6 +195,7 @@ def _verify(verb: argparse.ArgumentParser) -> None:
     add_detail(run)
     add_json(verb)
     add_number(verb)
+    add_report(verb)
 
 
 def _launch(verb: argparse.ArgumentParser) -> None:
@@ -249,6 +252,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
         help="all nodes see all source files, or each has its own part (default: shared)",
     )
     add_json(verb)
+    add_report(verb)
 
 
 _OF_RANKS = (
@@ -281,6 +285,10 @@ def _inspect(verb: argparse.ArgumentParser) -> None:
         dest="compare_replicas",
         action="store_true",
         help="compare all bytes that several ranks should hold alike; needs --src-strategy",
+    )
+    verb.add_argument("-v", "--verbose", action="store_true", help="print each parameter of a file")
+    verb.add_argument(
+        "--raw", action="store_true", help="print a strategy's matrices and tensor maps too"
     )
     verb.add_argument(
         "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"

@@ -18,7 +18,7 @@ from rankxform.planning.simulate import MethodUse, Simulation, spread_of
 from rankxform.storage.bandwidth import MEASURED_BYTES
 
 from .options import LATENCIES, SHARE
-from .report import as_json, header, left_out, notes, warnings
+from .report import header, left_out, notes, warnings
 from .units import abbreviate, seconds, size, table, truncate
 
 _FEW_PATTERNS = 2
@@ -105,16 +105,15 @@ def _prediction(expected: float, slowest: Costs) -> str:
 # -- simulated ----------------------------------------------------------------------------------
 
 
-def simulated(conversion: Conversion, options: argparse.Namespace) -> str:
-    """Simulate a cluster, and return the table or JSON."""
+def simulated(
+    conversion: Conversion, options: argparse.Namespace
+) -> tuple[Simulation, dict[str, Any]]:
+    """Simulate a cluster; return what was found, and the same for JSON."""
     processes = options.simulate
     nodes = options.nodes or -(-processes // 8)
     placement = options.src_placement or PLACES[0]
     found = simulate_cluster(conversion, processes, nodes, placement)
-    facts = _facts(conversion, found, processes, nodes, placement)
-    if options.json:
-        return as_json(facts)
-    return _simulation_table(conversion, found, facts)
+    return found, _facts(conversion, found, processes, nodes, placement)
 
 
 def _facts(
@@ -144,7 +143,8 @@ def _facts(
     }
 
 
-def _simulation_table(conversion: Conversion, found: Simulation, facts: dict[str, Any]) -> str:
+def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str, Any]) -> str:
+    """Write what was simulated for people."""
     rows = []
     for name, (least, mean, largest) in facts["least_mean_largest"].items():
         show = "{:,.0f}".format if name in _COUNTS else size

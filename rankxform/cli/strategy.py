@@ -49,6 +49,7 @@ def _explain_options(action: argparse.ArgumentParser) -> None:
 
 def _show_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
+    action.add_argument("--raw", action="store_true", help="print the matrices and tensor maps too")
     add_json(action)
 
 
@@ -126,7 +127,7 @@ def _show(options: argparse.Namespace) -> tuple[str, int]:
         raise UsageError(f"{options.source!r}: lists no parameter; expected a file or folder")
     if options.json:
         return report.as_json(strategy_report.facts(options.source, strategy)), 0
-    return strategy_report.shown(options.source, strategy), 0
+    return strategy_report.shown(options.source, strategy, options.raw), 0
 
 
 def _convert(options: argparse.Namespace) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from rankxform.layout.names import (
 from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
+from .terminal import shown_path
 from .units import table
 
 _FEW = 6
@@ -68,8 +69,11 @@ def stage_lines(strategy: Strategy) -> list[str]:
     return lines
 
 
-def shown(path: str, strategy: Strategy) -> str:
-    """Describe a strategy: stages, ranks, and how many parameters are sharded how."""
+def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
+    """Describe a strategy: stages, ranks, and how many parameters are sharded how.
+
+    raw: with device matrices, tensor maps and optimizer shards, as MindSpore has them.
+    """
     mark = ", derived by rankxform" if strategy.derived else ""
     every = [name for layouts in strategy.stages for name in layouts]
     states = sum(parameter_of(n) != n and state_of(n) != NEVER_SAVED for n in every)
@@ -77,12 +81,17 @@ def shown(path: str, strategy: Strategy) -> str:
     counted = f"{len(every) - states - gradients:,} parameters, {states:,} optimizer states"
     if gradients:
         counted += f", {gradients:,} gradients that no checkpoint holds"
-    rows = []
-    for layout, names in _by_layout(strategy).items():
-        rows.append((len(names), in_words(layout), entry(layout), _few(patterns(names))))
-    rows.sort(key=lambda row: -int(row[0]))
-    head = ("parameters", "each rank holds", "layout", "such as")
-    lines = [f"{path}: strategy, {strategy.extent}{mark}", counted, *stage_lines(strategy), ""]
+    rows: list[tuple[object, ...]] = []
+    for layout, names in sorted(_by_layout(strategy).items(), key=lambda one: -len(one[1])):
+        words = [in_words(layout), *([entry(layout)] if raw else [])]
+        rows.append((len(names), *words, _few(patterns(names))))
+    head = ("parameters", "each rank holds", *(("layout",) if raw else ()), "such as")
+    lines = [
+        f"{shown_path(path)}: strategy, {strategy.extent}{mark}",
+        counted,
+        *stage_lines(strategy),
+        "",
+    ]
     return "\n".join([*lines, table(head, rows)])
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
 from rankxform.job.request import Request
@@ -18,6 +18,7 @@ from .options import given, refuse
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
+    from rankxform.job.plan import Plan
     from rankxform.job.prepare import Conversion
     from rankxform.transport.team import Show
 
@@ -39,7 +40,10 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
         return Progress(nbytes, options.progress)
 
     request = processes.bcast(lambda: arguments.request(options))
+    processes.bcast(lambda: _check_page(options))
     done = transform(request, processes, begin)
+    if options.report:
+        _report_page(options, processes, done=done)
     if processes.rank == 0:
         _print_quietly(
             report.as_json(done) if options.json else report.summary(done, **_detail(options))
@@ -84,12 +88,17 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
         return Progress(nbytes, options.progress)
 
     if processes.bcast(lambda: arguments.means_manifest(options)):
+        if options.report:
+            raise UsageError("--report is for a comparison with the source: verify SRC DST")
         found = verify_alone(
             options.src, processes, lambda nbytes: Progress(nbytes, options.progress)
         )
     else:
         request = processes.bcast(lambda: arguments.request(options))
+        processes.bcast(lambda: _check_page(options))
         found = verify(request, processes, begin)
+        if options.report:
+            _report_page(options, processes, verdict=found)
     if processes.rank == 0:
         facts = verdict_report.verdict_facts(found) if options.json else None
         text = report.as_json(facts) if facts else verdict_report.verdict(found, **_detail(options))
@@ -111,8 +120,9 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     ):
         raise UsageError("--nodes and --src-placement are for --simulate P")
     conversion = prepare(request, processes)
+    processes.bcast(lambda: _check_page(options))
     if simulate:
-        processes.bcast(lambda: _print(planned.simulated(conversion, options)))
+        processes.bcast(lambda: _simulate(conversion, options))
         return
     count = getattr(options, "processes", None) or processes.size
     found, policy = predict_loads(conversion, count, processes)
@@ -122,6 +132,8 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
 
     def show() -> None:
         plan = summarize(conversion, found, policy)
+        if options.report:
+            _write_page(options, conversion, plan)
         if options.json:
             _print(report.as_json(planned.plan_facts(plan, prediction)))
         else:
@@ -129,6 +141,55 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
             _print(planned.plan_table(head, plan, prediction, options.verbose))
 
     processes.bcast(show)
+
+
+def _simulate(conversion: Conversion, options: argparse.Namespace) -> None:
+    """Print what a cluster would do, and write its page."""
+    from rankxform.job.plan import summarize
+    from rankxform.planning.cost_model import IoPolicy
+    from rankxform.planning.read_method import READ_METHODS
+
+    from . import planned
+
+    found, facts = planned.simulated(conversion, options)
+    if options.report:
+        policy = IoPolicy(READ_METHODS[conversion.request.read_method])
+        _write_page(options, conversion, summarize(conversion, found, policy), simulated=facts)
+    _print(
+        report.as_json(facts)
+        if options.json
+        else planned.simulation_table(conversion, found, facts)
+    )
+
+
+def _check_page(options: argparse.Namespace) -> None:
+    if options.report:
+        from . import page
+
+        page.check(options.report)
+
+
+def _write_page(
+    options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any
+) -> None:
+    from . import page
+
+    text = page.page(conversion, plan, options.words, **outcome)
+    page.write(options.report, text)
+
+
+def _report_page(options: argparse.Namespace, processes: Team, **outcome: Any) -> None:
+    """Write the page of what was done. Collective: the plan is made again."""
+    from rankxform.job.plan import summarize
+    from rankxform.job.predict import predict_loads
+    from rankxform.job.prepare import prepare
+
+    request = processes.bcast(lambda: arguments.request(options))
+    conversion = prepare(request, processes)
+    found, policy = predict_loads(conversion, processes.size, processes)
+    processes.bcast(
+        lambda: _write_page(options, conversion, summarize(conversion, found, policy), **outcome)
+    )
 
 
 def _ranks(options: argparse.Namespace, processes: Team) -> None:
@@ -248,7 +309,11 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
 
     def show() -> int:
         facts = inspect(Path(options.path), options.src_pattern)
-        _print(report.as_json(facts) if options.json else inspection(facts))
+        _print(
+            report.as_json(facts)
+            if options.json
+            else inspection(facts, options.verbose, options.raw)
+        )
         return CheckpointError.exit_code if facts.get("faults") else 0
 
     return processes.bcast(show)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from math import isfinite
 from typing import Any
 
+from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import IoPolicy
 from rankxform.planning.read_method import Cheaper
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, Simulation
-from rankxform.planning.transfers import needed_bytes, read_by_rank
+from rankxform.planning.transfers import RankPlan, needed_bytes, read_by_rank
 from rankxform.values import dataclass
 
 from .prepare import Conversion
@@ -23,6 +24,7 @@ class RankSummary:
     """One destination file: processes that write it, parameters, copies, bytes, source ranks.
 
     rank: whose slices it holds; file: its name, in a form with other files than one of each rank.
+    bytes_from: by source rank.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class RankSummary:
     bytes_written: int
     src_ranks: tuple[int, ...]
     file: str | None = None
+    bytes_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
                 plan.nbytes,
                 plan.src_ranks,
                 arrangement.names[plan.rank] if arrangement.parts else None,
+                bytes_from(plan),
             )
             for plan in plans
         ),
@@ -125,3 +129,13 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         warnings=tuple(conversion.warnings),
         derived=conversion.derived.facts if conversion.derived else None,
     )
+
+
+def bytes_from(plan: RankPlan) -> dict[str, int]:
+    """Return how many bytes of a file come from each source rank."""
+    found: dict[int, int] = {}
+    for one in plan.slices:
+        item = item_size(one.parameter.dtype)
+        for copy in one.copies:
+            found[copy.src_rank] = found.get(copy.src_rank, 0) + copy.box.size * item
+    return {str(rank): found[rank] for rank in sorted(found)}

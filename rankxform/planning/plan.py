@@ -31,7 +31,7 @@ from .parts import Part
 from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
 from .sharding import Sharding, Shared, Targets
-from .stages import needed_stages
+from .stages import source_stages
 from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
 
 SPREAD, MINDSPORE = REPLICAS = ("spread", "mindspore")
@@ -68,6 +68,7 @@ class Planner:
         chosen = replicas_to_read(catalog.listed.values())
         self._replicas = {p.src_name: chosen.get(p.name, 0) for p in catalog.parameters}
         self._stages: dict[int, dict[str, Layout]] = {}
+        self._src_stages: dict[int, list[int]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
         self._targets: dict[object, Targets] = {}
@@ -353,22 +354,11 @@ class Planner:
     # -- stages ---------------------------------------------------------------------------------
 
     def source_stages(self, dst_stage: int) -> list[int]:
-        """Return the source stages that a destination stage draws on.
-
-        Those that MindSpore loads, ascending, and then any that alone hold what the destination
-        stage lists and the source strategy does not, if that is taken as replicated.
-        """
-        if self.selection.derived:
-            return list(range(len(self.catalog.strategy.stages)))
-        needed = needed_stages(self.catalog.strategy, self.dst, dst_stage)
-        there = set(self.catalog.names_in(needed))
-        more = {
-            self.catalog.strategy.stage_of(parameter.sharding.rank(parameter.holders[0]))
-            for name, parameter in self.selection.sharded.items()
-            if not parameter.listed and name not in there
-            and dst_stage in self.dst.stages_of.get(name, ())
-        }  # fmt: skip
-        return [*needed, *sorted(more.difference(needed))]
+        """Return the source stages that a destination stage draws on (`planning.stages`)."""
+        if dst_stage not in self._src_stages:
+            found = source_stages(self.catalog, self.dst, self.selection, dst_stage)
+            self._src_stages[dst_stage] = found
+        return self._src_stages[dst_stage]
 
     def _stage_layouts(self, stage: int) -> dict[str, Layout]:
         sharded: dict[str, Layout] = {}

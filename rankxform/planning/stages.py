@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from rankxform.errors import UsageError
 from rankxform.layout.strategy import Strategy
 
+from .catalog import Catalog
+from .selection import Selection
+
 
 def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
     """Return the source stages that MindSpore loads for a destination stage, ascending.
@@ -20,6 +23,27 @@ def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
     return sorted(
         {s for name, stages in src.stages_of.items() if name not in elsewhere for s in stages}
     )
+
+
+def source_stages(
+    catalog: Catalog, dst: Strategy, selection: Selection, dst_stage: int
+) -> list[int]:
+    """Return the source stages that a destination stage draws on.
+
+    Those that MindSpore loads, ascending, and then any that alone hold what the destination
+    stage lists and the source strategy does not, if that is taken as replicated.
+    """
+    if selection.derived:
+        return list(range(len(catalog.strategy.stages)))
+    needed = needed_stages(catalog.strategy, dst, dst_stage)
+    there = set(catalog.names_in(needed))
+    more = {
+        catalog.strategy.stage_of(parameter.sharding.rank(parameter.holders[0]))
+        for name, parameter in selection.sharded.items()
+        if not parameter.listed and name not in there
+        and dst_stage in dst.stages_of.get(name, ())
+    }  # fmt: skip
+    return [*needed, *sorted(more.difference(needed))]
 
 
 def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:

@@ -1,0 +1,308 @@
+"""The report as one page of HTML: drawings, tables and facts; nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rankxform
+from rankxform.errors import StorageError, UsageError
+from rankxform.job.picture import flow, kinds, marginals
+from rankxform.layout.names import patterns
+
+from . import charts
+from .units import count, seconds, size
+
+if TYPE_CHECKING:
+    from rankxform.job.picture import Flow
+    from rankxform.job.plan import Plan
+    from rankxform.job.prepare import Conversion
+    from rankxform.job.transform import Report
+    from rankxform.job.verify import Verdict
+
+_MOST_BARS = 16
+_MOST_CELLS = 1024
+_MOST_NAMES = 200
+
+
+def page(
+    conversion: Conversion,
+    plan: Plan,
+    command: Sequence[str],
+    *,
+    done: Report | None = None,
+    verdict: Verdict | None = None,
+    simulated: Mapping[str, object] | None = None,
+) -> str:
+    """Return the page of a plan; `done`, `verdict` and `simulated` are what came of it."""
+    request = conversion.request
+    found = flow(plan, conversion)
+    what = "Verification" if verdict else "Conversion" if done else "Plan"
+    step = f", step {plan.step}" if plan.step else ""
+    to = f" to {request.dst}" if request.dst else ""
+    title = f"{what} of {plan.src or 'shapes alone'}{to}"
+    strategies = f"{conversion.planner.catalog.strategy.extent} to {conversion.planner.dst.extent}"
+    lead = (
+        f"{count(plan.src_ranks, 'rank')}{step} to {count(plan.dst_ranks, 'rank')} "
+        f"({strategies}); {count(plan.parameters, 'tensor')}; {size(plan.bytes_needed)} of the "
+        f"source needed, {size(plan.bytes_written)} written; {count(plan.processes, 'process')}"
+    )
+    sections = [
+        _outcome(done, verdict),
+        _section("Who takes what from whom", _flow(found)),
+        _section("How tensors are sharded, before and after", _tensors(conversion)),
+        _section("Where the time goes", _time(done, simulated, plan)),
+        _section("What is not in the destination, and why", _left_out(plan)),
+        _section("Between processes and nodes", _traffic(plan, done, simulated)),
+        _section("Checks, and how this was made", _made(conversion, plan, command, done, verdict)),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_style()}</style></head><body>"
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{"".join(sections)}'
+        "</body></html>\n"
+    )
+
+
+def _style() -> str:
+    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+
+
+def check(path: str | None) -> None:
+    """See that a page can be written there, before the work. Raises UsageError."""
+    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise UsageError(f"--report {path}: name a file in a folder that is there")
+
+
+def write(path: str, text: str) -> None:
+    """Write a page under its final name once it is whole. Raises StorageError."""
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(part, target)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write the report: {error.strerror}") from error
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
+
+
+def _outcome(done: Report | None, verdict: Verdict | None) -> str:
+    if verdict is not None:
+        words = {True: "The same", False: "DIFFERENT", None: "Not verified"}[verdict.same]
+        facts = f"{size(verdict.compared)} compared in {seconds(verdict.seconds)}"
+        return f'<p><span class="big">{words}</span> {escape(facts)}</p>'
+    if done is None:
+        return ""
+    facts = f"{size(done.written)} in {count(len(done.files), 'file')}, {seconds(done.seconds)}"
+    return f'<p><span class="big">Done</span> {escape(facts)}</p>' + _warnings(done.warnings)
+
+
+def _warnings(texts: Sequence[str]) -> str:
+    return "".join(f'<p class="warn">{escape(text)}</p>' for text in texts)
+
+
+def _flow(found: Flow) -> str:
+    rows, columns = marginals(found)
+    note = (
+        f"Each row is a destination {found.row}, each column a source {found.column}; darker is "
+        "more, empty is nothing. Bars are the sums."
+    )
+    table = ""
+    if len(found.cells) <= _MOST_CELLS:
+        cells = [
+            (found.rows[row], found.columns[column], f"{nbytes:,}")
+            for (row, column), nbytes in sorted(found.cells.items())
+        ]
+        head = (f"destination {found.row}", f"source {found.column}", "bytes")
+        table = f"<details><summary>as numbers</summary>{_table(head, cells)}</details>"
+    most, least = max(rows, default=0), min(rows, default=0)
+    spread = (
+        f"Largest row {size(most)}, smallest {size(least)}; largest column "
+        f"{size(max(columns, default=0))}."
+    )
+    return f"<p>{escape(note)} {escape(spread)}</p>{charts.matrix(found)}{table}"
+
+
+def _tensors(conversion: Conversion) -> str:
+    every = kinds(conversion)
+    if not every:
+        return ""
+    note = (
+        "The kinds of tensor with most bytes, and the one that is moved in the shortest runs. "
+        "Colours are ranks; what is not read of the source is empty."
+    )
+    half = -(-len(every) // 2)
+    drawings = [charts.tensors(some) for some in (every[:half], every[half:]) if some]
+    return f'<p>{escape(note)}</p><div class="two">{"".join(drawings)}</div>'
+
+
+def _time(done: Report | None, simulated: Mapping[str, object] | None, plan: Plan) -> str:
+    if simulated is not None:
+        every: list[float] = list(simulated["seconds_of_processes"])  # type: ignore[call-overload]
+        busiest = seconds(max(every, default=0.0))
+        return (
+            f"<p>About {seconds(float(simulated['seconds']))} in all; the busiest process "  # type: ignore[arg-type]
+            f"{busiest}, the idlest {seconds(min(every, default=0.0))}, by the cost model.</p>"
+        )
+    if done is None or done.kept == len(done.files):
+        return ""
+    names = [n for n in done.phases[0] if any(one[n] >= 5e-5 for one in done.phases)]
+    ordered = sorted(range(len(done.phases)), key=lambda p: -_busy(done.phases[p]))
+    if len(ordered) > _MOST_BARS:
+        shown = {
+            "slowest": done.phases[ordered[0]],
+            "median": done.phases[ordered[len(ordered) // 2]],
+            "fastest": done.phases[ordered[-1]],
+        }
+    else:
+        shown = {f"process {p}": done.phases[p] for p in ordered}
+    busy = max(map(_busy, done.phases))
+    share = min(1.0, busy / done.move_seconds) if done.move_seconds else 1.0
+    text = (
+        f'<p><span class="big">{share:.0%}</span> of the move ({seconds(done.move_seconds)}, from '
+        "the finished plan to the last file's name) the busiest process spent on reading, copying "
+        "and writing bytes; the rest is planning by tile, names, and waits.</p>"
+    )
+    head = ("process", *names, "all")
+    rows = [
+        (str(p), *(f"{one[n]:.4f}" for n in names), f"{sum(one.values()):.4f}")
+        for p, one in enumerate(done.phases[:_MOST_CELLS])
+    ]
+    table = f"<details><summary>as numbers, in seconds</summary>{_table(head, rows)}</details>"
+    return text + charts.bars(shown, names) + table
+
+
+def _busy(phases: Mapping[str, float]) -> float:
+    return sum(phases.get(name, 0.0) for name in ("read", "copy", "write", "exchange", "fsync"))
+
+
+def _left_out(plan: Plan) -> str:
+    told = [
+        (f"{one.reason}: {count(len(one.names), 'tensor')}, {size(one.nbytes)}", one.names)
+        for one in plan.left_out
+    ]
+    if plan.absent:
+        text = f"in the strategies, not in the checkpoint: {count(len(plan.absent), 'tensor')}"
+        told.append((text, plan.absent))
+    if not told:
+        return "<p>Everything that the source holds is in the destination.</p>"
+    parts = []
+    for text, names in told:
+        every = patterns(names)
+        shown = "".join(f"<li><code>{escape(name)}</code></li>" for name in every[:_MOST_NAMES])
+        more = "" if len(every) <= _MOST_NAMES else f"<li>{len(every) - _MOST_NAMES} more</li>"
+        parts.append(
+            f"<p>{escape(text)}</p><details><summary>names</summary><ul>{shown}{more}</ul></details>"
+        )
+    return "".join(parts)
+
+
+def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, object] | None) -> str:
+    rows = [
+        (_METHODS.get(u.method, u.method), f"{len(u.names):,}", size(u.bytes_read))
+        for u in plan.methods
+    ]
+    head = ("how files are read", "tensors", "reads")
+    text = _table(head, rows)
+    if simulated is not None:
+        spread: Mapping[str, Sequence[float]] = simulated["least_mean_largest"]  # type: ignore[assignment]
+        facts = [
+            (_SIMULATED[name], *(size(value) for value in three))
+            for name, three in spread.items()
+            if name in _SIMULATED
+        ]
+        text += _table(("of a process", "least", "mean", "largest"), facts)
+    sent = plan.bytes_exchanged if done is None else done.sent
+    return text + f"<p>Sent from one process to another: {size(sent)}.</p>"
+
+
+_METHODS = {
+    "whole": "in one piece",
+    "ranges": "wanted ranges",
+    "sieving": "whole rows (sieving)",
+    "two-phase": "by one process, and sent to the others (two-phase)",
+}
+_SIMULATED = {
+    "read": "read from files",
+    "sent": "sent to other nodes",
+    "received": "received from other nodes",
+    "written": "written",
+}
+
+
+def _made(
+    conversion: Conversion,
+    plan: Plan,
+    command: Sequence[str],
+    done: Report | None,
+    verdict: Verdict | None,
+) -> str:
+    from rankxform.job.manifest import digest
+
+    planner = conversion.planner
+    source, dst = planner.catalog.strategy, planner.dst
+    rows = [
+        ("source", plan.src or "shapes alone"),
+        ("source strategy", f"{source.label} ({source.extent}), digest {digest(source)}"),
+        ("destination", conversion.request.dst or "-"),
+        ("destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"),
+        ("read of the source", f"{plan.bytes_read:,} bytes, {plan.bytes_needed:,} needed"),
+        ("written", f"{plan.bytes_written:,} bytes of tensors"),
+        ("buffers of a process", size(plan.buffer_bytes_a_process)),
+    ]
+    if done is not None:
+        kept = "kept (rankxform verify DST compares them)" if done.fingerprints else "not kept"
+        rows += [
+            ("peak memory of a process", size(done.peak_memory)),
+            ("fingerprints", kept),
+            ("compared between ranks", size(done.compared)),
+        ]
+    if verdict is not None:
+        rows.append(("differences", f"{len(verdict.differences):,}"))
+    versions = f"rankxform {rankxform.__version__}, Python {platform.python_version()}"
+    rows += [("made", f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} on {platform.node()}, {versions}")]
+    facts = _table(("", ""), rows)
+    notices = [*conversion.notices, *(done.notices if done else ())]
+    told = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(notices))
+    words = shlex.join(["rankxform", *command])
+    return (
+        f"{facts}{f'<ul>{told}</ul>' if told else ''}{_warnings(plan.warnings)}"
+        f"<p>Command:</p><pre>{escape(words)}</pre>{_differences(verdict)}"
+    )
+
+
+def _differences(verdict: Verdict | None) -> str:
+    if verdict is None or not verdict.differences:
+        return ""
+    rows = [
+        (one.name, str(one.rank), one.why, "" if one.index is None else str(list(one.index)))
+        for one in verdict.differences[:_MOST_NAMES]
+    ]
+    more = len(verdict.differences) - len(rows)
+    note = f"<p>and {more:,} more (--json has all)</p>" if more else ""
+    return _table(("what", "rank", "", "first at"), rows) + note
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    numbers = [
+        bool(rows) and all(row[i][:1].isdigit() or not row[i] for row in rows)
+        for i in range(len(head))
+    ]
+    kinds = [' class="n"' if number else "" for number in numbers]
+    top = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, head))
+    body = "".join(
+        "<tr>" + "".join(f"<td{k}>{escape(str(c))}</td>" for k, c in zip(kinds, row)) + "</tr>"
+        for row in rows
+    )
+    shown = f"<tr>{top}</tr>" if any(head) else ""
+    return f'<div class="scroll"><table>{shown}{body}</table></div>'

@@ -1,0 +1,214 @@
+"""What a picture of a conversion shows: who reads what from whom, and how tensors are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rankxform.formats.dtype import content_bytes, item_size
+from rankxform.geometry.box import Box, Shape
+from rankxform.geometry.grid import Cell
+from rankxform.geometry.runs import count_runs
+from rankxform.layout.names import parameter_of, pattern_of, state_of
+from rankxform.planning.plan import Planner
+from rankxform.planning.transfers import Transfer
+from rankxform.values import dataclass
+
+from .plan import Plan
+from .prepare import Conversion
+
+_MOST_ROWS = 64
+_LARGEST = 4
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Bytes that destination files or ranks take from source ranks, or groups of both.
+
+    what: whose bytes a row and a column are: "rank", "stage", "file", or "N ranks". cells: by (row,
+    column). stages: of each column, its pipeline stage.
+    """
+
+    row: str
+    column: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[int, int], int]
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side shards a kind of tensor: boxes in the full tensor, each with a rank."""
+
+    boxes: tuple[tuple[Box, int], ...]
+    pieces: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Tensors that are sharded alike on both sides.
+
+    states: optimizer states that are among them; count: of parameters; nbytes: of all.
+    runs: contiguous bytes of a copy in the source's slice, and in the destination's; the shortest
+    of a slice. src is None for a tensor that is made of several.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    count: int
+    nbytes: int
+    dtype: str
+    shape: Shape
+    src: Side | None
+    dst: Side
+    runs: tuple[int, int] | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether no side shards it."""
+        return self.dst.pieces == 1 and (self.src is None or self.src.pieces == 1)
+
+
+def flow(plan: Plan, conversion: Conversion) -> Flow:
+    """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
+    planner = conversion.planner
+    src, dst = planner.catalog.strategy, planner.dst
+    rows = [one.file or f"{one.rank}" for one in plan.ranks]
+    row_of: list[int] = list(range(len(rows)))
+    row = "file" if any(one.file for one in plan.ranks) else "rank"
+    if len(rows) > _MOST_ROWS:
+        stages = sorted({dst.stage_of(one.rank) for one in plan.ranks})
+        if 1 < len(stages) <= _MOST_ROWS:
+            row, rows = "stage", [str(stage) for stage in stages]
+            row_of = [stages.index(dst.stage_of(one.rank)) for one in plan.ranks]
+        else:
+            row, rows, row_of = _grouped(rows, row)
+    ranks = list(range(src.ranks))
+    column, columns, column_of = "rank", [str(rank) for rank in ranks], ranks
+    stage_of = [src.stage_of(rank) for rank in ranks]
+    if src.ranks > _MOST_ROWS:
+        if 1 < len(src.stages) <= _MOST_ROWS:
+            column, columns = "stage", [str(stage) for stage in range(len(src.stages))]
+            column_of, stage_of = stage_of, list(range(len(src.stages)))
+        else:
+            column, columns, column_of = _grouped(columns, column)
+            stage_of = [0] * len(columns)
+    cells: dict[tuple[int, int], int] = {}
+    for number, one in enumerate(plan.ranks):
+        for rank, nbytes in one.bytes_from.items():
+            key = row_of[number], column_of[int(rank)]
+            cells[key] = cells.get(key, 0) + nbytes
+    return Flow(row, column, tuple(rows), tuple(columns), cells, tuple(stage_of))
+
+
+def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]]:
+    """Put so many neighbours into a group that there are few groups."""
+    size = 1
+    while len(names) > size * _MOST_ROWS:
+        size *= 2
+    starts = range(0, len(names), size)
+    shown = [f"{names[a]}-{names[min(a + size, len(names)) - 1]}" for a in starts]
+    return f"{size} {what}s", shown, [at // size for at in range(len(names))]
+
+
+def kinds(conversion: Conversion) -> list[Kind]:
+    """Return the kinds of tensor with most bytes, and then the one in the shortest runs.
+
+    Optimizer states are of their parameter's kind. Kinds that nobody shards come last.
+    """
+    planner = conversion.planner
+    files = [planner.whole_file(file) for file in conversion.made]
+    alike: dict[object, list[Transfer]] = {}
+    for transfer in planner.transfers(files):
+        parameter = transfer.parameter
+        name = parameter_of(parameter.name)
+        key = pattern_of(name), parameter.grid, transfer.grid
+        alike.setdefault(key, []).append(transfer)
+    every = [_kind(planner, some) for some in alike.values()]
+    every.sort(key=lambda kind: (kind.whole, -kind.nbytes))
+    chosen = every[:_LARGEST]
+    cut = [kind for kind in every if kind.runs and kind.src and kind.src.pieces > 1]
+    if cut:
+        shortest = min(cut, key=lambda kind: min(kind.runs or (0,)))
+        chosen += [] if shortest in chosen else [shortest]
+    return chosen
+
+
+def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
+    first = some[0]
+    parameter, grid = first.parameter, first.grid
+    parameters = {transfer.parameter.name: transfer.parameter for transfer in some}
+    names = dict.fromkeys(map(parameter_of, parameters))
+    nbytes = sum(content_bytes(one.dtype, one.shape) for one in parameters.values())
+    item = item_size(parameter.dtype)
+    targets = ((cell, ranks[0]) for cell, ranks in first.targets.items())
+    dst = Side(tuple((grid.box(cell), rank) for cell, rank in targets), len(first.targets))
+    src = None
+    if parameter.composed is None:
+        readers = sorted(first.readers.items())
+        boxes = ((_box(first, cell), planner.catalog.rank_of(file)) for cell, file in readers)
+        src = Side(tuple(boxes), len(first.readers))
+    name = next(iter(names)) if len(names) == 1 else pattern_of(next(iter(names)))
+    states = tuple(dict.fromkeys(filter(None, map(state_of, parameters))))
+    runs = _runs(first, item) if src else None
+    return Kind(name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst, runs)
+
+
+def _box(transfer: Transfer, cell: Cell) -> Box:
+    return transfer.parameter.grid.held(cell)
+
+
+def _runs(transfer: Transfer, item: int) -> tuple[int, int]:
+    """Return the shortest runs of a slice's copies, in bytes: as they are read, as written."""
+    cell = next(iter(transfer.targets))
+    target = transfer.grid.box(cell)
+    pairs = [(region, _box(transfer, at)) for at, region in transfer.copies(cell) if region.size]
+    return (
+        min((_run(region, held) for region, held in pairs), default=0) * item,
+        min((_run(region, target) for region, _ in pairs), default=0) * item,
+    )
+
+
+def _run(region: Box, held: Box) -> int:
+    return region.size // count_runs(region.relative_to(held), held.shape)
+
+
+def marginals(found: Flow) -> tuple[list[int], list[int]]:
+    """Return the sums of rows and of columns, in bytes."""
+    rows, columns = [0] * len(found.rows), [0] * len(found.columns)
+    for (row, column), nbytes in found.cells.items():
+        rows[row] += nbytes
+        columns[column] += nbytes
+    return rows, columns
+
+
+def axes_of(kind: Kind) -> tuple[int, int]:
+    """Return the axes that are drawn down and across: those that are sharded most."""
+    ndim = len(kind.shape)
+    if ndim < 2:
+        return 0, -1
+    sides = [kind.dst, *([kind.src] if kind.src else [])]
+    counts = [
+        sum(len({box.start[axis] for box, _ in side.boxes}) for side in sides)
+        for axis in range(ndim)
+    ]
+    largest = sorted(range(ndim), key=lambda axis: (-counts[axis], axis))[:2]
+    if counts[largest[1]] == len(sides):  # sharded on one axis alone: the last is drawn with it
+        largest = [largest[0], ndim - 1 if largest[0] != ndim - 1 else 0]
+    down, across = sorted(largest)
+    return down, across
+
+
+def drawn(side: Side, shape: Shape, axes: tuple[int, int]) -> Iterator[tuple[float, ...]]:
+    """Yield (top, left, height, width, rank) of each box, as shares of the tensor's extents."""
+    for box, rank in side.boxes:
+        place = [_share(box, shape, axis) for axis in axes]
+        (top, height), (left, width) = place
+        yield top, left, height, width, rank
+
+
+def _share(box: Box, shape: Shape, axis: int) -> tuple[float, float]:
+    if axis < 0 or not shape or not shape[axis]:
+        return 0.0, 1.0
+    extent = shape[axis]
+    return box.start[axis] / extent, (box.stop[axis] - box.start[axis]) / extent
