@@ -123,7 +123,7 @@ def measure(
             move, whole, output = rankxform(src, dst, a, b, processes, *options, "--link", link)
         else:
             reference = dst
-        needed = re.search(r"read ([\d.]+) (.?B),", output)
+        needed = re.search(r"read +([\d.]+) (.?B),", output)
         once = ["--once", src, str(int(float(needed[1]) * UNITS[needed[2]]))]
         found = limit(reference, copy, processes, *same, "--first", str(run), *once)
         least = found.pop(ONCE)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.cli import report
+from rankxform.cli.inspect_report import inspection
 from rankxform.errors import FormatError
 from rankxform.formats import checkpoint2, json_stream
 from rankxform.storage import strategies
@@ -44,7 +44,7 @@ def test_samples_of_real_code_hold_the_model(sample, tmp_path):
     assert rankxform.verify(DATA / sample, tmp_path / "hf").same
     found = rankxform.inspect(DATA / sample)
     assert found["kind"] == "described" and found["faults"] == []
-    assert report.inspection(found)
+    assert inspection(found)
 
 
 @pytest.mark.parametrize("sample", ["checkpoint2", "checkpoint2_2026"])
@@ -297,7 +297,7 @@ def test_metadata_that_makes_no_sense(what, second, tmp_path):
     assert not (tmp_path / "dst").exists()
     found = rankxform.inspect(src)
     assert found["kind"] == "described" and len(found["faults"]) >= 1
-    assert "WRONG" in report.inspection(found)
+    assert "WRONG" in inspection(found)
 
 
 def test_a_wrong_layout_is_repaired_where_the_files_decide(tmp_path):

@@ -121,8 +121,10 @@ def tensors(kinds: Sequence[Kind]) -> str:
         parts.append(_text(0, y + 14, _fitting(kind.name + many, width), "label"))
         states = f"; with {', '.join(kind.states)}" if kind.states else ""
         facts = f"{kind.dtype} {shape}; {size(kind.nbytes)}{states}"
-        parts.append(_text(0, y + 30, _fitting(facts, width), "small"))
         axes = axes_of(kind)
+        if len(kind.shape) > 2:
+            facts += f"; axes {axes[0]} and {axes[1]} are drawn"
+        parts.append(_text(0, y + 30, _fitting(facts, width), "small"))
         for number, (one, words) in enumerate(((kind.src, "source"), (kind.dst, "destination"))):
             x = number * across
             if one is None:

@@ -200,11 +200,16 @@ def axes_of(kind: Kind) -> tuple[int, int]:
 
 
 def drawn(side: Side, shape: Shape, axes: tuple[int, int]) -> Iterator[tuple[float, ...]]:
-    """Yield (top, left, height, width, rank) of each box, as shares of the tensor's extents."""
+    """Yield (top, left, height, width, rank) of each box, as shares of the tensor's extents.
+
+    Of boxes that differ only along an axis that is not drawn, the first.
+    """
+    seen = set()
     for box, rank in side.boxes:
-        place = [_share(box, shape, axis) for axis in axes]
-        (top, height), (left, width) = place
-        yield top, left, height, width, rank
+        (top, height), (left, width) = (_share(box, shape, axis) for axis in axes)
+        if (top, left) not in seen:
+            seen.add((top, left))
+            yield top, left, height, width, rank
 
 
 def _share(box: Box, shape: Shape, axis: int) -> tuple[float, float]:

@@ -93,7 +93,7 @@ def test_the_command(processes, place):
     line = [*mpirun(processes), sys.executable, "-m", "rankxform", "inspect", "--replicas", folder]
     line = [str(word) for word in [*line, "--src-strategy", a]]
     code, output = run(line, 60, env=environment())
-    assert code == 0 and output.startswith("the same: all bytes that several ranks hold, 480 B")
+    assert code == 0 and output.startswith("same      all bytes that several ranks hold, 480 B")
     taint(folder, 1, "v")
     code, output = run(line, 60, env=environment())
     assert code == 6
