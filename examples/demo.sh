@@ -12,8 +12,10 @@ strategies=tests/data/tutorials/resilience_train_and_predict
 rm -rf demo-data
 set -x
 "$bin/python" -m examples.demo make demo-data/src
-"$bin/mpirun" -n 4 "$bin/python" -m rankxform transform demo-data/src demo-data/dst \
+"$bin/python" -m rankxform transform -n 4 demo-data/src demo-data/dst --report demo-data/report.html \
     --src-strategy $strategies/src_strategy.ckpt --dst-strategy $strategies/dst_strategy.ckpt
-"$bin/mpirun" -n 4 "$bin/python" -m rankxform verify demo-data/src demo-data/dst \
+"$bin/python" -m rankxform verify -n 4 demo-data/src demo-data/dst \
     --src-strategy $strategies/src_strategy.ckpt --dst-strategy $strategies/dst_strategy.ckpt
 "$bin/python" -m examples.demo check demo-data/dst
+set +x
+echo "a page with pictures of what was read from whom: $PWD/demo-data/report.html"

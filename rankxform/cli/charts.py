@@ -149,7 +149,7 @@ def _boxes(boxes: Sequence[object], places: object, x: float, y: float, side: fl
         tip = f"rank {rank:.0f}"
         place = x + left * side, y + top * side, wide * side, high * side
         parts.append(_rect(*place, f"h{int(rank) % _HUES} box", tip))
-        words = f"rank {rank:.0f}"
+        words = tip if wide * side > _TEXT * len(tip) + 2 else f"{rank:.0f}"
         if wide * side > _TEXT * len(words) and high * side > 13 and len(shown) <= _LABELLED:
             at = x + (left + wide / 2) * side, y + (top + high / 2) * side + 4
             parts.append(_text(*at, words, "small onbox", "middle"))
