@@ -50,7 +50,8 @@ def commands():
     for block in blocks(""):
         for line in block.values[0].replace("\\\n", " ").splitlines():
             found = re.match(
-                r"\s*(?:\$ )?(?:mpirun .*?)?python -m rankxform (.*)|(?:\$ )?rankxform ([a-z].*)", line
+                r"\s*(?:\$ )?(?:mpirun .*?)?python -m rankxform (.*)|(?:\$ )?rankxform ([a-z].*)",
+                line,
             )
             if found:
                 text = found[1] or found[2]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rankxform.job.option import PLACES
+from rankxform.job.picture import Flow, marginals
 from rankxform.job.plan import Plan
 from rankxform.job.predict import simulate_cluster
 from rankxform.job.prepare import Conversion
@@ -19,6 +20,7 @@ from rankxform.storage.bandwidth import MEASURED_BYTES
 
 from .options import LATENCIES, SHARE
 from .report import header, left_out, notes, warnings
+from .terminal import labelled
 from .units import abbreviate, seconds, size, table, truncate
 
 _FEW_PATTERNS = 2
@@ -51,9 +53,13 @@ def plan_facts(plan: Plan, prediction: tuple[float, Costs] | None) -> dict[str, 
 
 
 def plan_table(
-    head: str, plan: Plan, prediction: tuple[float, Costs] | None, verbose: bool = False
+    head: str,
+    plan: Plan,
+    prediction: tuple[float, Costs] | None,
+    between: Flow,
+    verbose: bool = False,
 ) -> str:
-    """Write a plan for people, under `head`."""
+    """Write a plan for people, under `head`; of many ranks by stage, as `between` is."""
     first = "file" if any(r.file for r in plan.ranks) else "rank"
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
@@ -63,7 +69,10 @@ def plan_table(
         )
         for r in plan.ranks
     ]  # fmt: skip
-    lines = [head, "", truncate(table(titles, rows)), "", methods_table(plan.methods)]
+    shown = table(titles, rows)
+    if between.row == "stage" and not verbose:
+        shown = _stages_table(between)
+    lines = [head, "", shown if verbose else truncate(shown), "", methods_table(plan.methods)]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
         gap = size(plan.read_latency_bytes)
         lines.append(
@@ -72,16 +81,33 @@ def plan_table(
     processes = plan.processes
     lines += [
         "",
-        f"in all: {size(plan.bytes_needed)} of the source are needed, "
-        f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
-        f"buffers of at most {size(plan.buffer_bytes_a_process)} on "
-        + (f"each of {processes:,} processes" if processes > 1 else "one process"),
+        labelled(
+            "in all",
+            f"{size(plan.bytes_needed)} of the source are needed, "
+            f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
+            f"buffers of at most {size(plan.buffer_bytes_a_process)} on "
+            + (f"each of {processes:,} processes" if processes > 1 else "one process"),
+        ),
     ]
     lines += left_out(plan.left_out, plan.absent, verbose)
     lines += notes(plan.notices)
     if prediction:
         lines.append(_prediction(*prediction))
     return "\n".join(lines + warnings(plan.warnings))
+
+
+def _stages_table(between: Flow) -> str:
+    """Write a row for each destination stage."""
+    number, rows = len(plan.ranks) // len(between.rows), []
+    for row, (stage, nbytes) in enumerate(zip(between.rows, marginals(between)[0])):
+        from_stages = [
+            name for at, name in enumerate(between.columns) if (row, at) in between.cells
+        ]
+        rows.append(
+            (stage, f"{number:,}", size(nbytes), size(nbytes / number), ", ".join(from_stages))
+        )
+    head = ("stage", "ranks", "writes", "a rank", f"from source {between.column}s")
+    return table(head, rows) + "\n(-v prints a row for each rank)"
 
 
 def methods_table(methods: Iterable[MethodUse]) -> str:
@@ -95,10 +121,11 @@ def methods_table(methods: Iterable[MethodUse]) -> str:
 
 
 def _prediction(expected: float, slowest: Costs) -> str:
-    return (
+    return labelled(
+        "time",
         f"the move would take about {seconds(expected)}: the slowest process reads "
         f"{size(slowest.read)}/s and writes {size(slowest.write)}/s, measured with "
-        f"{size(MEASURED_BYTES)}"
+        f"{size(MEASURED_BYTES)}",
     )
 
 

@@ -107,6 +107,7 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:
+    from rankxform.job.picture import flow
     from rankxform.job.plan import summarize
     from rankxform.job.predict import predict, predict_loads
     from rankxform.job.prepare import prepare
@@ -138,7 +139,9 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
             _print(report.as_json(planned.plan_facts(plan, prediction)))
         else:
             head = report.header(conversion, count)
-            _print(planned.plan_table(head, plan, prediction, options.verbose))
+            _print(
+                planned.plan_table(head, plan, prediction, flow(plan, conversion), options.verbose)
+            )
 
     processes.bcast(show)
 

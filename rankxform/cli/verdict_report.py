@@ -61,7 +61,7 @@ def _differences(found: Verdict, verbose: bool) -> str:
     for one in found.differences:
         key = one.name if one.whole_file else pattern_of(one.name)
         alike.setdefault(id(one) if verbose else (key, one.why, one.whole_file), []).append(one)
-    head = ("what", "file" if found.names else "rank", "first at", "elements", "")
+    head = ("file" if found.names else "rank", "first at", "elements", "what differs")
     return table(head, [_row(found, some) for some in alike.values()])
 
 
@@ -74,9 +74,9 @@ def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
         abbreviate([found.names.get(rank, "-") for rank in ranks]) if found.names else ranges(ranks)
     )
     if first.index is None:
-        return what, where, "", "", first.why
+        return where, "", "", f"{what}: {first.why}"
     differ, every = sum(one.count for one in some), sum(one.size for one in some)
-    return what, where, str(list(first.index)), f"{differ:,} of {every:,}", first.why
+    return where, str(list(first.index)), f"{differ:,} of {every:,}", what
 
 
 def verdict_facts(found: Verdict) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Flow:
     """Bytes that destination files or ranks take from source ranks, or groups of both.
 
     what: whose bytes a row and a column are: "rank", "stage", "file", or "N ranks". cells: by (row,
-    column). stages: of each column, its pipeline stage.
+    column). stages: of each column, its pipeline stage. sizes: how many files a row stands for.
     """
 
     row: str
@@ -34,6 +34,7 @@ class Flow:
     columns: tuple[str, ...]
     cells: Mapping[tuple[int, int], int]
     stages: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def flow(plan: Plan, conversion: Conversion) -> Flow:
         for rank, nbytes in one.bytes_from.items():
             key = row_of[number], column_of[int(rank)]
             cells[key] = cells.get(key, 0) + nbytes
-    return Flow(row, column, tuple(rows), tuple(columns), cells, tuple(stage_of))
+    sizes = tuple(map(row_of.count, range(len(rows))))
+    return Flow(row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes)
 
 
 def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]]:

@@ -143,6 +143,10 @@ def test_a_thousand_ranks_by_stage(tmp_path):
     assert sum(by_stage.values()) == plan["bytes_written"]
     first = sum(sum(one["bytes_from"].values()) for one in plan["ranks"] if one["rank"] < 64)
     assert sum(n for (row, _), n in by_stage.items() if row == "0") == first
+    code, output = command(*words)
+    assert code == 0 and re.search(r"^ +0 +64 +\S+ GB +\S+ GB +0, 1$", output, re.M), output
+    code, output = command(*words, "-v")
+    assert code == 0 and re.search(r"^ *511 ", output, re.M)
     code, output = command(*words, "--simulate", 512, "--nodes", 64, "--report", page)
     text = page.read_text()
     assert code == 0 and "by the cost model" in text and "sent to other nodes" in text
