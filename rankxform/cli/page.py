@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import time
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rankxform
-from rankxform.errors import StorageError, UsageError
+from rankxform.errors import UsageError
 from rankxform.job.picture import flow, kinds, marginals
 from rankxform.layout.names import patterns
+from rankxform.storage.posix import write_small
 
 from . import charts
 from .units import count, seconds, size
@@ -82,14 +82,8 @@ def check(path: str | None) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a page under its final name once it is whole. Raises StorageError."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(part, target)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write the report: {error.strerror}") from error
+    """Write a page, which gets its name once it is whole. Raises StorageError."""
+    write_small(Path(path).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
 def _section(title: str, content: str) -> str:

@@ -98,14 +98,11 @@ def plan_table(
 
 def _stages_table(between: Flow) -> str:
     """Write a row for each destination stage."""
-    number, rows = len(plan.ranks) // len(between.rows), []
+    rows = []
     for row, (stage, nbytes) in enumerate(zip(between.rows, marginals(between)[0])):
-        from_stages = [
-            name for at, name in enumerate(between.columns) if (row, at) in between.cells
-        ]
-        rows.append(
-            (stage, f"{number:,}", size(nbytes), size(nbytes / number), ", ".join(from_stages))
-        )
+        read = [name for at, name in enumerate(between.columns) if (row, at) in between.cells]
+        number = between.sizes[row]
+        rows.append((stage, f"{number:,}", size(nbytes), size(nbytes / number), ", ".join(read)))
     head = ("stage", "ranks", "writes", "a rank", f"from source {between.column}s")
     return table(head, rows) + "\n(-v prints a row for each rank)"
 

@@ -78,9 +78,8 @@ class Plan:
 
 def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Plan:
     """Write out the plan of a conversion, of which `found` is what each process does."""
-    request, planner, selection = (
-        conversion.request, conversion.planner, conversion.planner.selection,
-    )  # fmt: skip
+    request, planner = conversion.request, conversion.planner
+    selection = planner.selection
     processes, arrangement = len(found.workloads), conversion.target.arrangement
     assignment = assign(planner, conversion.made, processes)
     plans = [planner.plan(file) for file in conversion.made]
