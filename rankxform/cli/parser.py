@@ -31,14 +31,14 @@ from .terminal import folded
 DESCRIPTION = """\
 Move a distributed MindSpore checkpoint between parallel strategies.
 
-  mpirun -n P python -m rankxform transform SRC DST \\
-      --src-strategy A --dst-strategy B
+  rankxform transform -n P SRC DST --src-strategy A --dst-strategy B
 
 reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes
 DST/rank_0 .. rank_N-1 for strategy B. P processes share the work; P, M and N
-need not be equal nor divide one another. Without mpirun one process does it
-all, and no MPI is needed. A strategy is a file that MindSpore saved, a folder
-with the files of all pipeline stages, or "none" (whole tensors on one rank).
+need not be equal nor divide one another. -n starts them with mpirun; leave it
+out under mpirun or srun. Without either, one process does it all, and no MPI
+is needed. A strategy is a file that MindSpore saved, a folder with the files
+of all pipeline stages, or "none" (whole tensors on one rank).
 """
 EPILOG = """\
 The arguments of MindSpore's and MindFormers' conversion scripts are

@@ -1,0 +1,107 @@
+# Completion for bash: source it, or put it where bash-completion looks.
+_rankxform() {
+    local word=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words=""
+    case "$verb" in
+        strategy|maps)
+            [ "$COMP_CWORD" -gt 2 ] && verb="$verb ${COMP_WORDS[2]}" ;;
+    esac
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "transform verify launch plan ranks merge strategy maps inspect hostfile --help --version" -- "$word"))
+        return
+    fi
+    case "$verb ${COMP_WORDS[COMP_CWORD-1]}" in
+        "transform --unmatched") words="error drop replicate" ;;
+        "transform --unlisted") words="error take-one" ;;
+        "transform --replicas") words="spread mindspore" ;;
+        "transform --qkv") words="grouped contiguous" ;;
+        "transform --gate-up") words="interleaved contiguous" ;;
+        "transform --dtype") words="bf16 fp16 fp32" ;;
+        "transform --vocab-fill") words="zeros repeat-last" ;;
+        "transform --unsharded") words="cp" ;;
+        "transform --src-form") words="ranks checkpoint2 unified huggingface" ;;
+        "transform --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "transform --format") words="ckpt safetensors" ;;
+        "transform --link") words="reflink hard none" ;;
+        "transform --read-method") words="auto ranges sieving two-phase" ;;
+        "transform --check-replicas") words="no warn error" ;;
+        "transform --progress") words="auto bar lines none" ;;
+        "verify --unmatched") words="error drop replicate" ;;
+        "verify --unlisted") words="error take-one" ;;
+        "verify --replicas") words="spread mindspore" ;;
+        "verify --qkv") words="grouped contiguous" ;;
+        "verify --gate-up") words="interleaved contiguous" ;;
+        "verify --dtype") words="bf16 fp16 fp32" ;;
+        "verify --vocab-fill") words="zeros repeat-last" ;;
+        "verify --unsharded") words="cp" ;;
+        "verify --src-form") words="ranks checkpoint2 unified huggingface" ;;
+        "verify --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "verify --format") words="ckpt safetensors" ;;
+        "verify --link") words="reflink hard none" ;;
+        "verify --read-method") words="auto ranges sieving two-phase" ;;
+        "verify --progress") words="auto bar lines none" ;;
+        "launch --unmatched") words="error drop replicate" ;;
+        "launch --unlisted") words="error take-one" ;;
+        "launch --replicas") words="spread mindspore" ;;
+        "launch --qkv") words="grouped contiguous" ;;
+        "launch --gate-up") words="interleaved contiguous" ;;
+        "launch --dtype") words="bf16 fp16 fp32" ;;
+        "launch --vocab-fill") words="zeros repeat-last" ;;
+        "launch --unsharded") words="cp" ;;
+        "launch --src-form") words="ranks checkpoint2 unified huggingface" ;;
+        "launch --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "launch --format") words="ckpt safetensors" ;;
+        "launch --link") words="reflink hard none" ;;
+        "launch --read-method") words="auto ranges sieving two-phase" ;;
+        "launch --progress") words="auto bar lines none" ;;
+        "plan --unmatched") words="error drop replicate" ;;
+        "plan --unlisted") words="error take-one" ;;
+        "plan --replicas") words="spread mindspore" ;;
+        "plan --qkv") words="grouped contiguous" ;;
+        "plan --gate-up") words="interleaved contiguous" ;;
+        "plan --dtype") words="bf16 fp16 fp32" ;;
+        "plan --vocab-fill") words="zeros repeat-last" ;;
+        "plan --unsharded") words="cp" ;;
+        "plan --src-form") words="ranks checkpoint2 unified huggingface" ;;
+        "plan --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "plan --format") words="ckpt safetensors" ;;
+        "plan --link") words="reflink hard none" ;;
+        "plan --read-method") words="auto ranges sieving two-phase" ;;
+        "plan --src-placement") words="shared node" ;;
+        "ranks --unmatched") words="error drop replicate" ;;
+        "strategy derive --unsharded") words="cp" ;;
+        "maps check --qkv") words="grouped contiguous" ;;
+        "maps check --gate-up") words="interleaved contiguous" ;;
+        "maps check --src-form") words="ranks checkpoint2 unified huggingface" ;;
+        "hostfile --style") words="openmpi mpich" ;;
+    esac
+    [ -z "$words" ] && case "$verb" in
+        strategy) words="derive explain show convert diff presets" ;;
+        maps) words="list show check" ;;
+    esac
+    [ -z "$words" ] && [ "${word:0:1}" = - ] && case "$verb" in
+        "transform") words="-h --help --src-strategy --src-ckpt-strategy --src-strategy-file --src-strategy-dir --dst-strategy --dst-ckpt-strategy --dst-strategy-file --dst-strategy-dir --ranks --include --exclude --rename --unmatched --unlisted --replicas --map --config --like --qkv --gate-up --weights-only --no-optimizer --masters --dtype --keep-dtype --cast-states --lora --lora-alpha --lora-rank --lora-strategy --vocab --vocab-fill --vocab-cut --dst-parallel --dst-config --src-parallel --src-config --preset --unproven --rule --predict --optimizer-shard --opt-on --opt-off --threshold --src-threshold --layers --layers-per-stage --offset --interleave --first --last --shared --unsharded --src-form --src-pattern --step --suffix --check-crc --allow-extra-ranks --allow-equal-slices --dst-form --prefix --max-part --max-shard --dedup --iteration --format --link --dst-placement --read-method --costs --memory --overwrite --no-fsync --crc --verify --check-replicas --dry-run --profile --time-limit --stall-limit --progress -v --verbose -q --quiet --json -n --hostfile --report" ;;
+        "verify") words="-h --help --src-strategy --src-ckpt-strategy --src-strategy-file --src-strategy-dir --dst-strategy --dst-ckpt-strategy --dst-strategy-file --dst-strategy-dir --ranks --include --exclude --rename --unmatched --unlisted --replicas --map --config --like --qkv --gate-up --weights-only --no-optimizer --masters --dtype --keep-dtype --cast-states --lora --lora-alpha --lora-rank --lora-strategy --vocab --vocab-fill --vocab-cut --dst-parallel --dst-config --src-parallel --src-config --preset --unproven --rule --predict --optimizer-shard --opt-on --opt-off --threshold --src-threshold --layers --layers-per-stage --offset --interleave --first --last --shared --unsharded --src-form --src-pattern --step --suffix --check-crc --allow-extra-ranks --allow-equal-slices --dst-form --prefix --max-part --max-shard --dedup --iteration --format --link --dst-placement --read-method --costs --memory --time-limit --stall-limit --progress -v --verbose -q --quiet --json -n --hostfile --report" ;;
+        "launch") words="-h --help --load --output --uses-mpi --src-strategy --src-ckpt-strategy --src-strategy-file --src-strategy-dir --dst-strategy --dst-ckpt-strategy --dst-strategy-file --dst-strategy-dir --ranks --include --exclude --rename --unmatched --unlisted --replicas --map --config --like --qkv --gate-up --weights-only --no-optimizer --masters --dtype --keep-dtype --cast-states --lora --lora-alpha --lora-rank --lora-strategy --vocab --vocab-fill --vocab-cut --dst-parallel --dst-config --src-parallel --src-config --preset --unproven --rule --predict --optimizer-shard --opt-on --opt-off --threshold --src-threshold --layers --layers-per-stage --offset --interleave --first --last --shared --unsharded --src-form --src-pattern --step --suffix --check-crc --allow-extra-ranks --allow-equal-slices --dst-form --prefix --max-part --max-shard --dedup --iteration --format --link --dst-placement --read-method --costs --memory --overwrite --no-fsync --time-limit --stall-limit --progress -v --verbose -q --quiet" ;;
+        "plan") words="-h --help --src-strategy --src-ckpt-strategy --src-strategy-file --src-strategy-dir --dst-strategy --dst-ckpt-strategy --dst-strategy-file --dst-strategy-dir --ranks --include --exclude --rename --unmatched --unlisted --replicas --map --config --like --qkv --gate-up --weights-only --no-optimizer --masters --dtype --keep-dtype --cast-states --lora --lora-alpha --lora-rank --lora-strategy --vocab --vocab-fill --vocab-cut --dst-parallel --dst-config --src-parallel --src-config --preset --unproven --rule --predict --optimizer-shard --opt-on --opt-off --threshold --src-threshold --layers --layers-per-stage --offset --interleave --first --last --shared --unsharded --src-form --src-pattern --step --suffix --check-crc --allow-extra-ranks --allow-equal-slices --dst-form --prefix --max-part --max-shard --dedup --iteration --format --link --dst-placement --read-method --costs --memory --shapes -n --processes -v --verbose --simulate --nodes --src-placement --json --report" ;;
+        "ranks") words="-h --help --src-strategy --src-ckpt-strategy --src-strategy-file --src-strategy-dir --dst-strategy --dst-ckpt-strategy --dst-strategy-file --dst-strategy-dir --ranks --include --exclude --rename --unmatched --src-pattern --step --suffix --json" ;;
+        "merge") words="-h --help --overwrite" ;;
+        "strategy derive") words="-h --help --from --src-strategy -o --output --shapes --dst-parallel --dst-config --src-parallel --src-config --preset --unproven --rule --predict --optimizer-shard --opt-on --opt-off --threshold --src-threshold --layers --layers-per-stage --offset --interleave --first --last --shared --unsharded --json" ;;
+        "strategy explain") words="-h --help --src-parallel --src-config --preset --shapes --json" ;;
+        "strategy show") words="-h --help --raw --json" ;;
+        "strategy convert") words="-h --help --shapes" ;;
+        "strategy diff") words="-h --help --json" ;;
+        "strategy presets") words="-h --help" ;;
+        "maps list") words="-h --help --json" ;;
+        "maps show") words="-h --help --json" ;;
+        "maps check") words="-h --help --src-strategy --config --qkv --gate-up --weights-only --no-optimizer --exclude --vocab --step --src-form --json" ;;
+        "inspect") words="-h --help --replicas -v --verbose --raw --src-strategy --src-ckpt-strategy --src-pattern --step --suffix --map --config --json" ;;
+        "hostfile") words="-h --help --style --slots" ;;
+    esac
+    if [ -n "$words" ]; then
+        COMPREPLY=($(compgen -W "$words" -- "$word"))
+    else
+        COMPREPLY=($(compgen -f -- "$word"))
+        compopt -o filenames 2> /dev/null
+    fi
+}
+complete -F _rankxform rankxform

@@ -1,0 +1,95 @@
+"""The package: it builds, and works in an empty environment, with all its data and no source tree."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import rankxform
+from tests import reference
+
+ROOT = Path(__file__).parent.parent
+OF_A_BUILD = (
+    "setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE", "rankxform", "packaging",
+)  # fmt: skip
+GENERATED = runpy.run_path(str(ROOT / "packaging" / "generate.py"))["FILES"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An sdist, and the wheel that is built of it."""
+    here = tmp_path_factory.mktemp("build")
+    for name in OF_A_BUILD:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, here / name)
+    line = [sys.executable, "-m", "build", "--outdir", here / "dist", here]
+    subprocess.run(line, check=True, capture_output=True)
+    return {path.suffix: path for path in (here / "dist").iterdir()}
+
+
+def test_versions_agree():
+    named = [
+        line for line in (ROOT / "setup.cfg").read_text().splitlines() if line.startswith("version")
+    ]
+    assert named == [f"version = {rankxform.__version__}"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_file_is_up_to_date(name):
+    found = (ROOT / "packaging" / name).read_text()
+    assert found == GENERATED[name](), "run packaging/generate.py"
+
+
+def test_completion(tmp_path):
+    """Verbs, actions, options, values; files where there is nothing to say."""
+    (tmp_path / "src").touch()
+    program = (
+        f"source {ROOT}/packaging/rankxform.bash\n"
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rankxform 2> /dev/null; echo "${COMPREPLY[*]}"'
+    )
+    for words, found in (
+        (["tra"], "transform"),
+        (["transform", "--dst-fo"], "--dst-form"),
+        (["transform", "--dst-form", "c"], "checkpoint2"),
+        (["strategy", "sh"], "show"),
+        (["strategy", "show", "--r"], "--raw"),
+        (["plan", "sr"], "src"),
+    ):
+        line = ["bash", "-c", program, "bash", "rankxform", *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert done.stdout.strip() == found, words
+
+
+def test_an_sdist_and_a_wheel_in_an_empty_environment(built, tmp_path):
+    assert set(built) == {".gz", ".whl"}
+    with tarfile.open(built[".gz"]) as archive:
+        names = archive.getnames()
+    assert any(name.endswith("cli/page.css") for name in names)
+    assert not any("tests/" in name for name in names)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    bin = tmp_path / "env" / "bin"
+    subprocess.run([bin / "pip", "install", "-q", built[".whl"]], check=True)
+    sharded = [{"w": ([2], [0, -1], 0, 0)}]
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", sharded)
+    params = {"w": ((4, 4), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", sharded, params)
+
+    def run(*words):
+        line = [bin / "rankxform", *words]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("--version") == f"rankxform {rankxform.__version__}\n"
+    assert (tmp_path / "env/share/man/man1/rankxform.1").is_file()
+    assert "qwen3" in run("maps", "list")
+    assert "llama" in run("strategy", "presets")
+    run("transform", src, "dst", "--src-strategy", strategy, "--report", "page.html")
+    assert reference.wrong_slices(tmp_path / "dst", None, params) == []
+    assert "<style>" in (tmp_path / "page.html").read_text()
