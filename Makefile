@@ -2,7 +2,8 @@
 # make check    lint, types, and the fast tests without MindSpore, in under two minutes
 # make test     lint, types, all tests with MPICH; the MPI tests again with Open MPI
 # make lint     ruff and mypy alone
-# make docs     write the generated pages of docs/ anew
+# make docs     write the generated pages of docs/ and packaging/ anew
+# make site     build docs/ as a site, build/site/index.html
 # make clean    remove the virtual environments and what the demo made
 #
 # PYTHON chooses the interpreter (3.10 or later; MindSpore, the tests' oracle, needs 3.10 to 3.12).
@@ -18,7 +19,7 @@ FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning stor
 WITH_MPIRUN = tests/mpi tests/cli tests/hosts $(addprefix tests/trust/,test_integrity.py test_kills.py \
           test_replicas.py test_signals.py test_verify.py) --deselect tests/trust/test_kills.py::test_every_call
 
-.PHONY: demo check test lint unit test-openmpi docs clean
+.PHONY: demo check test lint unit test-openmpi docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -41,6 +42,10 @@ test-openmpi: $(OPENMPI_VENV)/test-installed
 
 docs: $(VENV)/check-installed
 	$(VENV)/bin/python docs/generate.py
+	$(VENV)/bin/python packaging/generate.py
+
+site: $(VENV)/check-installed
+	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
 
 $(VENV)/run-installed: setup.cfg
 	$(PYTHON) -m venv $(VENV)

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,11 +39,9 @@ def cli() -> str:
         "",
         GENERATED,
         "",
-        "```",
-        *str(whole.description).splitlines(),
-        "```",
+        *(re.sub("^  (.*)", r"```\n\1\n```", line) for line in str(whole.description).splitlines()),
     ]
-    lines += ["", *str(whole.epilog).strip().splitlines()]
+    lines += ["", *str(whole.epilog).splitlines()]
     known: dict[tuple[str, ...], str] = {}
     for name, verb in _verbs(verbs):
         lines += ["", f"## {name}", "", str(verb.description)]
@@ -50,8 +49,9 @@ def cli() -> str:
         shown = [word if word != "==SUPPRESS==" else "" for word in words]
         program = " -- PROGRAM ..." if name == "launch" else ""
         lines += ["", f"`rankxform {' '.join([name, *shown])} [options]{program}`"]
-        if verb.epilog:
-            lines += ["", str(verb.epilog)]
+        more, _, example = str(verb.epilog or "").partition("example:\n")
+        lines += ["", *more.strip().splitlines()] if more.strip() else []
+        lines += ["", "```", *textwrap.dedent(example).splitlines(), "```"] if example else []
         for group in verb._action_groups:
             lines += _group(name, group, known)
     return "\n".join(lines) + "\n"
@@ -202,7 +202,7 @@ def sharding() -> str:
         path.write_text(json.dumps(shapes))
         src, dst = (str(folder / f"{n}_opt.ckpt") for n in ("src_dp8mp1pp1", "dst_dp2mp4pp1"))
         conversion = prepare(Request("", None, src, dst, shapes=str(path)), Serial())
-    drawn = [kind for kind in kinds(conversion) if kind.name.endswith(("w1.weight", "w2.weight"))]
+    drawn = [kind for kind in kinds(conversion) if re.search(r"\.w[12]\.weight", kind.name)]
     style = (HERE.parent / "rankxform" / "cli" / "page.css").read_text()
     rules = "".join(re.findall(r"\.h\d\{[^}]*\}", style))
     rules += (

@@ -26,9 +26,7 @@ def man() -> str:
         ".B rankxform",
         "VERB [ARGUMENTS] [OPTIONS]",
         ".SH DESCRIPTION",
-        ".nf",
-        *_plain(str(whole.description)),
-        ".fi",
+        *_paragraphs(str(whole.description)),
     ]
     for name, verb in verbs(whole):
         lines += [f".SH {name.upper()}", *_plain(str(verb.description))]
@@ -38,7 +36,7 @@ def man() -> str:
             lines += [".TP", flags + _escaped(value), *_plain((action.help or "") % vars(action))]
         if name in EXAMPLES:
             lines += [".PP", "Example:", ".nf", *_plain(f"  {EXAMPLES[name]}"), ".fi"]
-    lines += [".SH NOTES", ".nf", *_plain(str(whole.epilog).strip()), ".fi"]
+    lines += [".SH NOTES", *_paragraphs(str(whole.epilog))]
     return "\n".join(lines) + "\n"
 
 
@@ -127,6 +125,14 @@ def _bold(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\e").replace("-", "\\-")
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Lines that are filled, but for those that are indented."""
+    lines = []
+    for line in _plain(text):
+        lines += [".PP"] if not line else [".nf", line, ".fi"] if line.startswith("  ") else [line]
+    return lines
 
 
 def _plain(text: str) -> list[str]:

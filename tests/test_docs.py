@@ -6,6 +6,8 @@ import itertools
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ PAIRS = [{name: ([2], layout[1], 0, 0) for name, layout in ROWS[0].items()}]
 # a large model, MindFormers' configurations.
 ELSEWHERE = (
     "launch", "/rxlocal", "--simulate", "node{rank}", "demo-data", "ranktable", "llama2_7b.ckpt",
-    "train.yaml",
+    "train.yaml", "output", "rank_table",
 )  # fmt: skip
 
 
@@ -108,7 +110,9 @@ def network():
 
 @pytest.mark.parametrize("text", [*commands()])
 def test_a_command_runs(text, place):
-    words = shlex.split(re.sub(r" -n \d+ ", " ", text), comments=True)  # by this process alone
+    words = shlex.split(
+        re.sub(r" -n (\d+|P) | > \S+$", " ", text), comments=True
+    )  # by this process alone
     arguments.parse(["8" if word == "N" else word for word in words])
     if any(part in text for part in ELSEWHERE):
         return
@@ -157,3 +161,24 @@ def test_keywords_are_the_table():
         "files",
     }
     assert {*LoadOptions.__annotations__} == {*affecting(LOAD), "files"}
+
+
+def test_the_quick_start_in_chinese_has_the_same_commands():
+    first, second = (
+        re.findall(
+            r"(?ms)^```.*?^```|^#+ ", (ROOT / "docs" / name).read_text().split("{toctree}")[0]
+        )
+        for name in ("index.md", "quickstart.zh.md")
+    )
+    blocks = [one for one in first if one.startswith("```") and one != "```\n```"]
+    assert [one for one in second if one.startswith("```")] == blocks
+    assert first.count("## ") == second.count("## ")
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    line = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", tmp_path]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "index.html").read_text()
+    assert "quickstart.zh.html" in page
+    assert not re.search(r"<(?:script|link)[^>]+(?:src|href)=.https?:", page), "it needs no network"

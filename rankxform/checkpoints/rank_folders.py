@@ -229,7 +229,7 @@ def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> S
     if len(found) > 1:
         raise UsageError(f"--step {text}: say which; there are {_names(found)}")
     if not found:
-        raise CheckpointError(f"--step {text}: is not there; {_steps(there)}")
+        raise CheckpointError(f"--step {text}: no such step; {_steps(there)}")
     return found[0]
 
 

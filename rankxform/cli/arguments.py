@@ -29,6 +29,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         argv.insert(0, "transform")
     asking = wants_help(argv)
     known = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
+    if argv and argv[0].startswith("-n") and argv[0] not in _ASKING:
+        raise UsageError("give the verb first: rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
     options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
@@ -46,8 +48,12 @@ def _check_known(word: str, known: Iterable[str], what: str, see: str) -> None:
         return
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known, 1, _LIKENESS)
+    every = list(known)
+    near = [one for one in every if word != "--" and one.startswith(word)][:1]
+    near = near or get_close_matches(word, every, 1, _LIKENESS)
     meant = f"; did you mean {near[0]}?" if near else ""
+    if word in ("--src", "--dst"):
+        meant += " SRC and DST themselves are given without an option"
     raise UsageError(f"{what} {word}{meant} (see: {see})")
 
 
@@ -59,7 +65,10 @@ def _refuse_unknown(known: argparse.ArgumentParser, verb: str, rest: Sequence[st
         if word.startswith("--"):
             flags = choices[verb]._option_string_actions
             _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
-    raise UsageError(f"{' '.join(rest)}: nothing that {verb} takes (see: {see})")
+    raise UsageError(
+        f"{' '.join(rest)}: {verb} takes no such arguments; strategies are given by --src-strategy "
+        f"and --dst-strategy (see: {see})"
+    )
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

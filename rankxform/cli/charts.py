@@ -11,7 +11,8 @@ from html import escape
 from itertools import accumulate
 from math import sqrt
 
-from rankxform.job.picture import Flow, Kind, axes_of, drawn, marginals
+from rankxform.job.picture import Drawn, Flow, Kind, axes_of, drawn, marginals
+from rankxform.layout.names import ranges
 
 from .units import count, seconds, size
 
@@ -116,11 +117,12 @@ def tensors(kinds: Sequence[Kind]) -> str:
     y, side, across = 0.0, 132.0, 250.0
     width = 480.0
     for kind in kinds:
-        many = f" ({kind.count:,})" if kind.count > 1 else ""
         shape = " x ".join(map(str, kind.shape)) or "one value"
-        parts.append(_text(0, y + 14, _fitting(kind.name + many, width), "label"))
+        parts.append(_text(0, y + 14, _fitting(kind.name, width), "label"))
         states = f"; with {', '.join(kind.states)}" if kind.states else ""
-        facts = f"{kind.dtype} {shape}; {size(kind.nbytes)}{states}"
+        facts = (
+            f"{count(kind.count, 'tensor')} of {kind.dtype} {shape}; {size(kind.nbytes)}{states}"
+        )
         axes = axes_of(kind)
         if len(kind.shape) > 2:
             facts += f"; axes {axes[0]} and {axes[1]} are drawn"
@@ -130,29 +132,34 @@ def tensors(kinds: Sequence[Kind]) -> str:
             if one is None:
                 parts.append(_text(x + side / 2, y + 100, "made of several", "small", "middle"))
                 continue
-            parts += _boxes(one.boxes, drawn(one, kind.shape, axes), x, y + 38, side)
-            pieces = "whole" if one.pieces == 1 else f"{one.pieces:,} pieces"
+            parts += _boxes(list(drawn(one, kind.shape, axes)), x, y + 38, side)
+            pieces = "whole" if one.pieces == 1 else f"{one.pieces:,} slices"
+            if one.copies > 1:
+                pieces += f" on {one.copies:,} ranks" + (" each" if one.pieces > 1 else "")
             parts.append(_text(x, y + 54 + side, f"{words}: {pieces}", "small"))
         parts.append(_text(across - 60, y + 42 + side / 2, "\u2192", "arrow", "middle"))
         if kind.runs:
             read, written = map(size, kind.runs)
-            words = f"read in runs of {read} at least, written in runs of {written}"
+            words = f"contiguous: {read} or more a read, {written} or more a write"
             parts.append(_text(0, y + 70 + side, _fitting(words, width), "small"))
         y += side + 92
     return svg(width, y, "how tensors are sharded before and after", parts)
 
 
-def _boxes(boxes: Sequence[object], places: object, x: float, y: float, side: float) -> list[str]:
+def _boxes(shown: Sequence[Drawn], x: float, y: float, side: float) -> list[str]:
     parts = [_rect(x, y, side, side, "frame")]
-    shown = list(places)[:_MOST_BOXES]  # type: ignore[call-overload]
-    for top, left, high, wide, rank in shown:
-        tip = f"rank {rank:.0f}"
+    for top, left, high, wide, ranks in shown[:_MOST_BOXES]:
+        numbers = ranges(ranks)
+        tip = f"rank{'s' if ranks[1:] else ''} {numbers}"
         place = x + left * side, y + top * side, wide * side, high * side
-        parts.append(_rect(*place, f"h{int(rank) % _HUES} box", tip))
-        words = tip if wide * side > _TEXT * len(tip) + 2 else f"{rank:.0f}"
-        if wide * side > _TEXT * len(words) and high * side > 13 and len(shown) <= _LABELLED:
-            at = x + (left + wide / 2) * side, y + (top + high / 2) * side + 4
-            parts.append(_text(*at, words, "small onbox", "middle"))
+        parts.append(_rect(*place, f"h{ranks[0] % _HUES} box", tip))
+        if len(shown) > _LABELLED or high * side <= 13:
+            continue
+        at = x + (left + wide / 2) * side, y + (top + high / 2) * side + 4
+        for words in (tip, numbers, f"{ranks[0]}, ..."):
+            if wide * side > _TEXT * len(words) + 2:
+                parts.append(_text(*at, words, "small onbox", "middle"))
+                break
     return parts
 
 

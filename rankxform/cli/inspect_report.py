@@ -117,8 +117,8 @@ def _parts_table(found: Mapping[str, Any]) -> str:
     if not found["parts"]:
         return f"{shown_path(found['path'])}: holds no checkpoint and no strategy"
     rows = [(Path(part["path"]).name, part["what"]) for part in found["parts"]]
-    why = f"\nnot one thing: {found['why']}" if "why" in found else ""
-    head = f"{shown_path(found['path'])}: {count(len(rows), 'thing')}{why}"
+    why = f"\ncannot be read as one: {found['why']}" if "why" in found else ""
+    head = f"{shown_path(found['path'])}: {count(len(rows), 'entry')}{why}"
     return "\n\n".join([head, table(("name", "is"), rows)])
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -23,13 +25,15 @@ from .terminal import STDERR, folded, red, width
 if TYPE_CHECKING:
     from .launch import Program
 
+_SPEAK_SECONDS = 1.0
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code (`rankxform.errors` lists them)."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if arguments.wants_help(argv):
         return _help(argv)
-    if launched_size() is None and any(word.startswith("-n") for word in argv):
+    if _is_alone() and any(re.match("-[a-z]*n", word) for word in argv):
         try:
             _start_processes(argv)
         except RankxformError as error:
@@ -38,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         processes = team()
     except RankxformError as error:
-        return exit_code(error) if launched_rank() else _print_error(error)
+        if launched_rank():
+            time.sleep(_SPEAK_SECONDS)  # a launcher that loses a process ends the others
+            return exit_code(error)
+        return _print_error(error)
     try:
         outcome = _run(argv, processes)
     except RankxformError as error:
@@ -57,6 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_error(
             UsageError(f"{outcome.command[0]}: cannot be started: {error.strerror}")
         )
+
+
+def _is_alone() -> bool:
+    """Whether this process may start others: no launcher did, but for Slurm's of one task."""
+    others = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
+    return launched_size(others) is None and launched_size() in (None, 1)
 
 
 def _start_processes(argv: Sequence[str]) -> None:
@@ -110,6 +123,8 @@ def _run(argv: Sequence[str], processes: Team) -> int | Program:
         raise UsageError(
             f"leave out -n {options.number}: the launcher has started {processes.size} processes"
         )
+    if getattr(options, "hostfile", None) and options.number is None:
+        raise UsageError("--hostfile goes with -n P; a launcher has a hostfile of its own")
     if "time_limit" in options:
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)

@@ -135,9 +135,11 @@ def add_progress(run: argparse._ArgumentGroup) -> None:
 
 def add_detail(run: argparse._ActionsContainer) -> None:
     which = run.add_mutually_exclusive_group()
-    which.add_argument("-v", "--verbose", action="store_true", help="print the names too")
     which.add_argument(
-        "-q", "--quiet", action="store_true", help="print errors and the last line alone"
+        "-v", "--verbose", action="store_true", help="print the names of parameters too"
+    )
+    which.add_argument(
+        "-q", "--quiet", action="store_true", help="print errors, warnings and the last line only"
     )
 
 

@@ -14,7 +14,7 @@ import rankxform
 from rankxform.errors import UsageError
 from rankxform.job.picture import flow, kinds, marginals
 from rankxform.layout.names import patterns
-from rankxform.storage.posix import write_small
+from rankxform.storage.posix import is_inside, write_small
 
 from . import charts
 from .units import count, seconds, size
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rankxform.job.transform import Report
     from rankxform.job.verify import Verdict
 
+_START = "start"
+_START_OF_PAGE = b"<!doctype html>"
 _MOST_BARS = 16
 _MOST_CELLS = 1024
 _MOST_NAMES = 200
@@ -47,10 +49,10 @@ def page(
     step = f", step {plan.step}" if plan.step else ""
     to = f" to {request.dst}" if request.dst else ""
     title = f"{what} of {plan.src or 'shapes alone'}{to}"
-    strategies = f"{conversion.planner.catalog.strategy.extent} to {conversion.planner.dst.extent}"
+    source, dst = conversion.planner.catalog.strategy, conversion.planner.dst
     lead = (
-        f"{count(plan.src_ranks, 'rank')}{step} to {count(plan.dst_ranks, 'rank')} "
-        f"({strategies}); {count(plan.parameters, 'tensor')}; {size(plan.bytes_needed)} of the "
+        f"{source.extent}{step} to {dst.extent}; {count(plan.parameters, 'tensor')}; "
+        f"{size(plan.bytes_needed)} of the "
         f"source needed, {size(plan.bytes_written)} written; {count(plan.processes, 'process')}"
     )
     sections = [
@@ -75,10 +77,28 @@ def _style() -> str:
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
-def check(path: str | None) -> None:
-    """See that a page can be written there, before the work. Raises UsageError."""
-    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-        raise UsageError(f"--report {path}: name a file in a folder that is there")
+def check(path: str, src: str, dst: str | None) -> None:
+    """See that a page may be written there, before the work. Raises UsageError."""
+    target = Path(path).absolute()
+    wrong = None
+    if target.suffix not in (".html", ".htm"):
+        wrong = "name a file that ends in .html"
+    elif not target.parent.is_dir() and (dst is None or target.parent != Path(dst).absolute()):
+        wrong = "name a file in a folder that is there"
+    elif src and is_inside(target, Path(src)):
+        wrong = "lies in SRC, which is never written to; name a file elsewhere"
+    elif target.exists() and not _is_page(target):
+        wrong = "is there already, and is no page; name another file"
+    if wrong:
+        raise UsageError(f"--report {path}: {wrong}")
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page of HTML, which another page may replace."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_START_OF_PAGE)).lower() == _START_OF_PAGE
 
 
 def write(path: str, text: str) -> None:
@@ -98,6 +118,7 @@ def _outcome(done: Report | None, verdict: Verdict | None) -> str:
     if done is None:
         return ""
     facts = f"{size(done.written)} in {count(len(done.files), 'file')}, {seconds(done.seconds)}"
+    facts += "" if done.fingerprints else "; not verified (rankxform verify compares every byte)"
     return f'<p><span class="big">Done</span> {escape(facts)}</p>' + _warnings(done.warnings)
 
 
@@ -108,8 +129,9 @@ def _warnings(texts: Sequence[str]) -> str:
 def _flow(found: Flow) -> str:
     rows, columns = marginals(found)
     note = (
-        f"Each row is a destination {found.row}, each column a source {found.column}; darker is "
-        "more, empty is nothing. Bars are the sums."
+        f"Bytes of each destination {found.row} (rows) by source {found.column} (columns); darker "
+        "is more, and bars are the sums. A slice that several ranks need counts for each of them, "
+        "and is read once; of equal copies in the source one is read, chosen to spread the load."
     )
     table = ""
     if len(found.cells) <= _MOST_CELLS:
@@ -132,8 +154,8 @@ def _tensors(conversion: Conversion) -> str:
     if not every:
         return ""
     note = (
-        "The kinds of tensor with most bytes, and the one that is moved in the shortest runs. "
-        "Colours are ranks; what is not read of the source is empty."
+        "The largest kinds of tensor that are sharded, and the one that is moved in the smallest "
+        "pieces. Each colour is the first rank that holds a slice."
     )
     half = -(-len(every) // 2)
     drawings = [charts.tensors(some) for some in (every[:half], every[half:]) if some]
@@ -150,7 +172,9 @@ def _time(done: Report | None, simulated: Mapping[str, object] | None, plan: Pla
         )
     if done is None or done.kept == len(done.files):
         return ""
-    names = [n for n in done.phases[0] if any(one[n] >= 5e-5 for one in done.phases)]
+    names = [
+        n for n in done.phases[0] if n != _START and any(one[n] >= 5e-5 for one in done.phases)
+    ]
     ordered = sorted(range(len(done.phases)), key=lambda p: -_busy(done.phases[p]))
     if len(ordered) > _MOST_BARS:
         shown = {
@@ -159,17 +183,19 @@ def _time(done: Report | None, simulated: Mapping[str, object] | None, plan: Pla
             "fastest": done.phases[ordered[-1]],
         }
     else:
-        shown = {f"process {p}": done.phases[p] for p in ordered}
+        shown = {f"process {p}": phases for p, phases in enumerate(done.phases)}
+    shown = {name: {n: phases[n] for n in names} for name, phases in shown.items()}
+    start = max(phases.get(_START, 0.0) for phases in done.phases)
     busy = max(map(_busy, done.phases))
     share = min(1.0, busy / done.move_seconds) if done.move_seconds else 1.0
     text = (
         f'<p><span class="big">{share:.0%}</span> of the move ({seconds(done.move_seconds)}, from '
-        "the finished plan to the last file's name) the busiest process spent on reading, copying "
-        "and writing bytes; the rest is planning by tile, names, and waits.</p>"
+        "the finished plan to the last file's name) the busiest process spent on reading, copying, "
+        f"writing and syncing. Before all that, {seconds(start)} for Python and MPI to start.</p>"
     )
     head = ("process", *names, "all")
     rows = [
-        (str(p), *(f"{one[n]:.4f}" for n in names), f"{sum(one.values()):.4f}")
+        (str(p), *(f"{one[n]:.4f}" for n in names), f"{sum(one[n] for n in names):.4f}")
         for p, one in enumerate(done.phases[:_MOST_CELLS])
     ]
     table = f"<details><summary>as numbers, in seconds</summary>{_table(head, rows)}</details>"
@@ -221,7 +247,7 @@ def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, object] | 
 
 
 _METHODS = {
-    "whole": "in one piece",
+    "whole": "each slice in one read",
     "ranges": "wanted ranges",
     "sieving": "whole rows (sieving)",
     "two-phase": "by one process, and sent to the others (two-phase)",

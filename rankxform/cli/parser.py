@@ -28,28 +28,25 @@ from .options import (
 from .strategy import add_actions
 from .terminal import folded
 
-DESCRIPTION = """\
-Move a distributed MindSpore checkpoint between parallel strategies.
-
-  rankxform transform -n P SRC DST --src-strategy A --dst-strategy B
-
-reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes
-DST/rank_0 .. rank_N-1 for strategy B. P processes share the work; P, M and N
-need not be equal nor divide one another. -n starts them with mpirun; leave it
-out under mpirun or srun. Without either, one process does it all, and no MPI
-is needed. A strategy is a file that MindSpore saved, a folder with the files
-of all pipeline stages, or "none" (whole tensors on one rank).
-"""
-EPILOG = """\
-The arguments of MindSpore's and MindFormers' conversion scripts are
-understood too (--src_ckpt_dir, --src_ckpt_strategy, --src_strategy_file, ...);
-"-" and "_" are interchangeable in options. The default verb is transform.
-
-exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the
-strategy or the checkpoint is at fault; 4 reading or writing failed, or DST
-holds something else; 6 verify found a difference; 70 a bug of rankxform's
-own; 75 stopped, run again.
-"""
+DESCRIPTION = (
+    "Move a distributed MindSpore checkpoint between parallel strategies.\n\n"
+    "  rankxform transform -n P SRC DST --src-strategy A --dst-strategy B\n\n"
+    "reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes DST/rank_0 .. rank_N-1 for "
+    "strategy B. P processes share the work; P, M and N need not be equal nor divide one another. "
+    "-n starts them with mpirun; leave it out under mpirun or srun. Without either, one process "
+    "does it all, and no MPI is needed.\n\n"
+    "A strategy is a file that MindSpore saved, a folder with the files of all pipeline stages, or "
+    '"none" (whole tensors on one rank).'
+)
+EPILOG = (
+    "The arguments of MindSpore's and MindFormers' conversion scripts are understood too "
+    '(--src_ckpt_dir, --src_ckpt_strategy, --src_strategy_file, ...); "-" and "_" are '
+    "interchangeable in options. If the first argument is an option, the verb is transform, as on "
+    "those scripts' command lines.\n\n"
+    "exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the strategy or the "
+    "checkpoint is at fault; 4 reading or writing failed, or DST holds something else; 6 verify "
+    "found a difference; 70 a bug of rankxform's own; 75 stopped, run again."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,12 +59,13 @@ class _Parser(argparse.ArgumentParser):
 _COMMON = frozenset((
     "help", "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",
     "weights_only", "dst_form", "map", "dry_run", "verify", "overwrite", "json", "number",
-    "verbose", "quiet", "load", "output", "simulate", "ranks", "path",
+    "verbose", "quiet", "processes", "load", "output", "simulate", "ranks", "path",
     "compare_replicas", "hostfile", "report",
 ))  # fmt: skip
 """What --help shows of verbs with many options; --help-all shows all."""
 
 _MANY, _FEW_FLAGS = 20, 2
+_WIDEST = 100
 
 _STRATEGIES = "--src-strategy output/strategy --dst-strategy new/strategy"
 EXAMPLES = {
@@ -88,7 +86,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps lines as they are written where they fit, and names the value of an option once."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = (folded(line, width - len(indent), 0) for line in text.splitlines())
+        lines = (folded(line, min(width, _WIDEST) - len(indent), 0) for line in text.splitlines())
         return "\n".join(indent + part for line in lines for part in (line.splitlines() or [""]))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -157,7 +155,9 @@ def _hide_uncommon(verb: argparse.ArgumentParser) -> None:
             action.help = argparse.SUPPRESS
             hidden += 1
     places = [
-        a.metavar for a in verb._actions if not a.option_strings and a.help != argparse.SUPPRESS
+        f"[{a.metavar}]" if verb.prog.endswith("plan") and a.dest == "dst" else a.metavar
+        for a in verb._actions
+        if not a.option_strings and a.help != argparse.SUPPRESS
     ]
     verb.usage = f"{verb.prog} {' '.join(map(str, places))} [options]"
     verb.epilog = (verb.epilog or "") + f"\n--help-all shows {hidden} more options."
@@ -187,7 +187,9 @@ def _transform(verb: argparse.ArgumentParser) -> None:
 
 
 def _verify(verb: argparse.ArgumentParser) -> None:
-    add_folders(verb, dst="folder to verify; without it, SRC is compared with its own manifest")
+    add_folders(
+        verb, dst="folder to verify; with one folder alone, it is compared with its own manifest"
+    )
     add_table(verb, "verify")
     run = verb.add_argument_group(RUN)
     add_limits(run)
@@ -316,12 +318,12 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transform": ("Convert a checkpoint.", _transform),
     "verify": ("Compare a destination with its source, or with its own manifest.", _verify),
-    "launch": ("Convert a checkpoint if it does not fit, then start a program.", _launch),
-    "plan": ("Print what would be read, written and held in memory; touch no tensor.", _plan),
+    "launch": ("Convert a checkpoint if the job needs other shards, then start the job.", _launch),
+    "plan": ("Print what would be read, written and held in memory; read headers only.", _plan),
     "ranks": ("Print the source ranks whose bytes each destination rank needs.", _ranks_options),
     "merge": ("Write the strategy files of all stages as one that MindSpore reads.", _merge),
     "strategy": ("Derive, explain, show, convert or compare strategies.", add_actions),
-    "maps": ("List, print or check the tables of --map, other names of a model.", add_maps),
+    "maps": ("List, print or check the tables of names that --map uses.", add_maps),
     "inspect": ("Print what a checkpoint file or folder, or a strategy, holds.", _inspect),
     "hostfile": ("Print a hostfile made from an HCCL rank table.", _hostfile),
 }

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rankxform.job.option import PLACES
-from rankxform.job.picture import Flow, marginals
+from rankxform.job.picture import Flow
 from rankxform.job.plan import Plan
 from rankxform.job.predict import simulate_cluster
 from rankxform.job.prepare import Conversion
@@ -21,7 +21,7 @@ from rankxform.storage.bandwidth import MEASURED_BYTES
 from .options import LATENCIES, SHARE
 from .report import header, left_out, notes, warnings
 from .terminal import labelled
-from .units import abbreviate, seconds, size, table, truncate
+from .units import abbreviate, seconds, short_table, size, table
 
 _FEW_PATTERNS = 2
 
@@ -69,10 +69,10 @@ def plan_table(
         )
         for r in plan.ranks
     ]  # fmt: skip
-    shown = table(titles, rows)
+    shown = (table if verbose else short_table)(titles, rows)
     if between.row == "stage" and not verbose:
         shown = _stages_table(between)
-    lines = [head, "", shown if verbose else truncate(shown), "", methods_table(plan.methods)]
+    lines = [head, "", shown, "", methods_table(plan.methods)]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
         gap = size(plan.read_latency_bytes)
         lines.append(
@@ -99,7 +99,7 @@ def plan_table(
 def _stages_table(between: Flow) -> str:
     """Write a row for each destination stage."""
     rows = []
-    for row, (stage, nbytes) in enumerate(zip(between.rows, marginals(between)[0])):
+    for row, (stage, nbytes) in enumerate(zip(between.rows, between.written)):
         read = [name for at, name in enumerate(between.columns) if (row, at) in between.cells]
         number = between.sizes[row]
         rows.append((stage, f"{number:,}", size(nbytes), size(nbytes / number), ", ".join(read)))

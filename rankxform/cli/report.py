@@ -141,8 +141,8 @@ def _told(done: Report, verbose: bool) -> list[str]:
     if done.compared:
         names = done.compared_names
         some = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
-        text = f"between ranks, being in no strategy: {some} ({size(done.compared)})"
-        lines.append(labelled("compared", text))
+        text = f"in no strategy, the same on all ranks: {some} ({size(done.compared)} compared)"
+        lines.append(labelled("shared", text))
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
 
 
@@ -163,10 +163,12 @@ def _some(label: str, names: Sequence[str], why: str, verbose: bool) -> str:
 
 def _next(done: Report) -> list[str]:
     """Say how to go on: how to check the destination, and how a slow run would be faster."""
-    dst = shown_path(done.dst)
-    load = f"from_pretrained({dst!r})" if done.form == "huggingface" else f"load_checkpoint: {dst}"
-    what = "compares the bytes again" if done.fingerprints else "says how to compare every byte"
-    lines = [load, f"{shlex.join(['rankxform', 'verify', dst])}   ({what})"]
+    yaml = "in the job's YAML, load_checkpoint: " if done.form == "ranks" else "load "
+    load = f"{yaml}{done.dst}"
+    check = "compare every byte: the same command with verify in the place of transform"
+    if done.fingerprints:
+        check = f"compare it again at any time: {shlex.join(['rankxform', 'verify', done.dst])}"
+    lines = [load, check]
     here = cores()
     if done.processes == 1 and done.seconds > _LONG_SECONDS and here > 1:
         lines.append(f"{here} cores are here; rankxform transform -n {here} ... uses them all")

@@ -82,8 +82,11 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
     if gradients:
         counted += f", {gradients:,} gradients that no checkpoint holds"
     rows: list[tuple[object, ...]] = []
-    for layout, names in sorted(_by_layout(strategy).items(), key=lambda one: -len(one[1])):
-        words = [in_words(layout), *([entry(layout)] if raw else [])]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for layout, some in _by_layout(strategy).items():
+        words = (in_words(layout), *((str(entry(layout)),) if raw else ()))
+        alike.setdefault(words, []).extend(some)
+    for words, names in sorted(alike.items(), key=lambda one: -len(one[1])):
         rows.append((len(names), *words, _few(patterns(names))))
     head = ("parameters", "each rank holds", *(("layout",) if raw else ()), "such as")
     lines = [

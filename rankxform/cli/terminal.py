@@ -94,7 +94,7 @@ def labelled(label: str, *texts: str) -> str:
               b.ckpt: 4 ranks
     """
     columns, blank, lines = width(), " " * _LABEL, list[str]()
-    for number, text in enumerate(texts):
+    for number, text in enumerate(map(printable, texts)):
         start = blank if number else f"{label:{_LABEL - 1}} "
         if columns is None or len(start) + len(text) <= columns:
             lines.append(start + text)
@@ -104,7 +104,12 @@ def labelled(label: str, *texts: str) -> str:
     return "\n".join(lines)
 
 
+def printable(text: str) -> str:
+    """Escape characters that would control the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def shown_path(path: str) -> str:
     """Write a path below the working folder without that folder's own."""
     here = os.getcwd() + os.sep
-    return path[len(here) :] if path.startswith(here) and here != "//" else path
+    return printable(path[len(here) :] if path.startswith(here) and here != "//" else path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .terminal import folded, width
+from .terminal import folded, printable, width
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MANY_ROWS = 40
@@ -32,10 +32,13 @@ def size(nbytes: float) -> str:
 def count(number: int, what: str) -> str:
     """Write how many there are.
 
-    >>> count(1, "file"), count(1024, "process")
-    ('1 file', '1,024 processes')
+    >>> count(1, "file"), count(1024, "process"), count(2, "entry")
+    ('1 file', '1,024 processes', '2 entries')
     """
-    return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
+    if number == 1:
+        return f"1 {what}"
+    many = what[:-1] + "ies" if what.endswith("try") else what + ("es" if what[-1:] == "s" else "s")
+    return f"{number:,} {many}"
 
 
 def parse_size(text: str) -> int:
@@ -102,7 +105,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
     On a terminal the last column is folded, if that leaves room for words.
     """
-    cells = [[_printable(str(c)) for c in row] for row in rows]
+    cells = [[printable(str(c)) for c in row] for row in rows]
     right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
     widths = [max(map(len, column)) for column in zip(head, *cells)]
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
@@ -115,11 +118,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return text if fits else folded(text, columns, before)
 
     return "\n".join(map(line, [list(head), *cells]))
-
-
-def _printable(text: str) -> str:
-    """Escape characters that would control the terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def number_ranges(text: str) -> tuple[int, ...]:
@@ -146,14 +144,8 @@ def abbreviate(ranks: Sequence[object]) -> str:
     return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
 
 
-def truncate(text: str, what: str = "ranks") -> str:
-    """Leave out rows of a long table, and say how many."""
-    lines = text.splitlines()
-    if len(lines) <= _MANY_ROWS + 1:
-        return text
-    return "\n".join(
-        [
-            *lines[: _MANY_ROWS + 1],
-            f"and {len(lines) - 1 - _MANY_ROWS} {what} more (--json prints all)",
-        ]
-    )
+def short_table(head: Sequence[str], rows: Sequence[Sequence[object]], what: str = "ranks") -> str:
+    """Lay out the first rows of a long table, and say how many are left out."""
+    text = table(head, rows[:_MANY_ROWS])
+    more = len(rows) - _MANY_ROWS
+    return text + (f"\nand {more:,} {what} more (--json prints all)" if more > 0 else "")

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
+from rankxform.errors import (
+    CheckpointError,
+    DifferenceError,
+    RankxformError,
+    StorageError,
+    UsageError,
+)
 from rankxform.job.request import Request
 from rankxform.transport import Team
 
@@ -40,16 +46,15 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
         return Progress(nbytes, options.progress)
 
     request = processes.bcast(lambda: arguments.request(options))
-    processes.bcast(lambda: _check_page(options))
+    processes.bcast(lambda: _check_page(options, request))
     done = transform(request, processes, begin)
-    if options.report:
-        _report_page(options, processes, done=done)
     if processes.rank == 0:
         _print_quietly(
             report.as_json(done) if options.json else report.summary(done, **_detail(options))
         )
         if options.profile and not options.json:
             _print_quietly(report.profile(done))
+    _report_page(options, processes, request, done=done)
 
 
 def _begin(options: argparse.Namespace, conversion: Conversion, processes: Team) -> None:
@@ -95,14 +100,14 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
         )
     else:
         request = processes.bcast(lambda: arguments.request(options))
-        processes.bcast(lambda: _check_page(options))
+        processes.bcast(lambda: _check_page(options, request))
         found = verify(request, processes, begin)
-        if options.report:
-            _report_page(options, processes, verdict=found)
     if processes.rank == 0:
         facts = verdict_report.verdict_facts(found) if options.json else None
         text = report.as_json(facts) if facts else verdict_report.verdict(found, **_detail(options))
         _print(text)
+    if not found.by_manifest:
+        _report_page(options, processes, request, verdict=found)
     return DifferenceError.exit_code if found.differences else 0
 
 
@@ -121,7 +126,7 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     ):
         raise UsageError("--nodes and --src-placement are for --simulate P")
     conversion = prepare(request, processes)
-    processes.bcast(lambda: _check_page(options))
+    processes.bcast(lambda: _check_page(options, request))
     if simulate:
         processes.bcast(lambda: _simulate(conversion, options))
         return
@@ -138,7 +143,8 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
         if options.json:
             _print(report.as_json(planned.plan_facts(plan, prediction)))
         else:
-            head = report.header(conversion, count)
+            quiet = getattr(options, "quiet", False)
+            head = "" if quiet else report.header(conversion, count)
             _print(
                 planned.plan_table(head, plan, prediction, flow(plan, conversion), options.verbose)
             )
@@ -165,11 +171,11 @@ def _simulate(conversion: Conversion, options: argparse.Namespace) -> None:
     )
 
 
-def _check_page(options: argparse.Namespace) -> None:
+def _check_page(options: argparse.Namespace, request: Request) -> None:
     if options.report:
         from . import page
 
-        page.check(options.report)
+        page.check(options.report, request.src, request.dst)
 
 
 def _write_page(
@@ -181,18 +187,30 @@ def _write_page(
     page.write(options.report, text)
 
 
-def _report_page(options: argparse.Namespace, processes: Team, **outcome: Any) -> None:
-    """Write the page of what was done. Collective: the plan is made again."""
+def _report_page(
+    options: argparse.Namespace, processes: Team, request: Request, **outcome: Any
+) -> None:
+    """Write the page of what was done, and has been told. Collective: the plan is made again.
+
+    What fails now is a warning: the work is done.
+    """
+    if not options.report:
+        return
     from rankxform.job.plan import summarize
     from rankxform.job.predict import predict_loads
     from rankxform.job.prepare import prepare
 
-    request = processes.bcast(lambda: arguments.request(options))
-    conversion = prepare(request, processes)
-    found, policy = predict_loads(conversion, processes.size, processes)
-    processes.bcast(
-        lambda: _write_page(options, conversion, summarize(conversion, found, policy), **outcome)
-    )
+    def write() -> None:
+        plan = summarize(conversion, found, policy)
+        _write_page(options, conversion, plan, **outcome)
+
+    try:
+        conversion = prepare(request, processes)
+        found, policy = predict_loads(conversion, processes.size, processes)
+        processes.bcast(write)
+    except RankxformError as error:
+        if processes.rank == 0:
+            os.write(2, f"rankxform: warning: no page was written: {error}\n".encode())
 
 
 def _ranks(options: argparse.Namespace, processes: Team) -> None:
@@ -306,6 +324,8 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
         )  # fmt: skip
         return 0
     processes.bcast(lambda: refuse(options, "is for --replicas or --map", ("src_pattern",)))
+    if options.src_strategy is not None:
+        raise UsageError("--src-strategy is for --replicas or --map")
     from rankxform.inspection import inspect
 
     from .inspect_report import inspection

@@ -9,7 +9,7 @@ from rankxform.layout.names import pattern_of, ranges
 
 from .report import notes, warnings
 from .terminal import labelled, red
-from .units import abbreviate, count, seconds, size, table, truncate
+from .units import abbreviate, count, seconds, short_table, size
 
 if TYPE_CHECKING:
     from rankxform.engine.compare_sink import Difference
@@ -51,7 +51,7 @@ def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     last = f"{red('DIFFERENT')}: {where}; compared {what}"
     if quiet:
         return "\n".join([*doubts, last])
-    rows = truncate(_differences(found, verbose), "slices" if verbose else "kinds of difference")
+    rows = _differences(found, verbose)
     return "\n".join([rows, *notices, *doubts, last])
 
 
@@ -62,7 +62,8 @@ def _differences(found: Verdict, verbose: bool) -> str:
         key = one.name if one.whole_file else pattern_of(one.name)
         alike.setdefault(id(one) if verbose else (key, one.why, one.whole_file), []).append(one)
     head = ("file" if found.names else "rank", "first at", "elements", "what differs")
-    return table(head, [_row(found, some) for some in alike.values()])
+    rows = [_row(found, some) for some in alike.values()]
+    return short_table(head, rows, "slices" if verbose else "kinds of difference")
 
 
 def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
@@ -110,7 +111,7 @@ def replicas(found: ReplicaVerdict) -> str:
         (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
         for one in found.unequal
     ]
-    lines = truncate(table(("parameter", "region", "ranks with equal bytes"), rows), "places")
+    lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
     last = f"{red('DIFFERENT')}: {count(len(rows), 'place')}; compared {what}"
     return "\n".join([lines, *told, last])
 

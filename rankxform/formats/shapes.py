@@ -18,6 +18,8 @@ def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
     """Return (full shape, type) by name. Raises FormatError."""
     try:
         document = json.loads(data)
+        if not isinstance(document, dict) or "ranks" in document:
+            raise ValueError("neither shapes by name nor what `inspect` says of one complete file")
         if isinstance(document.get("entries"), list):
             document = {item["name"]: item for item in document["entries"]}
         return {name: _entry(item) for name, item in document.items()}

@@ -23,6 +23,7 @@ from rankxform.planning.consistency import (
     to_sample,
 )
 from rankxform.planning.plan import Planner
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress, inode, is_inside, is_same, lies_in
 from rankxform.storage.sources import Sources
@@ -47,6 +48,23 @@ def check_target(
     team.agree(check)
     is_leader = team.nodes.is_leader(team.rank)
     team.agree(lambda: _check_apart(request, list(sources), finals) if is_leader else None)
+
+
+def check_strangers(request: Request, form: Form, own: Iterable[Path], team: Team) -> None:
+    """Refuse a destination that holds another's checkpoint files, and nothing of rankxform's.
+
+    Raises StorageError. Collective.
+    """
+    dst = Path(request.dst or "")
+    marks = dst / MANIFEST_NAME, dst / FOLDER_NAME / JOB_NAME
+    found = strangers(form, own, team)
+    if request.overwrite or not found:
+        return
+    if not any(team.allgather(lambda: any(mark.exists() for mark in marks))):
+        raise StorageError(
+            f"{dst}: holds checkpoint files that rankxform did not write ({found[0]}). Are SRC and "
+            "DST in this order? Name an empty folder, or say --overwrite to write beside them"
+        )
 
 
 def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) -> None:
@@ -84,17 +102,20 @@ def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) 
 
 
 def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
-    """Warn of other checkpoint files that may be taken for a destination's own. Collective."""
+    """Return other checkpoint files that may be taken for a destination's own. Collective."""
     files = list(own)
     is_leader = team.nodes.is_leader(team.rank)
     every = team.allgather(lambda: list(map(str, form.strangers(files))) if is_leader else [])
     found = sorted({path for some in every for path in some})
-    if not found:
-        return []
-    more = f" and {len(found) - 1} more" if found[1:] else ""
+    return [f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}"] if found else []
+
+
+def warn_of(found: Iterable[str]) -> list[str]:
+    """Return warnings of other checkpoint files."""
     return [
-        f"{found[0]}{more}: another checkpoint file lies beside those of this destination, and may "
+        f"{one}: another checkpoint file lies beside those of this destination, and may "
         "be loaded instead; remove what does not belong there"
+        for one in found
     ]
 
 

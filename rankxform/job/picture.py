@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import count_runs
-from rankxform.layout.names import parameter_of, pattern_of, state_of
+from rankxform.layout.names import more_patterns, parameter_of, patterns, state_of
+from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
+from rankxform.planning.sharding import Sharding
 from rankxform.planning.transfers import Transfer
 from rankxform.values import dataclass
 
@@ -25,7 +28,8 @@ class Flow:
     """Bytes that destination files or ranks take from source ranks, or groups of both.
 
     what: whose bytes a row and a column are: "rank", "stage", "file", or "N ranks". cells: by (row,
-    column). stages: of each column, its pipeline stage. sizes: how many files a row stands for.
+    column). stages: of each column, its pipeline stage. sizes, written: how many files a row stands
+    for, and how many bytes they get.
     """
 
     row: str
@@ -35,19 +39,31 @@ class Flow:
     cells: Mapping[tuple[int, int], int]
     stages: tuple[int, ...]
     sizes: tuple[int, ...]
+    written: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Side:
-    """How one side shards a kind of tensor: boxes in the full tensor, each with a rank."""
+    """How one side shards a kind of tensor: boxes in the full tensor, each with its ranks."""
 
-    boxes: tuple[tuple[Box, int], ...]
-    pieces: int
+    boxes: tuple[tuple[Box, tuple[int, ...]], ...]
+
+    @property
+    def pieces(self) -> int:
+        """How many different slices there are."""
+        return len(self.boxes)
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold each; the most, where they differ."""
+        return max((len(ranks) for _, ranks in self.boxes), default=0)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Tensors that are sharded alike on both sides.
+    """Tensors of one shape that are sharded alike on both sides.
+
+    name: the commonest pattern of their names, and how many more there are.
 
     states: optimizer states that are among them; count: of parameters; nbytes: of all.
     runs: contiguous bytes of a copy in the source's slice, and in the destination's; the shortest
@@ -100,7 +116,12 @@ def flow(plan: Plan, conversion: Conversion) -> Flow:
             key = row_of[number], column_of[int(rank)]
             cells[key] = cells.get(key, 0) + nbytes
     sizes = tuple(map(row_of.count, range(len(rows))))
-    return Flow(row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes)
+    written = [0] * len(rows)
+    for at, one in zip(row_of, plan.ranks):
+        written[at] += one.bytes_written
+    return Flow(
+        row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written)
+    )
 
 
 def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]]:
@@ -123,8 +144,9 @@ def kinds(conversion: Conversion) -> list[Kind]:
     alike: dict[object, list[Transfer]] = {}
     for transfer in planner.transfers(files):
         parameter = transfer.parameter
-        name = parameter_of(parameter.name)
-        key = pattern_of(name), parameter.grid, transfer.grid
+        layout = getattr(parameter.sharding, "layout", None)
+        first = [(c, r[0] % planner.dst.stage_size) for c, r in islice(transfer.targets.items(), 8)]
+        key = parameter.grid, transfer.grid, layout, tuple(first)
         alike.setdefault(key, []).append(transfer)
     every = [_kind(planner, some) for some in alike.values()]
     every.sort(key=lambda kind: (kind.whole, -kind.nbytes))
@@ -143,17 +165,31 @@ def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
     names = dict.fromkeys(map(parameter_of, parameters))
     nbytes = sum(content_bytes(one.dtype, one.shape) for one in parameters.values())
     item = item_size(parameter.dtype)
-    targets = ((cell, ranks[0]) for cell, ranks in first.targets.items())
-    dst = Side(tuple((grid.box(cell), rank) for cell, rank in targets), len(first.targets))
-    src = None
-    if parameter.composed is None:
-        readers = sorted(first.readers.items())
-        boxes = ((_box(first, cell), planner.catalog.rank_of(file)) for cell, file in readers)
-        src = Side(tuple(boxes), len(first.readers))
-    name = next(iter(names)) if len(names) == 1 else pattern_of(next(iter(names)))
+    wanted: dict[Cell, tuple[int, ...]] = {}
+    for transfer in some:
+        if transfer.parameter is parameter:
+            for cell, files in transfer.targets.items():
+                ranks = (planner.part(file).rank for file in files)
+                wanted[cell] = tuple(sorted({*wanted.get(cell, ()), *ranks}))
+    dst = Side(tuple((grid.box(cell), ranks) for cell, ranks in sorted(wanted.items())))
+    src = _source(parameter)
+    shown = patterns(names)
+    name = shown[0] + (f" and {more_patterns(len(shown) - 1)}" if shown[1:] else "")
     states = tuple(dict.fromkeys(filter(None, map(state_of, parameters))))
     runs = _runs(first, item) if src else None
     return Kind(name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst, runs)
+
+
+def _source(parameter: Parameter) -> Side | None:
+    """Return how the source shards a tensor; None if it is made of several."""
+    sharding = parameter.sharding
+    if not isinstance(sharding, Sharding):
+        return None
+    held: dict[Cell, list[int]] = {}
+    for file, rank in zip(sharding.holders, sharding.ranks):
+        held.setdefault(sharding.cell(file), []).append(rank)
+    boxes = ((sharding.grid.box(cell), tuple(ranks)) for cell, ranks in sorted(held.items()))
+    return Side(tuple(boxes))
 
 
 def _box(transfer: Transfer, cell: Cell) -> Box:
@@ -201,17 +237,20 @@ def axes_of(kind: Kind) -> tuple[int, int]:
     return down, across
 
 
-def drawn(side: Side, shape: Shape, axes: tuple[int, int]) -> Iterator[tuple[float, ...]]:
-    """Yield (top, left, height, width, rank) of each box, as shares of the tensor's extents.
+Drawn = tuple[float, float, float, float, tuple[int, ...]]
+
+
+def drawn(side: Side, shape: Shape, axes: tuple[int, int]) -> Iterator[Drawn]:
+    """Yield (top, left, height, width, ranks) of each box, as shares of the tensor's extents.
 
     Of boxes that differ only along an axis that is not drawn, the first.
     """
     seen = set()
-    for box, rank in side.boxes:
+    for box, ranks in side.boxes:
         (top, height), (left, width) = (_share(box, shape, axis) for axis in axes)
         if (top, left) not in seen:
             seen.add((top, left))
-            yield top, left, height, width, rank
+            yield top, left, height, width, ranks
 
 
 def _share(box: Box, shape: Shape, axis: int) -> tuple[float, float]:

@@ -134,7 +134,7 @@ def bytes_from(plan: RankPlan) -> dict[str, int]:
     """Return how many bytes of a file come from each source rank."""
     found: dict[int, int] = {}
     for one in plan.slices:
-        item = item_size(one.parameter.dtype)
+        item = item_size(one.parameter.src_dtype)
         for copy in one.copies:
             found[copy.src_rank] = found.get(copy.src_rank, 0) + copy.box.size * item
     return {str(rank): found[rank] for rank in sorted(found)}

@@ -92,7 +92,8 @@ class Request(Operations):
 
     dst_parallel: str | None = option(
         None, DERIVED, "sizes of the destination job (dp, mp, pp, cp, ep); vocab_emb_dp and "
-        "use_seq_parallel are true or false; same: the mesh of a stage stays, as in same,pp=2",
+        "use_seq_parallel are true or false; same keeps the source's sizes within a stage, and "
+        "same,pp=2 changes pp alone",
         LOAD, metavar="dp=2,mp=4,..",
     )  # fmt: skip
     dst_config: str | None = option(
@@ -100,7 +101,7 @@ class Request(Operations):
         LOAD, metavar="FILE",
     )  # fmt: skip
     src_parallel: str | None = option(
-        None, DERIVED, "sizes of the source job, which explain its strategy", LOAD,
+        None, DERIVED, "sizes of the source job, by which its strategy is understood", LOAD,
         metavar="dp=8,mp=1,..",
     )  # fmt: skip
     src_config: str | None = option(
@@ -120,7 +121,7 @@ class Request(Operations):
         "repeatable, tried before a preset", LOAD, kind="repeated", metavar="REGEX=(tp, None)",
     )  # fmt: skip
     predict: bool = option(
-        False, DERIVED, "the destination job trains nothing: no optimizer states", LOAD,
+        False, DERIVED, "the destination job is inference: no optimizer states", LOAD,
         kind="flag",
     )  # fmt: skip
     optimizer_shard: str | None = option(

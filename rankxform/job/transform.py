@@ -43,7 +43,7 @@ from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
 
 from .beside import check_beside
-from .checks import check_target, compare_ranks, strangers
+from .checks import check_strangers, check_target, compare_ranks, strangers, warn_of
 from .finish import Work, publish_all
 from .manifest import identity
 from .measure import plan_work
@@ -139,7 +139,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
         moving = time.monotonic()
         traffic = _carry_out(work, team, folder, show, phases)
         moved = time.monotonic() - moving
-    foreign = strangers(target.form, conversion.finals.values(), team)
+    foreign = warn_of(strangers(target.form, conversion.finals.values(), team))
     return replace(
         _report(work, team, traffic, phases, time.monotonic() - began),
         move_seconds=moved,
@@ -165,6 +165,7 @@ def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     request, files, planner = conversion.request, conversion.files, conversion.planner
     team.agree(lambda: _check_root(conversion))
     check_target(request, files.paths.values(), conversion.finals.values(), team)
+    check_strangers(request, conversion.target.form, conversion.finals.values(), team)
     compared, notices = compare_ranks(conversion, team)
     if request.check_replicas != "no":
         notices += check_replicas(request, files, planner, team)

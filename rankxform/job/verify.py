@@ -32,7 +32,7 @@ from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
 
-from .checks import compare_ranks, strangers
+from .checks import compare_ranks, strangers, warn_of
 from .manifest import expected, verify_command
 from .measure import plan_work
 from .opened import opened
@@ -136,7 +136,7 @@ def verify(
         time.monotonic() - began,
         team.size,
         (*conversion.notices, *notices, *standing.notices),
-        warnings=(*conversion.warnings, *strangers(target.form, paths.values(), team)),
+        warnings=(*conversion.warnings, *warn_of(strangers(target.form, paths.values(), team))),
         step=files.shards.step_name,
         names=standing.names,
     )

@@ -12,23 +12,32 @@ from rankxform.errors import UsageError
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 """Families of libraries; MPICH's are also Intel's and MVAPICH's, whose launchers work alike."""
+_WORDS = {
+    OPEN_MPI: ("open mpi", "openrte", "prrte"),
+    MPICH: ("mpich", "hydra", "mvapich", "intel(r) mpi"),
+}
 
 
 def load() -> Any:
-    """Import mpi4py's MPI without initializing it. Raises UsageError without an MPI library."""
-    before = sys.modules.get("mpi4py.MPI")
-    if before is not None:
-        return before
+    """Import mpi4py's MPI without initializing it. Raises UsageError without an MPI library.
+
+    If it is initialized later, it is finalized as usual, at the very end of the interpreter.
+    """
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None:
+        return loaded
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # it suspects a mismatch; so do we
         try:
             import mpi4py
 
-            initialize, mpi4py.rc.initialize = mpi4py.rc.initialize, False
+            rc = mpi4py.rc
+            before = rc.initialize, rc.finalize
+            rc.initialize, rc.finalize = False, rc.finalize in (None, True)
             try:
                 from mpi4py import MPI
             finally:
-                mpi4py.rc.initialize = initialize
+                rc.initialize, rc.finalize = before
         except (ImportError, RuntimeError) as error:
             first = str(error).splitlines()[0]
             raise UsageError(
@@ -38,14 +47,28 @@ def load() -> Any:
     return MPI
 
 
-def family_of(text: str) -> str:
-    """Return whose library or launcher it is, by what it says of its version.
+def initialize(mpi: Any) -> None:
+    """Initialize MPI as importing it does, with the thread level that `mpi4py.rc` asks for."""
+    import mpi4py
+
+    rc = mpi4py.rc
+    if rc.threads:
+        mpi.Init_thread(getattr(mpi, f"THREAD_{rc.thread_level.upper()}"))
+    else:
+        mpi.Init()
+
+
+def family_of(text: str) -> str | None:
+    """Return whose library or launcher it is, by what it says of its version; None: not known.
 
     >>> family_of("Open MPI v5.0.8, package: ..."), family_of("HYDRA build details:")
     ('Open MPI', 'MPICH')
     """
     lower = text.lower()
-    return OPEN_MPI if any(one in lower for one in ("open mpi", "openrte", "prrte")) else MPICH
+    for family, words in _WORDS.items():
+        if any(word in lower for word in words):
+            return family
+    return None
 
 
 def name_of(library: str) -> str:
@@ -62,13 +85,11 @@ def check_launcher(library: str, environ: Mapping[str, str] = os.environ) -> Non
 
     Such processes would abort in MPI_Init, or each find itself alone.
     """
-    if "OMPI_COMM_WORLD_SIZE" in environ:
-        launcher = OPEN_MPI
-    elif "PMI_FD" in environ and "SLURM_STEP_ID" not in environ:
-        launcher = MPICH
-    else:
+    open_mpi, hydra = "OMPI_COMM_WORLD_SIZE" in environ, "PMI_FD" in environ
+    if open_mpi == hydra or "SLURM_STEP_ID" in environ:
         return
-    if family_of(library) != launcher:
+    launcher, family = OPEN_MPI if open_mpi else MPICH, family_of(library)
+    if family not in (launcher, None):
         name = name_of(library)
         raise UsageError(
             f"start it with `rankxform transform -n P ...`, or with the mpirun of {name} (for one "

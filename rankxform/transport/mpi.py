@@ -11,7 +11,6 @@ What escapes them ends in `abort`, which takes all processes down.
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import signal
@@ -34,7 +33,7 @@ from rankxform.errors import (
 )
 
 from .launcher import CLEAR_LINE, launched_size, terminal
-from .library import check_launcher, load
+from .library import check_launcher, initialize, load
 from .nodes import Nodes, this_node
 from .p2p import OnProgress, PointToPoint
 from .team import Show, Team
@@ -55,8 +54,7 @@ def _load() -> Any:
     mpi = load()
     if not mpi.Is_initialized():
         check_launcher(mpi.Get_library_version())
-        mpi.Init_thread()
-        atexit.register(lambda: mpi.Is_finalized() or mpi.Finalize())
+        initialize(mpi)
     return mpi
 
 

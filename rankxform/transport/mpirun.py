@@ -14,6 +14,12 @@ from rankxform.errors import UsageError
 from .library import OPEN_MPI, family_of, load, name_of
 
 _ANSWER = 30.0
+_HOME = Path(__file__).parents[2]
+_PROGRAM = (
+    "import sys; sys.path[:1] = []; sys.path.append({home!r}); "
+    "from rankxform.cli.main import main; sys.exit(main())"
+)
+"""As `rankxform` itself is started: no module of the working folder is imported."""
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
@@ -25,7 +31,7 @@ def command(processes: int, words: Sequence[str], hostfile: str | None = None) -
     """
     library = load().Get_library_version()
     mpirun = _found(library)
-    own = [sys.executable, "-m", "rankxform", *words]
+    own = [sys.executable, "-c", _PROGRAM.format(home=str(_HOME)), *words]
     number = ["-n", str(processes)]
     if family_of(library) != OPEN_MPI:
         return [mpirun, *(("-f", hostfile) if hostfile else ()), *number, *own]
@@ -35,7 +41,7 @@ def command(processes: int, words: Sequence[str], hostfile: str | None = None) -
     if hostfile:
         options += ["--hostfile", hostfile]
         options += [word for name in _PASSED_ON if name in os.environ for word in ("-x", name)]
-    elif processes > len(os.sched_getaffinity(0)):
+    else:  # what it counts as slots may be cores, or what a scheduler has granted
         options.append("--oversubscribe")
     return [mpirun, *options, *number, *own]
 
@@ -47,24 +53,26 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def _found(library: str) -> str:
     """Return the path of the mpirun that fits a library, by its version's text."""
-    name = name_of(library)
-    beside = Path(sys.executable).parent / "mpirun"
-    path = str(beside) if beside.exists() else shutil.which("mpirun")
-    if path is None:
-        raise UsageError(
-            f"-n: put the mpirun of {name} in PATH; there is none there, nor beside "
-            f"{sys.executable}"
-        )
+    name, beside = name_of(library), Path(sys.executable).parent / "mpirun"
+    paths = [str(beside)] if beside.exists() else []
+    paths += [path] if (path := shutil.which("mpirun")) and path not in paths else []
+    others = []
+    for path in paths:
+        told = _version(path)
+        if family_of(told) == family_of(library):
+            return path
+        others.append(f"{path} is another's ({next(iter(told.splitlines()), 'no version')})")
+    found = "; ".join(others) or f"there is none there, nor beside {sys.executable}"
+    raise UsageError(
+        f"-n: put the mpirun of {name} in PATH, which this Python ({sys.executable}) uses; {found}"
+    )
+
+
+def _version(path: str) -> str:
     try:
         told = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=_ANSWER, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"-n: {path} --version does not answer ({error})") from None
-    if family_of(told.stdout + told.stderr) != family_of(library):
-        first = next(iter(told.stdout.splitlines()), "no version")
-        raise UsageError(
-            f"-n: put the mpirun of {name} in PATH; {path} is another's ({first}), and this "
-            f"Python ({sys.executable}) uses {name}"
-        )
-    return path
+        return f"it does not answer: {error}"
+    return told.stdout + told.stderr

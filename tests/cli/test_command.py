@@ -281,6 +281,14 @@ def test_the_command_starts_its_own_processes(processes, place):
     assert re.search(rf"rankxform [\d.]+, {processes} process", output)
     code, output = command("verify", f"-n{processes}", place.src, place.dst, *flags)
     assert code == 0 and "every byte compared" in output
+    (place.tmp / "json.py").write_text("raise SystemExit('not this one')")
+    words = [sys.executable, "-m", "rankxform", "verify", "-qn", processes, place.src, place.dst]
+    words = ["sh", "-c", f'cd {place.tmp} && exec rankxform "$@"', "sh", *words[3:], *flags]
+    env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run([*map(str, words)], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("same "), done.stderr + done.stdout
+    code, output = command("verify", place.src, place.dst, *flags, "--hostfile", "h")
+    assert code == 2 and "--hostfile goes with -n P" in output
     code, output = command("verify", "-n", 2, place.src, place.dst, *flags, processes=3)
     assert code == 2 and "leave out -n 2: the launcher has started 3 processes" in output
 
@@ -289,7 +297,7 @@ def test_the_mpirun_of_this_pythons_library(tmp_path, monkeypatch):
     """Beside the interpreter, or in PATH; another library's is refused, with both names."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="put the mpirun of .* in PATH; there is none"):
+    with pytest.raises(UsageError, match="put the mpirun of .* in PATH, .*; there is none"):
         own_mpirun.command(2, ["plan"])
     own = "mpirun (Open MPI) 1.0" if uses_open_mpi() else "HYDRA build details:"
     for told in ("mpirun (Open MPI) 1.0", "HYDRA build details:"):
@@ -301,8 +309,26 @@ def test_the_mpirun_of_this_pythons_library(tmp_path, monkeypatch):
             continue
         line = own_mpirun.command(2, ["plan", "-v"], "hosts")
         assert line[0] == str(tmp_path / "mpirun")
-        assert line[-6:] == ["2", sys.executable, "-m", "rankxform", "plan", "-v"]
+        assert line[-6:-3] == ["2", sys.executable, "-c"] and line[-2:] == ["plan", "-v"]
         assert "hosts" in line
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_a_folder_with_anothers_checkpoint_is_no_destination(processes, place):
+    """Such as the source, if SRC and DST are exchanged."""
+    foreign = place.dst / "rank_0" / "trained-3_70.ckpt"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"theirs")
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    words = ["transform", place.src, place.dst, *flags]
+    code, output = command(*words, processes=processes)
+    assert code == 4 and "Are SRC and DST in this order?" in output, output
+    assert [p for p in place.dst.rglob("*") if p.is_file()] == [foreign]
+    code, output = command(*words, "--overwrite", processes=processes)
+    assert code == 0 and "another checkpoint file lies beside" in output.splitlines()[-1]
+    code, output = command(*words, processes=processes)
+    assert code == 0 and "complete already" in output and right(place), output
+    assert foreign.read_bytes() == b"theirs"
 
 
 def test_one_process_needs_no_mpi(place):

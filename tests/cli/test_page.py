@@ -100,9 +100,13 @@ def test_a_conversion_and_its_verification(processes, place):
     for one in plan["ranks"]:
         assert sum(one["bytes_from"].values()) == one["bytes_written"]
         assert set(map(int, one["bytes_from"])) == set(one["src_ranks"])
+    code, output = command("plan", place.src, *flags, "--json", "--dtype", "fp32")
+    cast = json.loads(output)
+    assert [r["bytes_from"] for r in cast["ranks"]] == [r["bytes_from"] for r in plan["ranks"]]
+    assert cast["bytes_written"] > plan["bytes_written"]
     assert f"{plan['bytes_read']:,} bytes, {plan['bytes_needed']:,} needed" in text
     assert "layers.*.wq (2)" in text and "with adam_m" in text
-    assert "Float32 8 x 16 x 12; 6.14 kB" in text
+    assert "1 tensor of Float32 8 x 16 x 12; 6.14 kB" in text and "whole on 8 ranks" in text
     code, output = command("verify", *words, processes=processes)
     assert code == 0 and "The same" in page.read_text(), output
     file = place.dst / "rank_1" / "checkpoint_1.ckpt"
@@ -120,11 +124,24 @@ def test_a_conversion_and_its_verification(processes, place):
 
 def test_where_no_page_can_be_is_said_first(place):
     flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    for page in (place.tmp, place.tmp / "none" / "page.html"):
+    other = place.tmp / "other.html"
+    other.write_text("not a page")
+    for page, why in (
+        (place.tmp, "ends in .html"),
+        (Path(place.src) / "rank_0" / "checkpoint_0.ckpt", "ends in .html"),
+        (place.tmp / "none" / "page.html", "in a folder that is there"),
+        (Path(place.src) / "page.html", "lies in SRC"),
+        (other, "is there already, and is no page"),
+    ):
         code, output = command("transform", place.src, place.dst, *flags, "--report", page)
-        assert code == 2 and "name a file in a folder that is there" in output
+        assert code == 2 and why in output
         assert not place.dst.exists()
-    command("transform", place.src, place.dst, *flags)
+    assert other.read_text() == "not a page"
+    page = Path("/proc/page.html")  # nothing can be made there: the work is done and told before
+    for verb in ("transform", "verify"):
+        code, output = command(verb, place.src, place.dst, *flags, "--report", page, processes=2)
+        assert code == 0 and "warning: no page was written" in output
+        assert "\ndone " in output or "\nsame " in output
     code, output = command("verify", place.dst, "--report", place.tmp / "page.html")
     assert code == 2 and "verify SRC DST" in output
 

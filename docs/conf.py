@@ -1,0 +1,10 @@
+"""The documentation as a site: `pip install '.[docs]'`, then `make site`."""
+
+project = "rankxform"
+extensions = ["myst_parser"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["README.md"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = "rankxform"
+html_copy_source = False
