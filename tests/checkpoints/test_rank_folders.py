@@ -64,8 +64,21 @@ def test_a_step_or_suffix_chooses(tmp_path):
     assert find(tmp_path, [0], suffix="breakpoint").paths[0].name == "net_breakpoint.ckpt"
     with pytest.raises(UsageError, match="such as 10_73"):
         find(tmp_path, [0], step="five")
-    with pytest.raises(CheckpointError, match="rank 0 has no checkpoint"):
+    with pytest.raises(CheckpointError, match="rank 0 lacks that step .*; the steps are 1_5, 2_5"):
         find(tmp_path, [0], step="7_7")
+    with pytest.raises(CheckpointError, match="rank 0 has no checkpoint"):
+        find(tmp_path, [0], suffix="elsewhere")
+
+
+def test_a_step_without_its_epoch(tmp_path):
+    make(tmp_path, *(f"rank_{r}/net-{step}.ckpt" for r in (0, 1) for step in ("1_5", "2_5", "2_9")))
+    assert find(tmp_path, [0, 1], step="9").paths[1].name == "net-2_9.ckpt"
+    with pytest.raises(UsageError, match="--step 5: say which; there are 1_5, 2_5"):
+        find(tmp_path, [0, 1], step="5")
+    with pytest.raises(
+        CheckpointError, match="--step 6: no such step; the steps are 1_5, 2_5, 2_9"
+    ):
+        find(tmp_path, [0, 1], step="6")
 
 
 @pytest.mark.parametrize(
