@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from rankxform import api, transport
@@ -51,7 +52,8 @@ def load_into(
     compiled, whole if it was not; or with `dst_parallel` or `dst_config` as is derived. The other
     arguments are those of `rankxform.load`; processes may have networks of different parameters.
     With `strict`, RequestError is raised, and nothing changed, where the network has a name that is
-    not in the checkpoint, or the other way round.
+    not in the checkpoint, or the other way round; and always where a slice has not as many elements
+    as the network's parameter.
     """
     import mindspore
 
@@ -66,8 +68,31 @@ def load_into(
             f"{_few('only the network has', missing)}{_few('only the checkpoint has', left_over)}"
             "say strict=False to load what both have"
         )
-    mindspore.load_param_into_net(net, parameters(found), strict_load=strict)
+    _check_shapes(net, found, src)
+    try:
+        mindspore.load_param_into_net(net, parameters(found), strict_load=strict)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"{src}: what rank {found.rank} loaded, MindSpore refuses: {error}"
+        ) from error
     return LoadReport(loaded, missing, left_over, read)
+
+
+def _check_shapes(net: Any, found: Parameters, src: Any) -> None:
+    """Refuse slices of other sizes than the network's, before any parameter is changed."""
+    wrong = [
+        f"{one.name!r} has shape {list(found[one.name].shape)}, {list(one.shape)} in the network"
+        for one in net.get_parameters()
+        if one.name in found
+        and getattr(found[one.name], "size", None) != prod(one.shape)
+        and not isinstance(found[one.name], str)
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+        raise RequestError(
+            f"{src}: of what rank {found.rank} loaded, {wrong[0]}{more}; does dst_strategy shard "
+            "as the network does?"
+        )
 
 
 def load_for(net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **more: Any) -> Parameters:

@@ -97,6 +97,22 @@ def test_strict(place):
         ours.load_into(nn.SequentialCell(*network(), nn.Dense(4, 2)), src, a, strict=True)
 
 
+def test_slices_of_other_sizes_are_refused_before_anything_changes(place, tmp_path):
+    src, a = place
+    net = network()
+    before = values(net)
+    halves = {
+        n: ([2], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in PARAMS.items() if s[0] % 2 == 0
+    }
+    b = reference.write_strategy(tmp_path / "b.ckpt", [halves])
+    with pytest.raises(
+        rankxform.RequestError, match=r"rank 1 loaded, '.*' has shape .* in the net"
+    ):
+        ours.load_into(net, src, a, b, rank=1, unmatched="replicate")
+    after = values(net)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
 def test_a_rank_of_a_compiled_network(place):
     """A CPU compiles no semi-auto-parallel graph: the dictionary is written as one would be."""
     src, a = place
