@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import rankxform
-from rankxform.cli.parser import EXAMPLES, parser
+from rankxform.cli.parser import EXAMPLES, leaves, parser
 
 HERE = Path(__file__).parent
 
@@ -28,7 +27,7 @@ def man() -> str:
         ".SH DESCRIPTION",
         *_paragraphs(str(whole.description)),
     ]
-    for name, verb in verbs(whole):
+    for name, verb in leaves(whole):
         lines += [f".SH {name.upper()}", *_plain(str(verb.description))]
         for action in shown(verb):
             flags = ", ".join(map(_bold, action.option_strings)) or _bold(_value(action))
@@ -44,7 +43,7 @@ def completion() -> str:
     """What bash completes: verbs, actions, options, values of options, and else files."""
     whole = parser()
     flags, values = [], []
-    for name, verb in verbs(whole):
+    for name, verb in leaves(whole):
         words = " ".join(flag for one in shown(verb) for flag in one.option_strings)
         flags.append(f'        "{name}") words="{words}" ;;')
         for one in shown(verb):
@@ -52,9 +51,9 @@ def completion() -> str:
                 choices = " ".join(map(str, one.choices))
                 pattern = "|".join(f'"{name} {flag}"' for flag in one.option_strings)
                 values.append(f'        {pattern}) words="{choices}" ;;')
-    names = " ".join(dict.fromkeys(name.split()[0] for name, _ in verbs(whole)))
+    names = " ".join(dict.fromkeys(name.split()[0] for name, _ in leaves(whole)))
     inner: dict[str, list[str]] = {}
-    for name, _ in verbs(whole):
+    for name, _ in leaves(whole):
         first, _, action = name.partition(" ")
         if action:
             inner.setdefault(first, []).append(action)
@@ -92,21 +91,6 @@ def completion() -> str:
             "",
         ]
     )
-
-
-def verbs(whole: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield every verb; in place of one with actions, these."""
-    for name, verb in _choices(whole):
-        actions = list(_choices(verb))
-        yield from ((f"{name} {action}", one) for action, one in actions)
-        if not actions:
-            yield name, verb
-
-
-def _choices(one: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in one._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
 
 
 def shown(verb: argparse.ArgumentParser) -> list[argparse.Action]:

@@ -163,6 +163,23 @@ def test_keywords_are_the_table():
     assert {*LoadOptions.__annotations__} == {*affecting(LOAD), "files"}
 
 
+def messages():
+    """The messages that docs/errors.md explains."""
+    for line in (ROOT / "docs" / "errors.md").read_text().splitlines():
+        cell = line[2:].split(" | ")[0]
+        if line.startswith("| ") and cell != "message":
+            yield cell
+
+
+@pytest.mark.parametrize("message", [*messages()])
+def test_a_message_that_is_explained_is_one_of_the_code(message):
+    """Its longest run of fixed words."""
+    every = " ".join(path.read_text() for path in (ROOT / "rankxform").rglob("*.py"))
+    every = re.sub(r"\s+", " ", re.sub(r'["\']\s*\n?\s*f?["\']', "", every))
+    fixed = re.split(r" ?\.\.\. ?|\[.*?\]|[\w_]*\d[\w_.]*|\bP\b|'s\b", message)
+    assert max(fixed, key=len).strip(" ,") in every
+
+
 def test_the_quick_start_in_chinese_has_the_same_commands():
     first, second = (
         re.findall(

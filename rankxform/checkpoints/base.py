@@ -98,8 +98,8 @@ class Shards:
             return None
         step, lacking = max(self.incomplete.items())
         which = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {ranges(lacking)} have"
-        newer = "newer but " if step != self.step else ""
-        return f"epoch {step[0]} step {step[1]} is {newer}not complete: {which} no file of it"
+        state = "is newer but not complete" if step != self.step else "is not complete"
+        return f"epoch {step[0]} step {step[1]} {state}: {which} no file of it"
 
 
 @dataclass(frozen=True)

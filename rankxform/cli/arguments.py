@@ -11,7 +11,7 @@ from rankxform.errors import UsageError
 from rankxform.job.request import Request
 
 from .options import given, refuse
-from .parser import VERBS, parser
+from .parser import VERBS, leaves, parser
 
 EVERYTHING = "--help-all"
 _LIKENESS = 0.75
@@ -35,7 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
     options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
     if rest:
-        _refuse_unknown(known, options.verb, rest)
+        _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
         raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
     options.program, options.words = program, words
@@ -57,13 +57,15 @@ def _check_known(word: str, known: Iterable[str], what: str, see: str) -> None:
     raise UsageError(f"{what} {word}{meant} (see: {see})")
 
 
-def _refuse_unknown(known: argparse.ArgumentParser, verb: str, rest: Sequence[str]) -> NoReturn:
-    """Raise UsageError for arguments that a verb does not take."""
-    choices: Any = next(a.choices for a in known._actions if a.dest == "verb")
+def _refuse_unknown(
+    known: argparse.ArgumentParser, options: argparse.Namespace, rest: Sequence[str]
+) -> NoReturn:
+    """Raise UsageError for arguments that a verb, or its action, does not take."""
+    verb = " ".join(filter(None, (options.verb, getattr(options, "action", None))))
     see = f"rankxform {verb} --help-all"
     for word in rest:
         if word.startswith("--"):
-            flags = choices[verb]._option_string_actions
+            flags = dict(leaves(known))[verb]._option_string_actions
             _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
     raise UsageError(
         f"{' '.join(rest)}: {verb} takes no such arguments; strategies are given by --src-strategy "

@@ -21,7 +21,7 @@ _HUES = 8
 _MOST_BOXES = 1024
 _LABELLED = 32
 _TEXT = 6.2
-"""Width of a letter of small text, in pixels."""
+"""Width of a character of small text, in pixels."""
 
 
 def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:

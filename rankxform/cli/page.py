@@ -8,15 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rankxform
 from rankxform.errors import UsageError
 from rankxform.job.picture import flow, kinds, marginals
 from rankxform.layout.names import patterns
-from rankxform.storage.posix import is_inside, write_small
+from rankxform.storage.posix import is_inside, opened, range_reader, read_bytes, write_small
 
 from . import charts
+from .planned import COUNTS, METHODS, NAMES
 from .units import count, seconds, size
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def page(
     *,
     done: Report | None = None,
     verdict: Verdict | None = None,
-    simulated: Mapping[str, object] | None = None,
+    simulated: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page of a plan; `done`, `verdict` and `simulated` are what came of it."""
     request = conversion.request
@@ -74,7 +75,7 @@ def page(
 
 
 def _style() -> str:
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    return read_bytes(Path(__file__).with_name("page.css")).decode()
 
 
 def check(path: str, src: str, dst: str | None) -> None:
@@ -97,8 +98,9 @@ def _is_page(path: Path) -> bool:
     """Whether a file is a page of HTML, which another page may replace."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        return file.read(len(_START_OF_PAGE)).lower() == _START_OF_PAGE
+    with opened(path) as (fd, _):
+        start = range_reader(fd, path)(0, len(_START_OF_PAGE))
+    return start.lower() == _START_OF_PAGE
 
 
 def write(path: str, text: str) -> None:
@@ -162,12 +164,12 @@ def _tensors(conversion: Conversion) -> str:
     return f'<p>{escape(note)}</p><div class="two">{"".join(drawings)}</div>'
 
 
-def _time(done: Report | None, simulated: Mapping[str, object] | None, plan: Plan) -> str:
+def _time(done: Report | None, simulated: Mapping[str, Any] | None, plan: Plan) -> str:
     if simulated is not None:
-        every: list[float] = list(simulated["seconds_of_processes"])  # type: ignore[call-overload]
+        every = simulated["seconds_of_processes"]
         busiest = seconds(max(every, default=0.0))
         return (
-            f"<p>About {seconds(float(simulated['seconds']))} in all; the busiest process "  # type: ignore[arg-type]
+            f"<p>About {seconds(simulated['seconds'])} in all; the busiest process "
             f"{busiest}, the idlest {seconds(min(every, default=0.0))}, by the cost model.</p>"
         )
     if done is None or done.kept == len(done.files):
@@ -227,37 +229,22 @@ def _left_out(plan: Plan) -> str:
     return "".join(parts)
 
 
-def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, object] | None) -> str:
+def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, Any] | None) -> str:
     rows = [
-        (_METHODS.get(u.method, u.method), f"{len(u.names):,}", size(u.bytes_read))
+        (METHODS.get(u.method, u.method), f"{len(u.names):,}", size(u.bytes_read))
         for u in plan.methods
     ]
     head = ("how files are read", "tensors", "reads")
     text = _table(head, rows)
     if simulated is not None:
-        spread: Mapping[str, Sequence[float]] = simulated["least_mean_largest"]  # type: ignore[assignment]
         facts = [
-            (_SIMULATED[name], *(size(value) for value in three))
-            for name, three in spread.items()
-            if name in _SIMULATED
+            (NAMES[name], *(size(value) for value in three))
+            for name, three in simulated["least_mean_largest"].items()
+            if name not in COUNTS
         ]
         text += _table(("of a process", "least", "mean", "largest"), facts)
     sent = plan.bytes_exchanged if done is None else done.sent
     return text + f"<p>Sent from one process to another: {size(sent)}.</p>"
-
-
-_METHODS = {
-    "whole": "each slice in one read",
-    "ranges": "wanted ranges",
-    "sieving": "whole rows (sieving)",
-    "two-phase": "by one process, and sent to the others (two-phase)",
-}
-_SIMULATED = {
-    "read": "read from files",
-    "sent": "sent to other nodes",
-    "received": "received from other nodes",
-    "written": "written",
-}
 
 
 def _made(

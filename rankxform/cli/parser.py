@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import rankxform
@@ -145,6 +145,21 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
                 [*([verb.epilog] if verb.epilog else []), f"example:\n  {EXAMPLES[name]}"]
             )
     return whole
+
+
+def leaves(whole: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield every verb with its parser; in place of one with actions, these."""
+    for name, verb in _inner(whole):
+        actions = list(_inner(verb))
+        yield from ((f"{name} {action}", one) for action, one in actions)
+        if not actions:
+            yield name, verb
+
+
+def _inner(one: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in one._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
 
 
 def _hide_uncommon(verb: argparse.ArgumentParser) -> None:

@@ -25,15 +25,15 @@ from .units import abbreviate, seconds, short_table, size, table
 
 _FEW_PATTERNS = 2
 
-_METHODS = {
-    "whole": "in one piece",
+METHODS = {
+    "whole": "each slice in one read",
     "ranges": "wanted ranges",
     "sieving": "whole rows (sieving)",
     "two-phase": "once, and exchanged (two-phase)",
 }
 
-_COUNTS = ("reads", "messages", "slices")
-_NAMES = {
+COUNTS = ("reads", "messages", "slices")
+NAMES = {
     "read": "read from files",
     "sent": "sent to other nodes",
     "sent_nearby": "sent on its node",
@@ -110,7 +110,7 @@ def _stages_table(between: Flow) -> str:
 def methods_table(methods: Iterable[MethodUse]) -> str:
     """Write how source files are read."""
     rows = [
-        (_METHODS.get(use.method, use.method), f"{len(use.names):,}", size(use.bytes_read),
+        (METHODS.get(use.method, use.method), f"{len(use.names):,}", size(use.bytes_read),
          summarize_names(use.names, _FEW_PATTERNS))
         for use in methods
     ]  # fmt: skip
@@ -171,10 +171,10 @@ def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str,
     """Write what was simulated for people."""
     rows = []
     for name, (least, mean, largest) in facts["least_mean_largest"].items():
-        show = "{:,.0f}".format if name in _COUNTS else size
+        show = "{:,.0f}".format if name in COUNTS else size
         times = f"{largest / mean:.2f}" if mean else ""
         total = sum(facts["workloads"][name])
-        rows.append((_NAMES[name], show(least), show(mean), show(largest), times, show(total)))
+        rows.append((NAMES[name], show(least), show(mean), show(largest), times, show(total)))
     costs = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
     lines = [
         header(conversion, facts["processes"]),

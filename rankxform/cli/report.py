@@ -141,8 +141,8 @@ def _told(done: Report, verbose: bool) -> list[str]:
     if done.compared:
         names = done.compared_names
         some = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
-        text = f"in no strategy, the same on all ranks: {some} ({size(done.compared)} compared)"
-        lines.append(labelled("shared", text))
+        text = f"between ranks, being in no strategy: {some} ({size(done.compared)})"
+        lines.append(labelled("compared", text))
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
 
 
@@ -169,8 +169,7 @@ def _next(done: Report) -> list[str]:
     if done.fingerprints:
         check = f"compare it again at any time: {shlex.join(['rankxform', 'verify', done.dst])}"
     lines = [load, check]
-    here = cores()
-    if done.processes == 1 and done.seconds > _LONG_SECONDS and here > 1:
+    if done.processes == 1 and done.seconds > _LONG_SECONDS and (here := cores()) > 1:
         lines.append(f"{here} cores are here; rankxform transform -n {here} ... uses them all")
     return lines
 

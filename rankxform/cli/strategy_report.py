@@ -39,7 +39,7 @@ def derived_table(derived: Derived) -> str:
 
 
 def roles_table(roles: Sequence[Role]) -> str:
-    """Write the rows of a role table, those that are sharded alike together."""
+    """Write the rows of a role table, grouped by how they are sharded."""
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for role in roles:
         key = role.spec, role.optimizer, role.src, role.dst

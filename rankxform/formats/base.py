@@ -131,7 +131,7 @@ class FileLayout:
     """The bytes of a destination file, planned; the same for all ranks with slices of one shape.
 
     headers: (offset, bytes) of everything that is not tensor content, ascending. Each is followed
-        by the content of some tensor, and written together with it.
+        by the content of some tensor, and written with it.
     spans: where the content of each tensor goes, in order.
     size: the bytes of the complete file; the last `trailer` of them are a checksum.
     """

@@ -1,1 +1,1 @@
-"""The verbs: a conversion from its request to its report. All processes call these together."""
+"""The verbs: a conversion from its request to its report. Every process makes the same call."""

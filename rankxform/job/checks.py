@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,13 @@ def check_strangers(request: Request, form: Form, own: Iterable[Path], team: Tea
     """
     dst = Path(request.dst or "")
     marks = dst / MANIFEST_NAME, dst / FOLDER_NAME / JOB_NAME
-    found = strangers(form, own, team)
-    if request.overwrite or not found:
+    if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
         return
-    if not any(team.allgather(lambda: any(mark.exists() for mark in marks))):
+    found = strangers(form, own, team)
+    if found:
         raise StorageError(
-            f"{dst}: holds checkpoint files that rankxform did not write ({found[0]}). Are SRC and "
-            "DST in this order? Name an empty folder, or say --overwrite to write beside them"
+            f"{dst}: holds checkpoint files that rankxform did not write ({_few(found)}). Are SRC "
+            "and DST in this order? Name an empty folder, or say --overwrite to write beside them"
         )
 
 
@@ -106,17 +106,21 @@ def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
     files = list(own)
     is_leader = team.nodes.is_leader(team.rank)
     every = team.allgather(lambda: list(map(str, form.strangers(files))) if is_leader else [])
-    found = sorted({path for some in every for path in some})
-    return [f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}"] if found else []
+    return sorted({path for some in every for path in some})
 
 
-def warn_of(found: Iterable[str]) -> list[str]:
-    """Return warnings of other checkpoint files."""
+def warn_of(found: Sequence[str]) -> list[str]:
+    """Return a warning of other checkpoint files, if there are any."""
+    if not found:
+        return []
     return [
-        f"{one}: another checkpoint file lies beside those of this destination, and may "
+        f"{_few(found)}: another checkpoint file lies beside those of this destination, and may "
         "be loaded instead; remove what does not belong there"
-        for one in found
     ]
+
+
+def _few(paths: Sequence[str]) -> str:
+    return paths[0] + (f" and {len(paths) - 1} more" if paths[1:] else "")
 
 
 _ROWS, _PLACES = 64, 64

@@ -62,7 +62,7 @@ class Parameters(dict[str, Any]):
 def load(request: Request, team: Team, rank: int) -> Parameters:
     """Return the slices of destination `rank`.
 
-    All processes call this together, each with a rank and an `include` of its own; two may ask
+    Every process calls this, each with a rank and an `include` of its own; two may ask
     for the same. Only the byte ranges that the slices need are read, in the memory that
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """

@@ -201,7 +201,7 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
         nbytes: int, on_progress: OnProgress, beside: int = 0, rounds: int = _ROUNDS
     ) -> float:
         """Return the mean seconds of some rounds, in each of which `beside` bytes are read too; one
-        more comes first, to connect and to begin together."""
+        more comes first, to connect and to begin at once."""
         began = 0.0
         for number in range(-1, rounds):
             began = perf_counter() if number == 0 else began

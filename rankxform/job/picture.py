@@ -27,7 +27,7 @@ _LARGEST = 4
 class Flow:
     """Bytes that destination files or ranks take from source ranks, or groups of both.
 
-    what: whose bytes a row and a column are: "rank", "stage", "file", or "N ranks". cells: by (row,
+    row, column: whose bytes they are: "rank", "stage", "file", or "N ranks". cells: by (row,
     column). stages: of each column, its pipeline stage. sizes, written: how many files a row stands
     for, and how many bytes they get.
     """
@@ -64,7 +64,6 @@ class Kind:
     """Tensors of one shape that are sharded alike on both sides.
 
     name: the commonest pattern of their names, and how many more there are.
-
     states: optimizer states that are among them; count: of parameters; nbytes: of all.
     runs: contiguous bytes of a copy in the source's slice, and in the destination's; the shortest
     of a slice. src is None for a tensor that is made of several.
@@ -145,7 +144,8 @@ def kinds(conversion: Conversion) -> list[Kind]:
     for transfer in planner.transfers(files):
         parameter = transfer.parameter
         layout = getattr(parameter.sharding, "layout", None)
-        first = [(c, r[0] % planner.dst.stage_size) for c, r in islice(transfer.targets.items(), 8)]
+        cells = islice(transfer.targets.items(), 8)
+        first = [(cell, planner.part(r[0]).rank % planner.dst.stage_size) for cell, r in cells]
         key = parameter.grid, transfer.grid, layout, tuple(first)
         alike.setdefault(key, []).append(transfer)
     every = [_kind(planner, some) for some in alike.values()]

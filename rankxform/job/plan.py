@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -34,8 +34,8 @@ class RankSummary:
     bytes_needed: int
     bytes_written: int
     src_ranks: tuple[int, ...]
+    bytes_from: Mapping[str, int]
     file: str | None = None
-    bytes_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
                 plan.nbytes,
                 plan.nbytes,
                 plan.src_ranks,
-                arrangement.names[plan.rank] if arrangement.parts else None,
                 bytes_from(plan),
+                arrangement.names[plan.rank] if arrangement.parts else None,
             )
             for plan in plans
         ),

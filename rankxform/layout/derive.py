@@ -269,7 +269,7 @@ def _strategy(
     stages: Mapping[str, tuple[int, ...]],
     label: str,
 ) -> Strategy:
-    """Put the layouts together by stage, states beside their parameters."""
+    """Collect the layouts by stage, states beside their parameters."""
     pp = given.dst.pp
     found: list[dict[str, Layout]] = [{} for _ in range(pp)]
     before = len(given.source.stages) if given.source else 1

@@ -98,7 +98,7 @@ def summarize_names(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(shown[:most]) + more
 
 
-def group_states(names: Iterable[str], most: int = 3) -> str:
+def group_states(names: Iterable[str]) -> str:
     """Summarize names: optimizer states by their kind, other parameters by pattern.
 
     >>> group_states(["adam_m.a", "adam_m.b", "layers.0.w", "layers.1.w"])
@@ -113,7 +113,7 @@ def group_states(names: Iterable[str], most: int = 3) -> str:
         else:
             states[state] = states.get(state, 0) + 1
     told = [f"{state}.* ({count:,})" for state, count in states.items()]
-    return ", ".join(told + ([summarize_names(others, most)] if others else []))
+    return ", ".join(told + ([summarize_names(others, 3)] if others else []))
 
 
 def expression(text: str, option: str) -> re.Pattern[str]:

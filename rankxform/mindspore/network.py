@@ -154,7 +154,7 @@ def strategy_of(
     """Return the strategy that a network was compiled to, from its ``parameter_layout_dict``.
 
     `net` is a compiled Cell, or such a dictionary. Each process knows its own pipeline stage;
-    all processes of `comm` or of the launcher's world call this together, in the order of their
+    all processes of `comm` or of the launcher's world call this, in the order of their
     ranks. `group_size` returns the size of a communication group (default: MindSpore's function).
     A network that was not compiled for several devices has every parameter whole.
     """

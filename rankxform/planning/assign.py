@@ -316,7 +316,7 @@ def balance(
 
 
 def water_fill(amount: float, loads: Sequence[float], speeds: Sequence[float]) -> list[float]:
-    """Share `amount` among processes with `loads` so that all that get some finish together."""
+    """Share `amount` among processes with `loads` so that all that get some finish at once."""
     order = sorted(range(len(loads)), key=lambda i: loads[i] / speeds[i])
     width, filled, height = 0.0, amount, 0.0
     for n, i in enumerate(order):

@@ -215,7 +215,7 @@ def check_extra_rank(
 class Unequal:
     """Source ranks that should hold the same bytes of a parameter and do not.
 
-    box: the region that they hold. groups: the ranks, those with equal bytes together, the
+    box: the region that they hold. groups: the ranks, grouped by equal bytes, the
     largest group first.
     """
 

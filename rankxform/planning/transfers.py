@@ -152,7 +152,7 @@ class RankPlan:
 
 
 def needed_bytes(transfers: Iterable[Transfer]) -> int:
-    """Return the distinct source bytes that `transfers` need, of all destination ranks together.
+    """Return the distinct source bytes that `transfers` need, of all destination ranks.
 
     A region that two destination layouts of a shared parameter want counts for both.
     """
@@ -163,7 +163,7 @@ def needed_bytes(transfers: Iterable[Transfer]) -> int:
 
 
 def bytes_to_write(transfers: Iterable[Transfer]) -> int:
-    """Return the content bytes that `transfers` write, in all destination files together."""
+    """Return the content bytes that `transfers` write, in all destination files."""
     return sum(
         elements * item_size(transfer.parameter.dtype)
         for transfer, elements in _elements(transfers, each_rank=True)

@@ -1,4 +1,4 @@
-"""The only use of mpi4py: processes that share values, work side by side, and fail together.
+"""The only use of mpi4py: processes that share values, work side by side, and fail as one.
 
 `team` gives the processes of this run; without a launcher it is this process alone, and MPI is
 not imported.
@@ -15,7 +15,7 @@ from .team import Serial, Team
 
 
 def team(comm: Any = None) -> Team:
-    """Return the processes that work together.
+    """Return the processes that share the work.
 
     comm: an mpi4py communicator of an embedding program; it is duplicated. Without one, the
     launcher's world if this process was started by one, else this process alone.

@@ -83,7 +83,7 @@ class MpiTeam(Team):
             )
         return cls(mpi, mpi.COMM_WORLD.Dup(), owns_mpi=True)
 
-    # -- collectives that end together ------------------------------------------------------
+    # -- collectives that end as one --------------------------------------------------------
 
     def bcast(self, compute: Callable[[], T]) -> T:
         value = self.agree(lambda: compute() if self.rank == 0 else None)

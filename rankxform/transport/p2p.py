@@ -20,7 +20,7 @@ Until = Callable[[Callable[[], bool], "OnProgress | None"], None]
 
 
 class PointToPoint:
-    """What the processes of a communicator send each other; made by all of them together."""
+    """What the processes of a communicator send each other; made by all of them at once."""
 
     def __init__(self, mpi: Any, comm: Any, until: Until) -> None:
         """`until` waits for a condition, and ends all processes if it is never met."""
@@ -59,7 +59,7 @@ class PointToPoint:
     def drain(self) -> None:
         """Receive and drop all messages that are still in flight. Collective.
 
-        It is for processes that failed together, when none waits for its messages any more.
+        It is for processes that failed as one, when none waits for its messages any more.
         """
         status = self._mpi.Status()
         for peer, tag, request in self._in:

@@ -61,7 +61,7 @@ class Team(ABC):
 
     @abstractmethod
     def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
-        """Do long local work that reports bytes as it goes; end together.
+        """Do long local work that reports bytes as it goes; end at the same time.
 
         `compute` gets a function to call with the bytes done since the last call. That function
         raises on every process soon after one has failed, so that none works on for nothing.

@@ -190,6 +190,8 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
         (["transform", "{src}", "{dst}", "--src-strategy", "{src}/rank_0/net-3_70.ckpt"], 3, "net-3_70.ckpt"),
         (["transform", "{a}/x", "{dst}"], 2, "no such checkpoint"),
         (["transform", "{src}", "{a}", "--src-strategy", "{a}"], 4, "a.ckpt/.rankxform: cannot make the folder"),
+        (["transfrom"], 2, "there is no verb transfrom; did you mean transform?"),
+        (["strategy", "show", "{a}", "--jsn"], 2, "strategy show has no option --jsn; did you mean --json?"),
         (["frobnicate"], 2, "there is no verb frobnicate (see"),
     ],
 )  # fmt: skip
