@@ -28,7 +28,12 @@ def main(name, folder="/tmp/rankxform-bench"):
     report = rankxform.transform(src, dst, a, b, fsync=False)
     read = read_so_far() - before
     shutil.rmtree(dst)
-    row = {"case": case.name, "read": read, "needed": report.needed, "ratio": read / report.needed}
+    row = {
+        "case": case.name,
+        "read": read,
+        "needed": report.bytes_needed,
+        "ratio": read / report.bytes_needed,
+    }
     print(json.dumps(row))
 
 

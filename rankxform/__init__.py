@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankxform.job.load import Parameters
     from rankxform.job.plan import Plan
     from rankxform.job.transform import Report
-    from rankxform.job.verify import Verdict
+    from rankxform.job.verdict import Verdict
     from rankxform.layout.given import Derived, Role
     from rankxform.layout.mesh import Parallel
     from rankxform.layout.strategy import Strategy
@@ -36,7 +36,7 @@ _MODULES = {
     "job.load": ("Parameters",),
     "job.plan": ("Plan",),
     "job.transform": ("Report",),
-    "job.verify": ("Verdict",),
+    "job.verdict": ("Verdict",),
     "layout.given": ("Derived", "Role"),
     "layout.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),

@@ -34,7 +34,8 @@ from rankxform.job.predict import predict_loads
 from rankxform.job.prepare import prepare
 from rankxform.job.request import OPTIONS, SEVERAL, Request, affecting
 from rankxform.job.transform import Report
-from rankxform.job.verify import Verdict
+from rankxform.job.verdict import Verdict
+from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.needed import needed_ranks
 from rankxform.storage import strategies
@@ -134,7 +135,7 @@ def verify(
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            return verifying.verify_alone(processes.agree(lambda: _path("src", src)), processes)
+            return verify_alone(processes.agree(lambda: _path("src", src)), processes)
         request = processes.agree(
             lambda: _request(src, dst, src_strategy, dst_strategy, options, _ALL)
         )

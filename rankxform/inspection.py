@@ -62,9 +62,9 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     if found and not files:
         return _strategies(path, found)
     if files and not found:
-        return {"kind": "files", "path": str(path), "files": list(map(_facts, files))}
+        return {"kind": "files", "path": str(path), "shards": list(map(_facts, files))}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
-    return {"kind": "collection", "path": str(path), **why, "parts": parts}
+    return {"kind": "collection", "path": str(path), **why, "items": parts}
 
 
 def recognized(path: Path) -> Form | None:
@@ -77,13 +77,19 @@ def recognized(path: Path) -> Form | None:
 
 def _described(path: Path, form: Form) -> dict[str, Any]:
     """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
-    known: dict[str, Any] = {"kind": "described", "path": str(path), "form": form.title}
+    known: dict[str, Any] = {
+        "kind": "described",
+        "path": str(path),
+        "form": form.name,
+        "form_title": form.title,
+    }
     there = form.look(path, Wish())
     try:
         shards = form.choose(path, there, None, Wish())
     except RankxformError as error:
         files = [_facts(path / name) for name in there.named if name.endswith(suffixes())]
-        return {**known, "step": None, "steps": [], "faults": [str(error)], "files": files}
+        faults = [str(error)]
+        return {**known, "step": None, "steps": [], "faults": faults, "shards": files}
     assert shards.said is not None
     indexes: dict[int, Index] = {}
     files, indexer = [], Indexer()
@@ -107,7 +113,7 @@ def _described(path: Path, form: Form) -> dict[str, Any]:
         "ranks": shards.said.strategy.ranks if shards.said.strategy else None,
         "faults": list(file_faults(shards, schemas, lambda name: False)),
         "notices": list(shards.said.notices),
-        "files": files,
+        "shards": files,
     }
 
 
@@ -122,7 +128,7 @@ def _file(path: Path) -> dict[str, Any]:
         return _checkpoint(path)
     if path.name == MANIFEST_NAME:
         return _destination(path.parent)
-    return {"kind": "json", "path": str(path), "size": path.stat().st_size}
+    return {"kind": "json", "path": str(path), "file_bytes": path.stat().st_size}
 
 
 def glance(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any] | None:
@@ -180,7 +186,7 @@ def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
         return _strategy(path)
     except StrategyError as error:
         parts = [part for file in files if (part := glance(file))]
-        return {"kind": "strategies", "path": str(path), "why": str(error), "parts": parts}
+        return {"kind": "strategies", "path": str(path), "why": str(error), "items": parts}
 
 
 def _strategy(path: Path) -> dict[str, Any]:
@@ -190,7 +196,7 @@ def _strategy(path: Path) -> dict[str, Any]:
         "path": str(path),
         "stages": len(strategy.stages),
         "ranks": strategy.ranks,
-        "ranks_in_a_stage": strategy.stage_size,
+        "stage_size": strategy.stage_size,
         "layouts": [
             {"stage": stage, "name": name, **_layout(layout)}
             for stage, layouts in enumerate(strategy.stages)
@@ -205,7 +211,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
         "tensor_map": layout.printable_map,
         "opt_step": layout.opt_step,
         "opt_size": layout.opt_size,
-        "slices": list(layout.counts),
+        "slice_counts": list(layout.counts),
         "replicas": layout.free_ranks // layout.opt_shards,
     }
 
@@ -235,7 +241,11 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 def _totals(found: Index) -> dict[str, int]:
     names = found.schema.names
-    return {"parameters": len(names), "nbytes": sum(map(found.nbytes, names)), "size": found.size}
+    return {
+        "parameters": len(names),
+        "nbytes": sum(map(found.nbytes, names)),
+        "file_bytes": found.size,
+    }
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -250,10 +260,10 @@ def _folder(path: Path, listing: Listing, pattern: str) -> dict[str, Any]:
     """Describe rank folders: the files that a conversion would take, or all if none is clear."""
     shards = _shards(path, pattern)
     chosen = shards.pop("paths", listing.files)
-    ranks = [
+    rows = [
         {"rank": rank, **_facts(file)} for rank, files in sorted(chosen.items()) for file in files
     ]
-    return {"kind": "folder", "path": str(path), **shards, "ranks": ranks}
+    return {"kind": "folder", "path": str(path), **shards, "shards": rows}
 
 
 def _shards(path: Path, pattern: str) -> dict[str, Any]:
@@ -266,7 +276,7 @@ def _shards(path: Path, pattern: str) -> dict[str, Any]:
     written = ["_".join(map(str, step)) for step in steps]
     paths = {rank: (file,) for rank, file in shards.paths.items()}
     step = shards.step_name
-    warning = {"warning": shards.newer} if shards.newer else {}
+    warning = {"warnings": [shards.newer]} if shards.newer else {}
     return {"step": step, "steps": written, **warning, "paths": paths}
 
 
@@ -275,26 +285,27 @@ def _destination(path: Path) -> dict[str, Any]:
     known = {"kind": "destination", "path": str(path)}
     begun = (path / FOLDER_NAME / JOB_NAME).exists()
     if not (path / MANIFEST_NAME).exists():
-        return {**known, "complete": False, "source": None, "ranks": []}
+        return {**known, "complete": False, "src": None, "shards": []}
     try:
         record = manifest(path)
     except StorageError as error:
-        return {**known, "complete": False, "source": None, "ranks": [], "unclear": str(error)}
+        return {**known, "complete": False, "src": None, "shards": [], "unclear": str(error)}
     files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
-    ranks = [_written(path / name, facts) for name, facts in files]
+    rows = [_written(path / name, facts) for name, facts in files]
     options = record.get("verify")
     form = FORMS[record.get("form", USUAL)]
     return {
         **known,
-        "form": form.title if form.described else None,
+        "form": form.name,
+        "form_title": form.title if form.described else None,
         "faults": [f"{path / name}: {why}" for name, why in faults(path, record).items()],
-        "complete": not begun and not any("error" in one for one in ranks),
-        "source": record["identity"].get("source") or "-",
+        "complete": not begun and not any("error" in one for one in rows),
+        "src": record["identity"].get("source") or "-",
         "options": list(map(str, options)) if isinstance(options, list) else [],
-        "written": (path / MANIFEST_NAME).stat().st_mtime,
+        "written_at": (path / MANIFEST_NAME).stat().st_mtime,
         "fingerprints": "stages" in record,
         "begun": begun,
-        "ranks": ranks,
+        "shards": rows,
     }
 
 

@@ -75,7 +75,7 @@ def test_the_same_layout_reads_only_its_own_file(tmp_path):
     src = reference.write_checkpoint(tmp_path / "src", layouts, params)
     strategy = reference.write_strategy(tmp_path / "s.ckpt", layouts)
     plan = rankxform.plan(src, strategy, strategy)
-    assert [rank.src_ranks for rank in plan.ranks] == [(0,), (1,), (2,), (3,)]
+    assert [list(one.bytes_from) for one in plan.shards] == [["0"], ["1"], ["2"], ["3"]]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -91,8 +91,8 @@ def test_each_needed_byte_is_read_once(seed, tmp_path):
         if name in listed
     )
     # Rows that hold short runs of what is wanted are read complete, but no byte twice.
-    assert report.read <= whole + unlisted
-    assert report.read >= sum(
+    assert report.bytes_read <= whole + unlisted
+    assert report.bytes_read >= sum(
         min(int(np.prod(shape)) * reference.ITEM[dtype] for shape, dtype in [case.params[n]])
         for n in listed
     )
@@ -315,10 +315,11 @@ def test_equal_files_are_written_once_and_linked_on_request(kind, tmp_path):
     assert reference.wrong_slices(tmp_path / "dst", dst, params, kind) == []
     files = [tmp_path / "dst" / f"rank_{r}" / f"checkpoint_{r}.{kind}" for r in range(8)]
     assert len({path.stat().st_ino for path in files}) == 2
-    assert report.linked == 6 and report.written == sum(p.stat().st_size for p in files[:2])
+    assert report.files_linked == 6
+    assert report.bytes_written == sum(p.stat().st_size for p in files[:2])
     assert not list((tmp_path / "dst").rglob("*.part"))
     plain = rankxform.transform(folder, tmp_path / "plain", a, b, link="none")
-    assert plain.linked == 0 and plain.written == 4 * report.written
+    assert plain.files_linked == 0 and plain.bytes_written == 4 * report.bytes_written
 
 
 def test_files_that_differ_in_a_counter_are_not_linked(tmp_path):
@@ -330,4 +331,4 @@ def test_files_that_differ_in_a_counter_are_not_linked(tmp_path):
     a = reference.write_strategy(tmp_path / "a.ckpt", layouts)
     for options in ({"link": "hard"}, {"link": "hard", "replicas": "mindspore"}):
         report = rankxform.transform(folder, tmp_path / "dst", a, a, overwrite=True, **options)
-        assert report.linked == 0
+        assert report.files_linked == 0

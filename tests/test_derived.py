@@ -76,12 +76,12 @@ def test_a_complete_checkpoint_needs_no_strategy_file(full, tmp_path):
     )
     assert differing(full / "compiled", tmp_path / "dst") == []
     assert done.strategy == str(tmp_path / "dst_strategy.ckpt")
-    assert {role["optimizer"] for role in done.derived["roles"]} == {"yes", "no"}
+    assert {role["optimizer"] for role in done.derivation["roles"]} == {"yes", "no"}
     assert main(["strategy", "diff", done.strategy, str(COMPILED_FILE)]) == 0
     again = rankxform.transform(
         full / "full.ckpt", tmp_path / "dst", dst_parallel=SIZES, fsync=False, **DERIVED
     )
-    assert again.kept == 16
+    assert again.files_kept == 16
     manifest = json.loads((tmp_path / "dst" / "rankxform.json").read_text())
     assert manifest["verify"][:2] == ["--dst-strategy", done.strategy]
     assert rankxform.verify(full / "full.ckpt", tmp_path / "dst", None, done.strategy).same
@@ -129,7 +129,7 @@ def test_load_and_plan_derive_too(full, tmp_path):
     assert all((whole[name] == compiled[name]).all() for name in whole)
     plan = rankxform.plan(full / "full.ckpt", dst_parallel=SIZES, **DERIVED)
     assert plan.dst_ranks == 16
-    assert plan.derived["stages"] == [724, 728]
+    assert plan.derivation["stage_parameters"] == [724, 728]
 
 
 def test_a_strategy_beside_the_destination_is_never_lost(full, tmp_path):
@@ -246,7 +246,7 @@ def test_what_no_file_holds_is_left_out_and_said(tmp_path):
     done = rankxform.transform(src, tmp_path / "dst", strategy, src_parallel="dp=1,mp=4",
                                dst_parallel="dp=2,mp=2", optimizer_shard="on", opt_on="w",
                                fsync=False)  # fmt: skip
-    assert "b.frozen" in done.derived["assumptions"][-1]
+    assert "b.frozen" in done.derivation["assumptions"][-1]
     assert list(strategy_of(done.strategy).stages[0]) == ["a.w"]
 
 
@@ -499,7 +499,7 @@ class TestInterface:
                             tmp=tmp_path)  # fmt: skip
         assert found.strategy.stages == strategy_of(DERIVE / "dp2mp4.ckpt").stages
         roles = {role.pattern: role for role in found.roles}
-        assert roles["blocks.*.q.weight"].dst == "[2, 4] [0, -1]"
+        assert roles["blocks.*.q.weight"].dst_layout == "[2, 4] [0, -1]"
 
     def test_mindspores_layout_is_a_rule(self, tmp_path):
         parallel = pytest.importorskip("mindspore.parallel")
@@ -577,4 +577,4 @@ def test_a_rules_file_of_ones_own(tmp_path):
     (tmp_path / "shapes.json").write_text('{"w0": {"shape": [8, 4]}, "w1": {"shape": [8, 4]}}')
     found = rankxform.derive(dst="dp=1,mp=4", shapes=tmp_path / "shapes.json", predict=True,
                              preset=tmp_path / "own.toml")  # fmt: skip
-    assert [one.dst for one in found.roles] == ["[4] [0, -1]", "[4] [0, -1]"]
+    assert [one.dst_layout for one in found.roles] == ["[4] [0, -1]", "[4] [0, -1]"]

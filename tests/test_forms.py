@@ -427,7 +427,7 @@ def test_a_truncated_shard_is_named(tmp_path):
     with pytest.raises(rankxform.CheckpointError, match="00002-of-00002.*cut off"):
         rankxform.load(tmp_path / "hf")
     found = rankxform.inspect(tmp_path / "hf")
-    assert [bool(one.get("error")) for one in found["files"]] == [False, True]
+    assert [bool(one.get("error")) for one in found["shards"]] == [False, True]
 
 
 def test_one_ranks_slices_among_loose_values_are_not_taken(tmp_path):

@@ -148,11 +148,11 @@ def test_ranks_and_plans(nodes, tmp_path):
     plan = rankxform.plan(
         nodes, "shard:weight=0@4", "shard:weight=0@2", src_pattern=PATTERN["src_pattern"]
     )
-    assert len(plan.ranks) == 2
+    assert len(plan.shards) == 2
     shapes = tmp_path / "shapes.json"
     shapes.write_text('{"weight": {"shape": [8, 8], "dtype": "Float32"}}')
     imagined = rankxform.plan("", "shard:weight=0@4", "shard:weight=0@2", shapes=str(shapes))
-    assert len(imagined.ranks) == 2
+    assert len(imagined.shards) == 2
 
 
 def test_only_states_of_the_parameters_shape_follow(tmp_path):

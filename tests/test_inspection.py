@@ -39,22 +39,22 @@ def look(path):
 
 
 def test_an_output_folder_is_a_list_of_what_is_in_it(job):
-    parts = {part["path"]: part["what"] for part in look(job)["parts"]}
+    parts = {part["path"]: part["what"] for part in look(job)["items"]}
     assert parts == {
         f"{job}/checkpoint": "checkpoint of 4 ranks; steps 1_100, 2_200",
         f"{job}/strategy": "strategy, 4 ranks",
     }
-    (one,) = look(job.parent)["parts"]
+    (one,) = look(job.parent)["items"]
     assert one == {"path": str(job), "what": "holds checkpoint"}
 
 
 def test_a_checkpoint_says_which_step_is_taken_and_which_are_there(job):
     found = look(job / "checkpoint")
     assert (found["step"], found["steps"]) == ("2_200", ["1_100", "2_200"])
-    assert [one["rank"] for one in found["ranks"]] == [0, 1, 2, 3]
+    assert [one["rank"] for one in found["shards"]] == [0, 1, 2, 3]
     (job / "checkpoint/rank_3/net_3-2_200.ckpt").unlink()
     found = look(job / "checkpoint")
-    assert found["step"] == "1_100" and "rank 3 has no file" in found["warning"]
+    assert found["step"] == "1_100" and "rank 3 has no file" in found["warnings"][0]
     assert "WARNING:  epoch 2 step 200" in inspection(found)
 
 
@@ -62,20 +62,20 @@ def test_files_among_which_there_is_no_choice_are_all_listed(job):
     reference.write_ckpt(job / "checkpoint/rank_1/other.ckpt", {})
     found = look(job / "checkpoint")
     assert "state an epoch and a step and some do not" in found["unclear"]
-    assert len(found["ranks"]) == 9
+    assert len(found["shards"]) == 9
 
 
 def test_a_broken_file_is_listed_with_its_error(job):
     os.truncate(job / "checkpoint/rank_2/net_2-2_200.ckpt", 30)
     found = look(job / "checkpoint")
-    assert [("error" in one) for one in found["ranks"]] == [False, False, True, False]
+    assert [("error" in one) for one in found["shards"]] == [False, False, True, False]
     with pytest.raises(rankxform.CheckpointError):
         rankxform.inspect(job / "checkpoint/rank_2/net_2-2_200.ckpt")
 
 
 def test_one_ranks_folder_and_what_lies_in_it(job):
     found = look(job / "checkpoint/rank_0")
-    assert [os.path.basename(one["file"]) for one in found["files"]] == [
+    assert [os.path.basename(one["file"]) for one in found["shards"]] == [
         "net_0-1_100.ckpt", "net_0-2_200.ckpt",
     ]  # fmt: skip
     assert look(job / "checkpoint/rank_0/meta.json")["kind"] == "json"
@@ -85,7 +85,7 @@ def test_several_strategies_are_a_line_each(tmp_path):
     reference.write_strategy(tmp_path / "four.ckpt", SHARDED)
     reference.write_strategy(tmp_path / "two.ckpt", HALF)
     found = look(tmp_path)
-    assert [part["what"] for part in found["parts"]] == ["strategy, 4 ranks", "strategy, 2 ranks"]
+    assert [part["what"] for part in found["items"]] == ["strategy, 4 ranks", "strategy, 2 ranks"]
 
 
 def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
@@ -97,15 +97,15 @@ def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
     (folder / "loop.ckpt").symlink_to("loop.ckpt")
     (folder / "line\nbreak.ckpt").write_bytes(b"")
     found = look(folder)
-    assert [os.path.basename(part["path"]) for part in found["parts"]] == [
+    assert [os.path.basename(part["path"]) for part in found["items"]] == [
         "full.ckpt", "line\nbreak.ckpt", "strategy.ckpt",
     ]  # fmt: skip
     assert "line\\nbreak.ckpt" in inspection(found)
     (job / "checkpoint/rank_0/loop.ckpt").symlink_to("loop.ckpt")
-    assert len(look(job / "checkpoint")["ranks"]) == 4
+    assert len(look(job / "checkpoint")["shards"]) == 4
     (job / "checkpoint/rank_00").mkdir()
     reference.write_ckpt(job / "checkpoint/rank_00/net_0-1_100.ckpt", {})
-    assert len(look(job / "checkpoint")["parts"]) == 5
+    assert len(look(job / "checkpoint")["items"]) == 5
 
 
 def test_a_manifest_of_somebody_elses_making(tmp_path):
@@ -129,7 +129,7 @@ def test_a_very_large_json_is_not_read_whole(tmp_path):
 
 def test_nothing_of_interest(tmp_path):
     (tmp_path / "notes.txt").write_text("none")
-    assert look(tmp_path)["parts"] == []
+    assert look(tmp_path)["items"] == []
     with pytest.raises(rankxform.UsageError, match="no such file"):
         rankxform.inspect(tmp_path / "nowhere")
 
@@ -145,11 +145,11 @@ def test_what_rankxform_wrote_says_from_what_and_whether_it_is_whole(verify, job
             True,
             verify,
         )
-        assert found["source"] == str(job / "checkpoint") and str(b) in found["options"]
-        assert [one["parameters"] for one in found["ranks"]] == [1, 1]
+        assert found["src"] == str(job / "checkpoint") and str(b) in found["options"]
+        assert [one["parameters"] for one in found["shards"]] == [1, 1]
     (dst / "rank_1/checkpoint_1.ckpt").unlink()
     found = look(dst)
-    assert not found["complete"] and "error" in found["ranks"][1]
+    assert not found["complete"] and "error" in found["shards"][1]
     assert "NOT COMPLETE" in inspection(found)
     (dst / "rankxform.json").write_text("{")
     assert "not JSON" in inspection(look(dst))
@@ -177,7 +177,7 @@ def test_replicas_are_not_compared_without_a_strategy(job):
         compare_replicas(Request(str(job / "checkpoint"), None), Serial())
     strategy = str(job / "strategy")
     found = compare_replicas(Request(str(job / "checkpoint"), None, strategy, strategy), Serial())
-    assert found.unequal == ()
+    assert found.differences == ()
 
 
 def test_a_look_without_shapes(tmp_path):

@@ -66,7 +66,7 @@ def test_values_types_and_shapes(place):
     assert found["w"].tobytes() == full_tensor("w", *PARAMS["w"])[:, 3:].tobytes()
     assert found["h"].dtype == np.float16 and found["h"].shape == (4, 2)
     assert found.dtypes["b"] == "BFloat16"
-    assert repr(found) == f"Parameters(3 slices of rank 1, read={found.read})"
+    assert repr(found) == f"Parameters(3 slices of rank 1, bytes_read={found.bytes_read})"
 
 
 def test_only_what_a_rank_needs_is_read(place, monkeypatch):
@@ -76,7 +76,7 @@ def test_only_what_a_rank_needs_is_read(place, monkeypatch):
         files.os, "preadv", lambda fd, parts, at: wanted.append(real(fd, parts, at)) or wanted[-1]
     )
     found = rankxform.load(*place, rank=0, include="h")
-    assert found.read == sum(wanted) == 4 * 2 * 2
+    assert found.bytes_read == sum(wanted) == 4 * 2 * 2
 
 
 def test_bfloat16_with_and_without_ml_dtypes(place, monkeypatch):
@@ -115,7 +115,7 @@ def test_what_no_option_can_be_is_a_usage_error(options, words, place, tmp_path)
 
 def test_none_leaves_an_option_as_it_is(place):
     found = rankxform.plan(*place, include=None, rename=None, ranks=None)
-    assert len(found.ranks) == rankxform.plan(*place).dst_ranks
+    assert len(found.shards) == rankxform.plan(*place).dst_ranks
     assert rankxform.ranks(place[1], place[2], 1).keys() == {1}
 
 
@@ -132,7 +132,7 @@ def test_numbers_of_numpy_are_numbers(place):
         ranks=np.arange(1),
         costs=rankxform.Costs(read=np.float32(1e9)),
     )
-    assert found.processes == 3 and len(found.ranks) == 1
+    assert found.processes == 3 and len(found.shards) == 1
 
 
 @pytest.mark.parametrize(

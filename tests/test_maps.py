@@ -49,7 +49,7 @@ def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, mo
         )
         done = rankxform.transform(here / "src", here / "hf", a, dst_form="huggingface", **options)
         if ranks == 1:  # of gate and up, too, which lie in alternate rows or halves of rows
-            assert done.read == sum(w.nbytes for w in mf.values())
+            assert done.bytes_read == sum(w.nbytes for w in mf.values())
         found = arrays(here / "hf", reference_forms.read_huggingface)
         assert {n: w.tobytes() for n, w in found.items()} == {n: w.tobytes() for n, w in hf.items()}
         rankxform.transform(
@@ -59,7 +59,7 @@ def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, mo
             here / "back", layouts, params, "safetensors", make=lambda n, s, d: mf[n]
         )
         assert wrong == []
-        assert rankxform.load(here / "hf", None, a, rank=ranks * stages - 1, **options).read
+        assert rankxform.load(here / "hf", None, a, rank=ranks * stages - 1, **options).bytes_read
 
 
 def written(model, tmp_path, side="mf"):
@@ -292,7 +292,8 @@ def test_the_verb_lists_shows_and_checks(capfd, tmp_path):
     assert "decoder.layers.*.mlp.experts.weight1 (2)  Float32 [64, 24]\n" in inspected
     code, out, _ = printed(capfd, *line, str(sample / "hf" / "config.json"), "--json")
     facts = json.loads(out)
-    assert facts["model.norm.weight"]["of"] == ["decoder.final_layernorm.weight"]
+    made = {one["name"]: one["src_names"] for one in facts["entries"]}
+    assert made["model.norm.weight"] == ["decoder.final_layernorm.weight"]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_another_configuration_is_another_conversion(tmp_path):
     src = written(model, tmp_path)
     options = {"map": "llama", "config": str(tmp_path / "config.json"), "dst_form": "huggingface"}
     rankxform.transform(src, tmp_path / "dst", **options)
-    assert rankxform.transform(src, tmp_path / "dst", **options).kept
+    assert rankxform.transform(src, tmp_path / "dst", **options).files_kept
     with pytest.raises(RankxformError):
         rankxform.transform(src, tmp_path / "dst", gate_up="contiguous", **options)
     verdict = rankxform.verify(src, tmp_path / "dst", gate_up="contiguous", **options)

@@ -393,7 +393,7 @@ def test_complete_files_on_every_rank_are_compared(tmp_path):
     )
     report = rankxform.transform(source, tmp_path / "dst", "none")
     assert reference.wrong_slices(tmp_path / "dst", None, STAGE_PARAMS) == []
-    assert report.compared == 3 * (2 * 8 * 4 * 4 + 4), "every copy is read"
+    assert report.bytes_compared == 3 * (2 * 8 * 4 * 4 + 4), "every copy is read"
     assert any("compares all copies of a, b" in notice for notice in report.notices)
     assert any("'rank' is in no strategy and differs" in notice for notice in report.notices)
     found = rankxform.load(source, "none")

@@ -32,7 +32,7 @@ def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = Fals
         "files": _files_table,
         "destination": _destination_table,
         "json": lambda found: (
-            f"{shown_path(found['path'])}: JSON, and no strategy; {size(found['size'])}"
+            f"{shown_path(found['path'])}: JSON, and no strategy; {size(found['file_bytes'])}"
         ),
     }
     return tables[found["kind"]](found)
@@ -58,14 +58,14 @@ def _checkpoint_table(found: Mapping[str, Any], verbose: bool) -> str:
 
 
 def _folder_table(found: Mapping[str, Any]) -> str:
-    ranks = len({r["rank"] for r in found["ranks"]})
+    ranks = len({r["rank"] for r in found["shards"]})
     step = f", step {found['step']}" if found["step"] else ""
     others = [one for one in found.get("steps", ()) if one != found["step"]]
     also = f" (there are {', '.join(others)} too)" if others else ""
     what = f"checkpoint of {count(ranks, 'rank')}{step}{also}, {_sum(found)}"
     lines = [f"{shown_path(found['path'])}: {what}"]
     lines += [f"not clear: {found['unclear']}"] if "unclear" in found else []
-    lines += warnings([found["warning"]]) if "warning" in found else []
+    lines += warnings(found.get("warnings", ()))
     return "\n".join([*lines, "", _rank_rows(found)])
 
 
@@ -74,9 +74,9 @@ def _described_table(found: Mapping[str, Any]) -> str:
     others = [one for one in found["steps"] if one != found["step"]]
     also = f" (there are {', '.join(others)} too)" if others else ""
     ranks = f" of {count(found['ranks'], 'rank')}" if found.get("ranks") else ""
-    files = found["files"]
+    files = found["shards"]
     total = size(sum(one.get("nbytes", 0) for one in files))
-    what = f"{found['form']}{step}{also}, {count(len(files), 'file')}{ranks}, {total}"
+    what = f"{found['form_title']}{step}{also}, {count(len(files), 'file')}{ranks}, {total}"
     lines = [f"{shown_path(found['path'])}: {what}"]
     lines += [f"WRONG: {fault}" for fault in found["faults"]]
     lines += [f"note: {notice}" for notice in found.get("notices", ())]
@@ -90,9 +90,9 @@ def _described_table(found: Mapping[str, Any]) -> str:
 
 def _rank_rows(found: Mapping[str, Any]) -> str:
     head = ("rank", "parameters", "bytes", "file")
-    if found.get("form"):
-        return table(head[1:], [_numbers(r, found["path"]) for r in found["ranks"]])
-    return table(head, [(r["rank"], *_numbers(r, found["path"])) for r in found["ranks"]])
+    if found.get("form_title"):
+        return table(head[1:], [_numbers(r, found["path"]) for r in found["shards"]])
+    return table(head, [(r["rank"], *_numbers(r, found["path"])) for r in found["shards"]])
 
 
 def _numbers(one: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
@@ -103,40 +103,40 @@ def _numbers(one: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
 
 
 def _sum(found: Mapping[str, Any]) -> str:
-    return size(sum(one.get("nbytes", 0) for one in found["ranks"]))
+    return size(sum(one.get("nbytes", 0) for one in found["shards"]))
 
 
 def _files_table(found: Mapping[str, Any]) -> str:
-    rows = [_numbers(one, found["path"]) for one in found["files"]]
+    rows = [_numbers(one, found["path"]) for one in found["shards"]]
     what = count(len(rows), "checkpoint file")
     head = f"{shown_path(found['path'])}: {what}"
     return "\n\n".join([head, table(("parameters", "bytes", "file"), rows)])
 
 
 def _parts_table(found: Mapping[str, Any]) -> str:
-    if not found["parts"]:
+    if not found["items"]:
         return f"{shown_path(found['path'])}: holds no checkpoint and no strategy"
-    rows = [(Path(part["path"]).name, part["what"]) for part in found["parts"]]
+    rows = [(Path(part["path"]).name, part["what"]) for part in found["items"]]
     why = f"\ncannot be read as one: {found['why']}" if "why" in found else ""
     head = f"{shown_path(found['path'])}: {count(len(rows), 'entry')}{why}"
     return "\n\n".join([head, table(("name", "is"), rows)])
 
 
 def _destination_table(found: Mapping[str, Any]) -> str:
-    if found["source"] is None:
+    if found["src"] is None:
         why = found.get("unclear") or "a run that was stopped; the same command continues it"
         return f"{shown_path(found['path'])}: unfinished work of rankxform ({why})"
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written"]))
-    number = len(found["ranks"])
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written_at"]))
+    number = len(found["shards"])
     what = f"checkpoint of {count(number, 'rank')}"
-    if found["form"]:
-        what = f"{found['form']}, {count(number, 'file')}"
+    if found["form_title"]:
+        what = f"{found['form_title']}, {count(number, 'file')}"
     state = "complete" if found["complete"] else "NOT COMPLETE"
     kept = "kept (verify can compare all bytes with them)" if found["fingerprints"] else "none"
     lines = [
         f"{shown_path(found['path'])}: {what}, {_sum(found)}, {state}",
         f"written       by rankxform, {when}",
-        f"from          {found['source']}",
+        f"from          {found['src']}",
         f"options       {shlex.join(found['options']) or '-'}",
         f"fingerprints  {kept}",
     ]

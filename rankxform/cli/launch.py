@@ -39,10 +39,12 @@ MERGED = "merged_ckpt_strategy"
 
 @dataclass(frozen=True)
 class Program:
-    """What a process becomes: a command, its environment, and whether it initializes MPI."""
+    """What a process becomes: a command, its environment, the checkpoint that it is to load, and
+    whether it initializes MPI."""
 
     command: list[str]
     environment: Mapping[str, str]
+    checkpoint: str
     uses_mpi: bool = False
 
     def start(self) -> NoReturn:
@@ -114,7 +116,7 @@ def program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program
         for word, value in words.items():
             part = part.replace(word, value)
         filled.append(part)
-    return Program(filled, environment, options.uses_mpi)
+    return Program(filled, environment, checkpoint, options.uses_mpi)
 
 
 def _check(options: argparse.Namespace, team: Team) -> None:

@@ -58,7 +58,7 @@ def listed() -> tuple[str, Any]:
         {"name": name, "title": one.title, "architectures": one.architectures}
         for name, one in known.items()
     ]
-    return table(("map", "what for"), rows), facts
+    return table(("map", "what for"), rows), {"maps": facts}
 
 
 def shown(name: str) -> tuple[str, Any]:
@@ -79,15 +79,15 @@ def shown(name: str) -> tuple[str, Any]:
     rules = list(_rules(one))
     for rule in rules:
         lines += ["", rule["tensor"]]
-        for part, shape in rule["parts"].items():
+        for part, shape in rule["tensors"].items():
             lines += [f"  {part}", f"      [{', '.join(shape)}]"]
-        more = [*rule["steps"], *rule["marks"]]
+        more = [*rule["operations"], *rule["marks"]]
         if more:
             lines.append("  " + ", ".join(more))
     for copy in one.copies:
         condition = f", if {copy.condition.text}" if copy.condition else ""
         lines += ["", copy.name, f"  the same as {copy.of}{condition}"]
-    return "\n".join(lines), {"label": one.label, "title": one.title, "rules": rules}
+    return "\n".join(lines), {"map": one.label, "title": one.title, "rules": rules}
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
@@ -100,13 +100,13 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
                       if getattr(rule, word)]  # fmt: skip
             yield {
                 "tensor": rule.whole.replace("{block}", block.get(rule.side, "")),
-                "parts": {
+                "tensors": {
                     part.replace("{block}", block.get(OTHER[rule.side], "")): [
                         n.text for n in shape
                     ]
                     for part, shape in rule.parts.items()
                 },
-                "steps": [f"{step}({of})" if of else step for step, of in rule.steps],
+                "operations": [f"{step}({of})" if of else step for step, of in rule.steps],
                 "marks": marks,
             }
 
@@ -129,12 +129,14 @@ def checked(conversion: Conversion) -> tuple[str, Any]:
         lines += [f"  of {source}" for source in others[:4]]
         if others[4:]:
             lines.append(f"  and {len(others) - 4} more")
-    facts = {
-        one.name: {
+    entries = [
+        {
+            "name": one.name,
             "dtype": one.dtype,
             "shape": one.shape,
-            "of": one.src_names or (one.src_name,),
+            "src_names": one.src_names or (one.src_name,),
         }
         for one in selection.parameters
-    }
+    ]
+    facts = {"src": conversion.request.src, "map": conversion.naming, "entries": entries}
     return "\n".join(lines), facts

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from rankxform.job.plan import Plan
     from rankxform.job.prepare import Conversion
     from rankxform.job.transform import Report
-    from rankxform.job.verify import Verdict
+    from rankxform.job.verdict import Verdict
 
 _START = "start"
 _START_OF_PAGE = b"<!doctype html>"
 _MOST_BARS = 16
+_SPREAD = ("least", "mean", "largest")
 _MOST_CELLS = 1024
 _MOST_NAMES = 200
 
@@ -115,11 +116,12 @@ def _section(title: str, content: str) -> str:
 def _outcome(done: Report | None, verdict: Verdict | None) -> str:
     if verdict is not None:
         words = {True: "The same", False: "DIFFERENT", None: "Not verified"}[verdict.same]
-        facts = f"{size(verdict.compared)} compared in {seconds(verdict.seconds)}"
+        facts = f"{size(verdict.bytes_compared)} compared in {seconds(verdict.seconds)}"
         return f'<p><span class="big">{words}</span> {escape(facts)}</p>'
     if done is None:
         return ""
-    facts = f"{size(done.written)} in {count(len(done.files), 'file')}, {seconds(done.seconds)}"
+    files = count(len(done.files), "file")
+    facts = f"{size(done.bytes_written)} in {files}, {seconds(done.seconds)}"
     facts += "" if done.fingerprints else "; not verified (rankxform verify compares every byte)"
     return f'<p><span class="big">Done</span> {escape(facts)}</p>' + _warnings(done.warnings)
 
@@ -169,10 +171,10 @@ def _time(done: Report | None, simulated: Mapping[str, Any] | None, plan: Plan) 
         every = simulated["seconds_of_processes"]
         busiest = seconds(max(every, default=0.0))
         return (
-            f"<p>About {seconds(simulated['seconds'])} in all; the busiest process "
+            f"<p>About {seconds(simulated['predicted_seconds'])} in all; the busiest process "
             f"{busiest}, the idlest {seconds(min(every, default=0.0))}, by the cost model.</p>"
         )
-    if done is None or done.kept == len(done.files):
+    if done is None or done.files_kept == len(done.files):
         return ""
     names = [
         n for n in done.phases[0] if n != _START and any(one[n] >= 5e-5 for one in done.phases)
@@ -210,7 +212,7 @@ def _busy(phases: Mapping[str, float]) -> float:
 
 def _left_out(plan: Plan) -> str:
     told = [
-        (f"{one.reason}: {count(len(one.names), 'tensor')}, {size(one.nbytes)}", one.names)
+        (f"{one.why}: {count(len(one.names), 'tensor')}, {size(one.nbytes)}", one.names)
         for one in plan.left_out
     ]
     if plan.absent:
@@ -238,12 +240,12 @@ def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, Any] | Non
     text = _table(head, rows)
     if simulated is not None:
         facts = [
-            (NAMES[name], *(size(value) for value in three))
-            for name, three in simulated["least_mean_largest"].items()
+            (title, *(size(simulated[which][f"bytes_{name}"]) for which in _SPREAD))
+            for name, title in NAMES.items()
             if name not in COUNTS
         ]
-        text += _table(("of a process", "least", "mean", "largest"), facts)
-    sent = plan.bytes_exchanged if done is None else done.sent
+        text += _table(("of a process", *_SPREAD), facts)
+    sent = plan.bytes_sent if done is None else done.bytes_sent
     return text + f"<p>Sent from one process to another: {size(sent)}.</p>"
 
 
@@ -265,14 +267,14 @@ def _made(
         ("destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"),
         ("read of the source", f"{plan.bytes_read:,} bytes, {plan.bytes_needed:,} needed"),
         ("written", f"{plan.bytes_written:,} bytes of tensors"),
-        ("buffers of a process", size(plan.buffer_bytes_a_process)),
+        ("buffers of a process", size(plan.buffer_bytes)),
     ]
     if done is not None:
         kept = "kept (rankxform verify DST compares them)" if done.fingerprints else "not kept"
         rows += [
-            ("peak memory of a process", size(done.peak_memory)),
+            ("peak memory of a process", size(done.peak_memory_bytes)),
             ("fingerprints", kept),
-            ("compared between ranks", size(done.compared)),
+            ("compared between ranks", size(done.bytes_compared)),
         ]
     if verdict is not None:
         rows.append(("differences", f"{len(verdict.differences):,}"))

@@ -240,6 +240,7 @@ def _launch(verb: argparse.ArgumentParser) -> None:
     add_limits(run)
     add_progress(run)
     add_detail(run)
+    add_json(verb)
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:
@@ -293,6 +294,7 @@ def _merge(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("target", metavar="FILE", help="the merged file; .json for JSON stages")
     verb.add_argument("--overwrite", action="store_true", help="replace FILE")
+    add_json(verb)
 
 
 def _inspect(verb: argparse.ArgumentParser) -> None:
@@ -328,6 +330,7 @@ def _hostfile(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--slots", type=count, metavar="N", help="processes on each host (default: its devices)"
     )
+    add_json(verb)
 
 
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {

@@ -48,8 +48,7 @@ NAMES = {
 
 def plan_facts(plan: Plan, prediction: tuple[float, Costs] | None) -> dict[str, Any]:
     """Return a plan for JSON, with the time it would take if that is known."""
-    more = {"predicted_seconds": prediction[0]} if prediction else {}
-    return {**plan.as_dict(), **more}
+    return {**plan.as_dict(), "predicted_seconds": prediction[0] if prediction else None}
 
 
 def plan_table(
@@ -60,14 +59,14 @@ def plan_table(
     verbose: bool = False,
 ) -> str:
     """Write a plan for people, under `head`; of many ranks by stage, as `between` is."""
-    first = "file" if any(r.file for r in plan.ranks) else "rank"
+    first = "file" if any(r.file for r in plan.shards) else "rank"
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
         (
-            r.file or r.rank, abbreviate(r.processes), r.parameters, r.copies, size(r.bytes_needed),
-            size(r.bytes_written), abbreviate(r.src_ranks),
+            r.file or r.rank, abbreviate(r.writers), r.parameters, r.copies, size(r.bytes_needed),
+            size(r.bytes_written), abbreviate([*map(int, r.bytes_from)]),
         )
-        for r in plan.ranks
+        for r in plan.shards
     ]  # fmt: skip
     shown = (table if verbose else short_table)(titles, rows)
     if between.row == "stage" and not verbose:
@@ -85,7 +84,7 @@ def plan_table(
             "in all",
             f"{size(plan.bytes_needed)} of the source are needed, "
             f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
-            f"buffers of at most {size(plan.buffer_bytes_a_process)} on "
+            f"buffers of at most {size(plan.buffer_bytes)} on "
             + (f"each of {processes:,} processes" if processes > 1 else "one process"),
         ),
     ]
@@ -144,8 +143,11 @@ def _facts(
     conversion: Conversion, found: Simulation, processes: int, nodes: int, src_placement: str
 ) -> dict[str, Any]:
     request, planner = conversion.request, conversion.planner
-    spread = spread_of(found.workloads)
+    names = {name: _json_name(name) for name in vars(found.workloads[0])}
+    spread = {names[name]: three for name, three in spread_of(found.workloads).items()}
     return {
+        "src": request.src,
+        "step": conversion.files.shards.step_name,
         "processes": processes,
         "nodes": nodes,
         "src_ranks": planner.catalog.strategy.ranks,
@@ -155,25 +157,33 @@ def _facts(
         "read_method": request.read_method,
         "methods": [asdict(use) for use in found.methods],
         "costs": vars(request.costs or Costs()),
-        "seconds": found.total,
+        "predicted_seconds": found.total,
         "seconds_of_processes": list(found.seconds),
         "seconds_of_networks": list(found.network),
-        "workloads": {name: [getattr(one, name) for one in found.workloads] for name in spread},
-        "least_mean_largest": {name: list(three) for name, three in spread.items()},
-        "buffer_bytes_a_process": request.memory,
+        "workloads": [
+            {names[name]: value for name, value in vars(one).items()} for one in found.workloads
+        ],
+        "least": {name: least for name, (least, _, _) in spread.items()},
+        "mean": {name: mean for name, (_, mean, _) in spread.items()},
+        "largest": {name: largest for name, (_, _, largest) in spread.items()},
+        "buffer_bytes": request.memory,
         "peak_memory_bytes": found.memory,
         "notices": conversion.notices,
         "warnings": conversion.warnings,
     }
 
 
+def _json_name(name: str) -> str:
+    return name if name in COUNTS else f"bytes_{name}"
+
+
 def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str, Any]) -> str:
     """Write what was simulated for people."""
     rows = []
-    for name, (least, mean, largest) in facts["least_mean_largest"].items():
+    for name, (least, mean, largest) in spread_of(found.workloads).items():
         show = "{:,.0f}".format if name in COUNTS else size
         times = f"{largest / mean:.2f}" if mean else ""
-        total = sum(facts["workloads"][name])
+        total = sum(getattr(one, name) for one in found.workloads)
         rows.append((NAMES[name], show(least), show(mean), show(largest), times, show(total)))
     costs = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
     lines = [
@@ -189,7 +199,7 @@ def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str,
         f"busiest node's network {seconds(max(found.network))}",
         f"if {costs}",
         f"Peak memory per process: {size(found.memory)} "
-        f"({size(facts['buffer_bytes_a_process'])} buffers, the rest plan), excluding MPI.",
+        f"({size(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
     return "\n".join([*lines, *notes(conversion.notices), *warnings(conversion.warnings)])
 

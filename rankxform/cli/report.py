@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rankxform
 from rankxform.job.metrics import cores
@@ -103,13 +101,14 @@ def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:
     verbose: with names; quiet: the last line alone.
     """
     told = [] if quiet else _told(done, verbose)
-    if done.kept == len(done.files):
-        last = f"all {count(done.kept, 'file')} were complete already; nothing was written"
+    if done.files_kept == len(done.files):
+        last = f"all {count(done.files_kept, 'file')} were complete already; nothing was written"
     else:
-        linked = f" ({done.linked} linked to equal ones)" if done.linked else ""
+        linked = f" ({done.files_linked} linked to equal ones)" if done.files_linked else ""
+        made = count(len(done.files) - done.files_kept, "file")
         last = (
-            f"{size(done.written)} in {count(len(done.files) - done.kept, 'file')}{linked}, "
-            f"{seconds(done.seconds)}, {size(done.written / max(done.seconds, 1e-9))}/s"
+            f"{size(done.bytes_written)} in {made}{linked}, "
+            f"{seconds(done.seconds)}, {size(done.bytes_written / max(done.seconds, 1e-9))}/s"
         )
     lines = [*told, labelled("done", last)]
     if not quiet:
@@ -119,29 +118,30 @@ def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:
 
 def _told(done: Report, verbose: bool) -> list[str]:
     """Say what was read, what was not written, and what to know."""
-    if done.kept == len(done.files):
+    if done.files_kept == len(done.files):
         return []
     lines = []
-    if done.kept or done.continued:
-        text = f"an earlier run: {count(done.kept, 'file')} complete, {done.continued} begun"
+    if done.files_kept or done.files_continued:
+        kept = count(done.files_kept, "file")
+        text = f"an earlier run: {kept} complete, {done.files_continued} begun"
         lines.append(labelled("continued", text))
     if done.placement:
         text = f"on several nodes, a folder of each: {done.placement}"
         lines.append(labelled("placed", text))
-    times = done.read / done.needed if done.needed else 1
+    times = done.bytes_read / done.bytes_needed if done.bytes_needed else 1
     why = "; equal slices are read by every process that writes one, or whole rows for a part"
-    sent = f"; sent {size(done.sent)} between processes" if done.sent else ""
+    sent = f"; sent {size(done.bytes_sent)} between processes" if done.bytes_sent else ""
     text = (
-        f"{size(done.read)}, {times:.2f} times the {size(done.needed)} needed"
-        f"{why if times > 1.05 else ''}{sent}; peak memory {size(done.peak_memory)} a process"
+        f"{size(done.bytes_read)}, {times:.2f} times the {size(done.bytes_needed)} needed"
+        f"{why if times > 1.05 else ''}{sent}; peak memory {size(done.peak_memory_bytes)} a process"
     )
     lines.append(labelled("read", text))
     if done.strategy:
         lines.append(labelled("strategy", f"of the destination: {shown_path(done.strategy)}"))
-    if done.compared:
+    if done.bytes_compared:
         names = done.compared_names
         some = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
-        text = f"between ranks, being in no strategy: {some} ({size(done.compared)})"
+        text = f"between ranks, being in no strategy: {some} ({size(done.bytes_compared)})"
         lines.append(labelled("compared", text))
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
 
@@ -149,7 +149,7 @@ def _told(done: Report, verbose: bool) -> list[str]:
 def left_out(left: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
-        _some("left out", one.names, f"{size(one.nbytes)}; {one.reason}", verbose) for one in left
+        _some("left out", one.names, f"{size(one.nbytes)}; {one.why}", verbose) for one in left
     ]
     if absent:
         lines.append(_some("absent", absent, "in the strategies, not in the checkpoint", verbose))
@@ -202,8 +202,3 @@ def merged(target: Path, strategy: Strategy) -> str:
             f"{dashes[0]!r}; rankxform does",
         )
     return text
-
-
-def as_json(value: Any) -> str:
-    """Write facts, or a dataclass of them, as JSON."""
-    return json.dumps(asdict(value) if is_dataclass(value) else value, indent=1)  # type: ignore

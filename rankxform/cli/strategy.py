@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.job.option import DERIVED
 from rankxform.job.request import OPTIONS, Request
 
+from .json_output import as_json, strategy_facts
 from .options import add_json, add_option, given, option
+
+if TYPE_CHECKING:
+    from rankxform.layout.rules import Preset
 
 _EXPLAINING = ("src_parallel", "src_config", "preset")
 
@@ -57,6 +62,7 @@ def _convert_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
     action.add_argument("output", metavar="OUT", help=_OUT)
     _add_shapes(action)
+    add_json(action)
 
 
 def _diff_options(action: argparse.ArgumentParser) -> None:
@@ -67,6 +73,7 @@ def _diff_options(action: argparse.ArgumentParser) -> None:
 
 def _preset_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("name", nargs="?", metavar="NAME", help="print its rules (default: list)")
+    add_json(action)
 
 
 def _derive(options: argparse.Namespace) -> tuple[str, int]:
@@ -74,7 +81,7 @@ def _derive(options: argparse.Namespace) -> tuple[str, int]:
     from rankxform.job.strategies import derive_strategy
     from rankxform.storage import strategies
 
-    from . import report, strategy_report
+    from . import strategy_report
 
     wanted = question(Request("", None, **given(options)))
     if wanted is None:
@@ -84,7 +91,8 @@ def _derive(options: argparse.Namespace) -> tuple[str, int]:
     derived = derive_strategy(wanted, source, options.shapes)
     files = list(map(str, strategies.save(derived.strategy, target)))
     if options.json:
-        return report.as_json({**derived.facts, "files": files}), 0
+        facts = {"files": files, **strategy_facts(derived.strategy), **derived.facts}
+        return as_json("strategy derive", facts), 0
     text = f"{target}: {derived.strategy.extent}"
     return f"{strategy_report.derived_table(derived)}\n{text}", 0
 
@@ -102,13 +110,14 @@ def _explain(options: argparse.Namespace) -> tuple[str, int]:
     from rankxform.job.strategies import explain_strategy, sizes_of
     from rankxform.storage import strategies
 
-    from . import report, strategy_report
+    from . import strategy_report
 
     source = strategies.load(options.source)
     sizes = sizes_of(Request("", None, **given(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
     if options.json:
-        return report.as_json({"roles": [vars(role) for role in roles]}), 0
+        facts = {**strategy_facts(source), "roles": [vars(role) for role in roles]}
+        return as_json("strategy explain", facts), 0
     lines = [
         f"{options.source}: {source.extent}, as {sizes}",
         strategy_report.roles_table(roles),
@@ -120,13 +129,14 @@ def _explain(options: argparse.Namespace) -> tuple[str, int]:
 def _show(options: argparse.Namespace) -> tuple[str, int]:
     from rankxform.storage import strategies
 
-    from . import report, strategy_report
+    from . import strategy_report
 
     strategy = strategies.load(options.source)
     if not strategy.stages_of:
         raise UsageError(f"{options.source!r}: lists no parameter; expected a file or folder")
     if options.json:
-        return report.as_json(strategy_report.facts(options.source, strategy)), 0
+        facts = strategy_report.facts(options.source, strategy)
+        return as_json("strategy show", facts), 0
     return strategy_report.shown(options.source, strategy, options.raw), 0
 
 
@@ -139,8 +149,12 @@ def _convert(options: argparse.Namespace) -> tuple[str, int]:
         extents = extents_at(options.shapes, strategies.load(options.source))
         shapes = {name: one.shape for name, one in extents.items()}
     files = strategies.convert(options.source, _target(options.output), shapes)
-    return "\n".join(f"{path}: {strategies.load(str(path)).extent}" for path in files[:1]) + (
-        f", and {len(files) - 1} files of other stages" if files[1:] else ""
+    written = strategies.load(str(files[0] if not files[1:] else files[0].parent))
+    if options.json:
+        facts = {"files": list(map(str, files)), **strategy_facts(written)}
+        return as_json("strategy convert", facts), 0
+    return f"{files[0]}: {written.extent}" + (
+        f", with {len(files) - 1} files of other stages" if files[1:] else ""
     ), 0
 
 
@@ -148,17 +162,17 @@ def _diff(options: argparse.Namespace) -> tuple[str, int]:
     from rankxform.job.strategies import differences
     from rankxform.storage import strategies
 
-    from . import report, strategy_report
+    from . import strategy_report
 
     found = differences(strategies.load(options.source), strategies.load(options.other))
     code = DifferenceError.exit_code if found else 0
     if options.json:
-        return report.as_json({"same": not found, "differences": list(map(vars, found))}), code
+        facts = {"same": not found, "differences": list(map(vars, found))}
+        return as_json("strategy diff", facts), code
     return strategy_report.compared(found), code
 
 
 def _presets(options: argparse.Namespace) -> tuple[str, int]:
-    from rankxform.layout.mesh import print_spec
     from rankxform.storage import presets
 
     from .units import table
@@ -169,20 +183,46 @@ def _presets(options: argparse.Namespace) -> tuple[str, int]:
             (name, one.version, len(one.rules), "yes" if one.proven else "no", one.networks)
             for name, one in known.items()
         ]
+        facts = {"presets": [_preset_facts(name, one) for name, one in known.items()]}
+        if options.json:
+            return as_json("strategy presets", facts), 0
         return table(("preset", "version", "rules", "proven", "networks"), listed), 0
     preset = presets.load(options.name)
+    if options.json:
+        facts = {"presets": [_preset_facts(options.name, preset)]}
+        return as_json("strategy presets", facts), 0
     rows = [
-        (
-            rule.names.pattern,
-            "" if rule.spec is None else (rule.mesh or "") + print_spec(rule.spec),
-            {True: "yes", False: "no", None: ""}[rule.optimizer],
-            rule.stage or "",
-        )
-        for rule in preset.rules
+        (one["pattern"], one["spec"] or "", one["optimizer"] or "", one["on_stage"] or "")
+        for one in _preset_rules(preset)
     ]
     proof = preset.networks or "not proven"
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
     return f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows), 0
+
+
+def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:
+    return {
+        "name": name,
+        "preset_version": preset.version,
+        "proven": preset.proven,
+        "networks": preset.networks,
+        "rules": _preset_rules(preset),
+    }
+
+
+def _preset_rules(preset: Preset) -> list[dict[str, Any]]:
+    from rankxform.layout.mesh import print_spec
+
+    words = {True: "yes", False: "no", None: None}
+    return [
+        {
+            "pattern": rule.names.pattern,
+            "spec": None if rule.spec is None else (rule.mesh or "") + print_spec(rule.spec),
+            "optimizer": words[rule.optimizer],
+            "on_stage": rule.stage,
+        }
+        for rule in preset.rules
+    ]
 
 
 ACTIONS: dict[

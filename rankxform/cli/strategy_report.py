@@ -20,6 +20,7 @@ from rankxform.layout.names import (
 from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
+from .json_output import strategy_facts
 from .terminal import shown_path
 from .units import table
 
@@ -42,8 +43,8 @@ def roles_table(roles: Sequence[Role]) -> str:
     """Write the rows of a role table, grouped by how they are sharded."""
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for role in roles:
-        key = role.spec, role.optimizer, role.src, role.dst
-        count = f" ({role.count})" if role.count > 1 else ""
+        key = role.spec, role.optimizer, role.src_layout, role.dst_layout
+        count = f" ({role.parameters})" if role.parameters > 1 else ""
         alike.setdefault(key, []).append(role.pattern + count)
     lines = []
     for (spec, optimizer, src, dst), names in alike.items():
@@ -115,9 +116,7 @@ def facts(path: str, strategy: Strategy) -> dict[str, Any]:
     """Return what `shown` writes, for JSON."""
     return {
         "path": path,
-        "stages": len(strategy.stages),
-        "ranks": strategy.ranks,
-        "derived": strategy.derived,
+        **strategy_facts(strategy),
         "kinds": [
             {"layout": entry(layout), "holds": in_words(layout), "names": names}
             for layout, names in _by_layout(strategy).items()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from rankxform.job.request import Request
 from rankxform.transport import Team
 
 from . import arguments, report
+from .json_output import as_json, strategy_facts
 from .options import given, refuse
 from .progress import Progress, speak
 
@@ -49,9 +51,8 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
     processes.bcast(lambda: _check_page(options, request))
     done = transform(request, processes, begin)
     if processes.rank == 0:
-        _print_quietly(
-            report.as_json(done) if options.json else report.summary(done, **_detail(options))
-        )
+        text = partial(report.summary, done, **_detail(options))
+        _tell(options, "transform", done.as_dict, text, _print_quietly)
         if options.profile and not options.json:
             _print_quietly(report.profile(done))
     _report_page(options, processes, request, done=done)
@@ -72,18 +73,27 @@ def _launch(options: argparse.Namespace, processes: Team) -> Program:
     from .launch import launch
 
     def begin(conversion: Conversion, nbytes: int) -> Show:
-        _begin(options, conversion, processes)
+        if not options.json:
+            _begin(options, conversion, processes)
         return Progress(nbytes, options.progress)
 
+    def tell(text: str) -> None:
+        if not options.json:
+            _print_quietly(text)
+
     request = processes.bcast(lambda: arguments.request(options))
-    done, program = launch(options, request, processes, begin, _print_quietly)
-    if processes.rank == 0 and done is not None:
+    done, program = launch(options, request, processes, begin, tell)
+    if processes.rank == 0 and options.json:
+        facts = {"checkpoint": program.checkpoint, "transform": done.as_dict() if done else None}
+        _print_quietly(as_json("launch", facts))
+    elif processes.rank == 0 and done is not None:
         _print_quietly(report.summary(done, **_detail(options)))
     return program
 
 
 def _verify(options: argparse.Namespace, processes: Team) -> int:
-    from rankxform.job.verify import verify, verify_alone
+    from rankxform.job.verify import verify
+    from rankxform.job.verify_manifest import verify_alone
 
     from . import verdict_report
 
@@ -103,9 +113,8 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
         processes.bcast(lambda: _check_page(options, request))
         found = verify(request, processes, begin)
     if processes.rank == 0:
-        facts = verdict_report.verdict_facts(found) if options.json else None
-        text = report.as_json(facts) if facts else verdict_report.verdict(found, **_detail(options))
-        _print(text)
+        text = partial(verdict_report.verdict, found, **_detail(options))
+        _tell(options, "verify", found.as_dict, text)
     if not found.by_manifest:
         _report_page(options, processes, request, verdict=found)
     return DifferenceError.exit_code if found.differences else 0
@@ -140,14 +149,10 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
         plan = summarize(conversion, found, policy)
         if options.report:
             _write_page(options, conversion, plan)
-        if options.json:
-            _print(report.as_json(planned.plan_facts(plan, prediction)))
-        else:
-            quiet = getattr(options, "quiet", False)
-            head = "" if quiet else report.header(conversion, count)
-            _print(
-                planned.plan_table(head, plan, prediction, flow(plan, conversion), options.verbose)
-            )
+        head = "" if getattr(options, "quiet", False) else report.header(conversion, count)
+        between = flow(plan, conversion)
+        text = partial(planned.plan_table, head, plan, prediction, between, options.verbose)
+        _tell(options, "plan", partial(planned.plan_facts, plan, prediction), text)
 
     processes.bcast(show)
 
@@ -164,11 +169,8 @@ def _simulate(conversion: Conversion, options: argparse.Namespace) -> None:
     if options.report:
         policy = IoPolicy(READ_METHODS[conversion.request.read_method])
         _write_page(options, conversion, summarize(conversion, found, policy), simulated=facts)
-    _print(
-        report.as_json(facts)
-        if options.json
-        else planned.simulation_table(conversion, found, facts)
-    )
+    text = partial(planned.simulation_table, conversion, found, facts)
+    _tell(options, "simulation", lambda: facts, text)
 
 
 def _check_page(options: argparse.Namespace, request: Request) -> None:
@@ -241,7 +243,8 @@ def _ranks(options: argparse.Namespace, processes: Team) -> None:
             )
         )
     if processes.rank == 0:
-        _print(report.as_json(found) if options.json else report.ranks_table(found))
+        facts = {"needed_ranks": found}
+        _tell(options, "ranks", lambda: facts, partial(report.ranks_table, found))
 
 
 def _merge(options: argparse.Namespace, processes: Team) -> None:
@@ -252,7 +255,8 @@ def _merge(options: argparse.Namespace, processes: Team) -> None:
         if target.exists() and not options.overwrite:
             raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
         merged = strategies.merge(Path(options.folder), target)
-        _print(report.merged(target, merged))
+        facts = {"files": [str(target)], **strategy_facts(merged)}
+        _tell(options, "merge", lambda: facts, partial(report.merged, target, merged))
 
     processes.bcast(merge)
 
@@ -277,7 +281,7 @@ def _maps(options: argparse.Namespace, processes: Team) -> None:
 
     def show() -> None:
         text, facts = maps.shown(options.map) if options.action == maps.SHOW else maps.listed()
-        _print(report.as_json(facts) if options.json else text)
+        _tell(options, f"maps {options.action}", lambda: facts, lambda: text)
 
     processes.bcast(show)
 
@@ -296,7 +300,7 @@ def _show_names(
         text, facts = maps.checked(conversion)
         lines = [text, *report.notes(conversion.notices)]
         text = "\n".join(lines + report.warnings(conversion.warnings))
-        _print(report.as_json(facts) if options.json else text)
+        _tell(options, "maps check", lambda: facts, lambda: text)
 
     processes.bcast(show)
 
@@ -313,9 +317,9 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
         )
         found = compare_replicas(request, processes, Progress)
         if processes.rank == 0:
-            facts = verdict_report.replica_facts(found) if options.json else None
-            _print(report.as_json(facts) if facts else verdict_report.replicas(found))
-        return DifferenceError.exit_code if found.unequal else 0
+            text = partial(verdict_report.replicas, found)
+            _tell(options, "replicas", found.as_dict, text)
+        return DifferenceError.exit_code if found.differences else 0
     if options.map is not None:
         strategy = options.src_strategy
         _show_names(
@@ -332,11 +336,8 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
 
     def show() -> int:
         facts = inspect(Path(options.path), options.src_pattern)
-        _print(
-            report.as_json(facts)
-            if options.json
-            else inspection(facts, options.verbose, options.raw)
-        )
+        text = partial(inspection, facts, options.verbose, options.raw)
+        _tell(options, "inspect", lambda: facts, text)
         return CheckpointError.exit_code if facts.get("faults") else 0
 
     return processes.bcast(show)
@@ -349,9 +350,22 @@ def _hostfile(options: argparse.Namespace, processes: Team) -> None:
     def convert() -> None:
         path = Path(options.table)
         hosts = hostfile.from_rank_table(read_bytes(path), str(path))
-        _print(hostfile.text(hosts, options.style, options.slots))
+        text = hostfile.text(hosts, options.style, options.slots)
+        facts = {"hosts": list(map(vars, hosts))}
+        _tell(options, "hostfile", lambda: facts, lambda: text)
 
     processes.bcast(convert)
+
+
+def _tell(
+    options: argparse.Namespace,
+    result: str,
+    facts: Callable[[], Mapping[str, Any]],
+    text: Callable[[], str],
+    write: Callable[[str], None] | None = None,
+) -> None:
+    """Print a result for people, or as JSON."""
+    (write or _print)(as_json(result, facts()) if options.json else text())
 
 
 def _print(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankxform.layout.names import pattern_of, ranges
 
@@ -14,7 +14,7 @@ from .units import abbreviate, count, seconds, short_table, size
 if TYPE_CHECKING:
     from rankxform.engine.compare_sink import Difference
     from rankxform.job.replicas import ReplicaVerdict
-    from rankxform.job.verify import Verdict
+    from rankxform.job.verdict import Verdict
 
 
 def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
@@ -22,13 +22,13 @@ def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
 
     verbose: each slice that differs has a row; quiet: the last line alone.
     """
-    what = f"{size(found.compared)} in {count(found.files, 'file')}, {seconds(found.seconds)}"
+    what = _compared(found.files_compared, found.bytes_compared, found.seconds)
     notices = [] if quiet else notes(found.notices)
     doubts = warnings(found.warnings)
     if found.same is None:
         why = (
-            f"no byte was compared. {count(found.files, 'file')} of the right size with sound "
-            "headers; the manifest has no fingerprints (transform --verify keeps them)"
+            f"no byte was compared. {count(found.files_compared, 'file')} of the right size with "
+            "sound headers; the manifest has no fingerprints (transform --verify keeps them)"
         )
         return "\n".join(
             [
@@ -53,6 +53,10 @@ def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
         return "\n".join([*doubts, last])
     rows = _differences(found, verbose)
     return "\n".join([rows, *notices, *doubts, last])
+
+
+def _compared(files: int, nbytes: int, duration: float) -> str:
+    return f"{size(nbytes)} in {count(files, 'file')}, {seconds(duration)}"
 
 
 def _differences(found: Verdict, verbose: bool) -> str:
@@ -80,28 +84,9 @@ def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
     return where, str(list(first.index)), f"{differ:,} of {every:,}", what
 
 
-def verdict_facts(found: Verdict) -> dict[str, Any]:
-    """Return a verdict for JSON."""
-    return {
-        "same": found.same,
-        "checked": found.checked,
-        "step": found.step,
-        "files": found.files,
-        "bytes_compared": found.compared,
-        "command": found.command,
-        "differences": [
-            {"parameter": one.name, "rank": one.rank, "why": one.why, "first_index": one.index,
-             "elements": one.count, "of": one.size}
-            for one in found.differences
-        ],
-        "notices": list(found.notices),
-        "warnings": list(found.warnings),
-    }  # fmt: skip
-
-
 def replicas(found: ReplicaVerdict) -> str:
     """Say where source ranks that should hold the same bytes do not."""
-    what = f"{size(found.compared)} in {count(found.files, 'file')}, {seconds(found.seconds)}"
+    what = _compared(found.files_compared, found.bytes_compared, found.seconds)
     told = warnings(found.warnings)
     if found.same is None:
         return "\n".join([f"NOTHING COMPARED: no bytes are held by several ranks, {what}", *told])
@@ -109,23 +94,8 @@ def replicas(found: ReplicaVerdict) -> str:
         return "\n".join([*told, labelled("same", f"all bytes that several ranks hold, {what}")])
     rows = [
         (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
-        for one in found.unequal
+        for one in found.differences
     ]
     lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
     last = f"{red('DIFFERENT')}: {count(len(rows), 'place')}; compared {what}"
     return "\n".join([lines, *told, last])
-
-
-def replica_facts(found: ReplicaVerdict) -> dict[str, Any]:
-    """Return a comparison of replicas for JSON."""
-    return {
-        "same": found.same,
-        "files": found.files,
-        "bytes_compared": found.compared,
-        "warnings": list(found.warnings),
-        "differences": [
-            {"parameter": one.name, "start": one.box.start, "stop": one.box.stop,
-             "ranks": one.groups}
-            for one in found.unequal
-        ],
-    }  # fmt: skip

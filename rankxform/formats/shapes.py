@@ -18,7 +18,7 @@ def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
     """Return (full shape, type) by name. Raises FormatError."""
     try:
         document = json.loads(data)
-        if not isinstance(document, dict) or "ranks" in document:
+        if not isinstance(document, dict) or document.get("shards"):
             raise ValueError("neither shapes by name nor what `inspect` says of one complete file")
         if isinstance(document.get("entries"), list):
             document = {item["name"]: item for item in document["entries"]}

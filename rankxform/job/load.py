@@ -35,8 +35,8 @@ class Parameters(dict[str, Any]):
     its bytes, two values in each, as ``int8``. The text of an `append_dict` entry is a str.
 
     rank: whose slices. dtypes: MindSpore's names of the element types. full_shapes: of the
-    parameters, in elements. left_over: names in the checkpoint that were not wanted. read: bytes
-    that this process read. notices: what to know; warnings: what may not be what was meant.
+    parameters, in elements. left_over: names in the checkpoint that were not wanted. bytes_read:
+    bytes that this process read. notices: what to know; warnings: what may not be what was meant.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class Parameters(dict[str, Any]):
         dtypes: Mapping[str, str],
         full_shapes: Mapping[str, tuple[int, ...]],
         left_over: Sequence[str],
-        read: int,
+        bytes_read: int,
         notices: Sequence[str],
         warnings: Sequence[str],
     ) -> None:
         super().__init__(arrays)
         self.rank, self.dtypes, self.full_shapes = rank, dtypes, full_shapes
-        self.left_over, self.read = tuple(left_over), read
+        self.left_over, self.bytes_read = tuple(left_over), bytes_read
         self.notices, self.warnings = tuple(notices), tuple(warnings)
 
     def __repr__(self) -> str:
-        return f"Parameters({len(self)} slices of rank {self.rank}, read={self.read})"
+        return f"Parameters({len(self)} slices of rank {self.rank}, bytes_read={self.bytes_read})"
 
 
 def load(request: Request, team: Team, rank: int) -> Parameters:

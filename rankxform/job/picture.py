@@ -89,14 +89,14 @@ def flow(plan: Plan, conversion: Conversion) -> Flow:
     """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
     planner = conversion.planner
     src, dst = planner.catalog.strategy, planner.dst
-    rows = [one.file or f"{one.rank}" for one in plan.ranks]
+    rows = [one.file or f"{one.rank}" for one in plan.shards]
     row_of: list[int] = list(range(len(rows)))
-    row = "file" if any(one.file for one in plan.ranks) else "rank"
+    row = "file" if any(one.file for one in plan.shards) else "rank"
     if len(rows) > _MOST_ROWS:
-        stages = sorted({dst.stage_of(one.rank) for one in plan.ranks})
+        stages = sorted({dst.stage_of(one.rank) for one in plan.shards})
         if 1 < len(stages) <= _MOST_ROWS:
             row, rows = "stage", [str(stage) for stage in stages]
-            row_of = [stages.index(dst.stage_of(one.rank)) for one in plan.ranks]
+            row_of = [stages.index(dst.stage_of(one.rank)) for one in plan.shards]
         else:
             row, rows, row_of = _grouped(rows, row)
     ranks = list(range(src.ranks))
@@ -110,13 +110,13 @@ def flow(plan: Plan, conversion: Conversion) -> Flow:
             column, columns, column_of = _grouped(columns, column)
             stage_of = [0] * len(columns)
     cells: dict[tuple[int, int], int] = {}
-    for number, one in enumerate(plan.ranks):
+    for number, one in enumerate(plan.shards):
         for rank, nbytes in one.bytes_from.items():
             key = row_of[number], column_of[int(rank)]
             cells[key] = cells.get(key, 0) + nbytes
     sizes = tuple(map(row_of.count, range(len(rows))))
     written = [0] * len(rows)
-    for at, one in zip(row_of, plan.ranks):
+    for at, one in zip(row_of, plan.shards):
         written[at] += one.bytes_written
     return Flow(
         row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written)

@@ -20,34 +20,34 @@ from .prepare import Conversion
 
 
 @dataclass(frozen=True)
-class RankSummary:
-    """One destination file: processes that write it, parameters, copies, bytes, source ranks.
+class ShardSummary:
+    """One destination file.
 
     rank: whose slices it holds; file: its name, in a form with other files than one of each rank.
-    bytes_from: by source rank.
+    writers: the processes that write it; parameters, copies: how many. bytes_needed: of source
+    ranks, and bytes_from: of each; bytes_written: its tensors' content.
     """
 
     rank: int
-    processes: tuple[int, ...]
+    file: str | None
+    writers: tuple[int, ...]
     parameters: int
     copies: int
     bytes_needed: int
     bytes_written: int
-    src_ranks: tuple[int, ...]
     bytes_from: Mapping[str, int]
-    file: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """A whole plan, for so many `processes`. Sizes are bytes.
 
-    bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_exchanged: sent from
-    one process to another. read_latency_bytes: bytes that could be read in the latency of one read,
-    by which ranges or whole rows were chosen. buffer_bytes_a_process: the memory of each.
-    derived: how the destination's strategy was derived, if it was. left_out: what is not written,
-    and why; absent: names that the strategies list and no file
-    holds.
+    bytes_needed: distinct source bytes; bytes_read: all that is read, and bytes_read_from:
+    from the files of each source rank; bytes_sent: from one process to another. shards: by
+    destination file. read_latency_bytes: bytes that could be read in the latency of one read,
+    by which ranges or whole rows were chosen. buffer_bytes: of each process.
+    derivation: how the destination's strategy was derived, if it was. left_out: what is not
+    written, and why; absent: names that the strategies list and no file holds.
     """
 
     src: str
@@ -58,18 +58,18 @@ class Plan:
     parameters: int
     bytes_needed: int
     bytes_read: int
-    bytes_exchanged: int
+    bytes_sent: int
     bytes_written: int
     methods: tuple[MethodUse, ...]
     read_latency_bytes: int | None
-    buffer_bytes_a_process: int
-    bytes_from_source_rank: Mapping[str, int]
-    ranks: tuple[RankSummary, ...]
+    buffer_bytes: int
+    bytes_read_from: Mapping[str, int]
+    shards: tuple[ShardSummary, ...]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
     notices: tuple[str, ...]
     warnings: tuple[str, ...]
-    derived: Mapping[str, Any] | None = None
+    derivation: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as ``plan --json`` prints it."""
@@ -102,23 +102,18 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         parameters=len(selection.parameters),
         bytes_needed=needed_bytes(planner.transfers(everything)),
         bytes_read=sum(one.read for one in found.workloads),
-        bytes_exchanged=sum(one.sent + one.sent_nearby for one in found.workloads),
+        bytes_sent=sum(one.sent + one.sent_nearby for one in found.workloads),
         bytes_written=sum(plan.nbytes for plan in plans),
         methods=found.methods,
         read_latency_bytes=latency,
-        buffer_bytes_a_process=request.memory,
-        bytes_from_source_rank={str(r): from_rank[r] for r in sorted(from_rank)},
-        ranks=tuple(
-            RankSummary(
+        buffer_bytes=request.memory,
+        bytes_read_from={str(r): from_rank[r] for r in sorted(from_rank)},
+        shards=tuple(
+            _summary(
+                plan,
                 planner.part(plan.rank).rank,
-                tuple(writers[plan.rank]),
-                len(plan.slices),
-                sum(len(one.copies) for one in plan.slices),
-                plan.nbytes,
-                plan.nbytes,
-                plan.src_ranks,
-                bytes_from(plan),
                 arrangement.names[plan.rank] if arrangement.parts else None,
+                tuple(writers[plan.rank]),
             )
             for plan in plans
         ),
@@ -126,8 +121,14 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         absent=selection.absent,
         notices=tuple(conversion.notices),
         warnings=tuple(conversion.warnings),
-        derived=conversion.derived.facts if conversion.derived else None,
+        derivation=conversion.derived.facts if conversion.derived else None,
     )
+
+
+def _summary(plan: RankPlan, rank: int, file: str | None, writers: tuple[int, ...]) -> ShardSummary:
+    copies, taken = sum(len(one.copies) for one in plan.slices), bytes_from(plan)
+    needed = sum(taken.values())
+    return ShardSummary(rank, file, writers, len(plan.slices), copies, needed, plan.nbytes, taken)
 
 
 def bytes_from(plan: RankPlan) -> dict[str, int]:

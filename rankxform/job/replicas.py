@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 from rankxform.errors import CheckpointError
 from rankxform.planning.consistency import Unequal, unequal_replicas
@@ -20,19 +22,27 @@ from .request import Request
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """What a comparison of replicas found; bytes read by all processes, and seconds. warnings: what
-    may not be what was meant."""
+    """What a comparison of replicas found.
 
-    unequal: tuple[Unequal, ...]
-    files: int
-    compared: int
+    differences: regions that not all ranks hold alike. files_compared: source files;
+    bytes_compared: read by all processes; seconds: of the whole call. warnings: what may not be
+    what was meant.
+    """
+
+    differences: tuple[Unequal, ...]
+    files_compared: int
+    bytes_compared: int
     seconds: float
     warnings: tuple[str, ...]
 
     @property
     def same(self) -> bool | None:
         """Whether all copies are the same; None where nothing is held by several ranks."""
-        return not self.unequal if self.compared else None
+        return not self.differences if self.bytes_compared else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as ``inspect --replicas --json`` prints it."""
+        return {"same": self.same, **asdict(self)}
 
 
 def compare_replicas(

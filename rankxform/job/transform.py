@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +61,16 @@ class Report:
     """What a transform did, over all processes. Sizes are bytes, times seconds.
 
     src, dst: the folders, with the step that was taken and the ranks that their strategies have.
-    files: all destination files; linked: how many of them share another's bytes; kept: how many
-    were complete before; continued: how many an earlier run had begun.
+    files: all destination files; files_linked: how many of them share another's bytes; files_kept:
+    how many were complete before; files_continued: how many an earlier run had begun.
 
-    read, written: tensor content and files; sent: from one process to another; needed: distinct
-    source bytes. compared: unlisted parameters that were read to compare ranks, and
-    compared_names, their patterns. seconds: of the whole call; move_seconds: from the finished plan
-    to the last file's name. peak_memory: of the largest process. phases: of each process, by name.
+    bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
+    bytes_needed: distinct source bytes. bytes_compared: unlisted parameters that were read to
+    compare ranks, and compared_names, their patterns. seconds: of the whole call; move_seconds:
+    from the finished plan to the last file's name. peak_memory_bytes: of the largest process.
+    phases: seconds of each process, by name.
     placement: which ranks are on which nodes, if these have folders of their own. strategy: the
-    file of the destination's strategy, if it was derived; derived: how. form: the destination's;
+    file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
     fingerprints: whether they are kept, for `verify DST`. left_out: what was
     not written, and why; absent: names that the strategies list and no file holds. warnings: what
     may not be what was meant; notices: what to know.
@@ -81,34 +82,39 @@ class Report:
     src_ranks: int
     dst_ranks: int
     files: tuple[str, ...]
-    linked: int
-    kept: int
-    continued: int
-    read: int
-    needed: int
-    written: int
-    sent: int
+    files_linked: int
+    files_kept: int
+    files_continued: int
+    bytes_read: int
+    bytes_needed: int
+    bytes_written: int
+    bytes_sent: int
     compared_names: tuple[str, ...]
     seconds: float
     processes: int
-    peak_memory: int
+    peak_memory_bytes: int
     phases: tuple[Mapping[str, float], ...]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
-    compared: int = 0
+    bytes_compared: int = 0
     move_seconds: float = 0.0
     placement: str | None = None
     strategy: str | None = None
-    derived: Mapping[str, Any] | None = None
+    derivation: Mapping[str, Any] | None = None
     form: str = "ranks"
     fingerprints: bool = False
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as ``transform --json`` prints it."""
+        return asdict(self)
+
     def __repr__(self) -> str:
         return (
-            f"Report({len(self.files)} files, read={self.read}, written={self.written}, "
-            f"seconds={self.seconds:.3f}, processes={self.processes})"
+            f"Report({len(self.files)} files, bytes_read={self.bytes_read}, "
+            f"bytes_written={self.bytes_written}, seconds={self.seconds:.3f}, "
+            f"processes={self.processes})"
         )
 
 
@@ -143,7 +149,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
     return replace(
         _report(work, team, traffic, phases, time.monotonic() - began),
         move_seconds=moved,
-        compared=compared,
+        bytes_compared=compared,
         placement=placement.describe(),
         notices=(*conversion.notices, *notices),
         warnings=(*conversion.warnings, *foreign),
@@ -189,22 +195,22 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
         src_ranks=catalog.strategy.ranks,
         dst_ranks=planner.dst.ranks,
         files=tuple(map(str, work.conversion.finals.values())),
-        linked=work.linked,
-        kept=len(state.kept),
-        continued=len(state.completed.done),
-        read=sum(one.read for one, _, _ in every),
-        needed=needed,
-        written=sum(one.written for one, _, _ in every),
-        sent=sum(one.sent for one, _, _ in every),
+        files_linked=work.linked,
+        files_kept=len(state.kept),
+        files_continued=len(state.completed.done),
+        bytes_read=sum(one.read for one, _, _ in every),
+        bytes_needed=needed,
+        bytes_written=sum(one.written for one, _, _ in every),
+        bytes_sent=sum(one.sent for one, _, _ in every),
         compared_names=tuple(patterns((catalog.unlisted or catalog.listed).keys())),
         seconds=seconds,
         processes=team.size,
-        peak_memory=max(peak for _, peak, _ in every),
+        peak_memory_bytes=max(peak for _, peak, _ in every),
         phases=tuple(passed for _, _, passed in every),
         left_out=selection.left_out,
         absent=selection.absent,
         strategy=str(work.request.dst_strategy) if derived else None,
-        derived=derived.facts if derived else None,
+        derivation=derived.facts if derived else None,
         form=work.conversion.target.form.name,
         fingerprints=work.request.verify,
     )

@@ -64,18 +64,18 @@ class Given:
 class Role:
     """Parameters that are sharded alike: a row of the table that is printed.
 
-    pattern: their names, numbers as ``*``; count: how many. spec: which mesh axes shard them.
+    pattern: their names, numbers as ``*``; parameters: how many. spec: which mesh axes shard them.
     optimizer: whether they take part in the optimizer's shard ("yes", "no"; "-": not known, or
-    there is none). src, dst: their layouts, as device matrix, tensor map, step and size of the
+    there is none). src_layout, dst_layout: as device matrix, tensor map, step and size of the
     optimizer's shard.
     """
 
     pattern: str
-    count: int
+    parameters: int
     spec: str
     optimizer: str
-    src: str
-    dst: str
+    src_layout: str
+    dst_layout: str
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ class Derived:
         return {
             "roles": [vars(role) for role in self.roles],
             "assumptions": list(self.assumptions),
-            "stages": [len(layouts) for layouts in self.strategy.stages],
+            "stage_parameters": [len(layouts) for layouts in self.strategy.stages],
         }

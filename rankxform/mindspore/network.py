@@ -26,13 +26,13 @@ class LoadReport:
     """What `load_into` did with the network's parameters and the checkpoint's, by name.
 
     loaded: got their values. missing: of the network, in no source file. left_over: of the
-    checkpoint, not in the network. read: bytes that this process read.
+    checkpoint, not in the network. bytes_read: those that this process read.
     """
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     left_over: tuple[str, ...]
-    read: int
+    bytes_read: int
 
 
 def load_into(
@@ -61,7 +61,7 @@ def load_into(
         dst_strategy = None if _derives(options) else strategy_of(net, comm=comm)
     found = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
     missing = tuple(p.name for p in net.get_parameters() if p.name not in found)
-    loaded, read, left_over = tuple(found), found.read, found.left_over
+    loaded, read, left_over = tuple(found), found.bytes_read, found.left_over
     if strict and (missing or left_over):
         raise RequestError(
             f"{src} and the network do not hold the same parameters: "

@@ -28,9 +28,9 @@ ERROR, DROP, REPLICATE = UNMATCHED = ("error", "drop", "replicate")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Parameters that are not written, and the reason."""
+    """Parameters that are not written, and why."""
 
-    reason: str
+    why: str
     names: tuple[str, ...]
     nbytes: int
 

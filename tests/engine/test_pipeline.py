@@ -85,8 +85,8 @@ def test_every_byte_is_read_and_written_once_in_few_large_calls(
 ):
     report = convert(tmp_path, src, dst, counter, memory=memory)
     nbytes = ROWS * COLUMNS * 4
-    assert sum(counter.reads) == report.read == nbytes
-    assert sum(n for _, n in counter.writes) == report.written
+    assert sum(counter.reads) == report.bytes_read == nbytes
+    assert sum(n for _, n in counter.writes) == report.bytes_written
     few = (24, 40) if memory > 1 << 20 else (264, 488)
     assert len(counter.reads) <= few[0]
     assert len(counter.writes) <= few[1]
@@ -118,7 +118,7 @@ def test_long_runs_of_few_columns_are_read_alone(tmp_path, counter):
     counter.reads.clear()
     options = {"ranks": (7,), "costs": Costs(read=1e9, read_latency=20e-6)}
     report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
-    assert sum(counter.reads) == report.read == 16 * (1 << 17) * 4 // 8
+    assert sum(counter.reads) == report.bytes_read == 16 * (1 << 17) * 4 // 8
 
 
 def test_rows_are_read_where_a_call_costs_more_than_what_lies_between(tmp_path, counter):
@@ -128,7 +128,7 @@ def test_rows_are_read_where_a_call_costs_more_than_what_lies_between(tmp_path, 
     b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
     options = {"ranks": (7,), "costs": Costs(read=1e9, read_latency=1e-3)}
     report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
-    assert report.read == 16 * (1 << 17) * 4
+    assert report.bytes_read == 16 * (1 << 17) * 4
 
 
 def test_parameters_that_are_sharded_alike_share_a_schedule(tmp_path, counter, monkeypatch):
@@ -150,8 +150,8 @@ def test_small_parameters_are_gathered_into_large_writes(tmp_path, counter):
     folder = reference.write_checkpoint(tmp_path / "s", None, params)
     counter.writes.clear()
     report = rankxform.transform(folder, tmp_path / "d")
-    assert report.written > 500 * 256
-    assert len(counter.writes) <= 2 + report.written // (32 << 10)
+    assert report.bytes_written > 500 * 256
+    assert len(counter.writes) <= 2 + report.bytes_written // (32 << 10)
 
 
 def test_indexing_alike_files_parses_one(tmp_path, monkeypatch):
@@ -188,8 +188,8 @@ def test_the_kernel_counts_what_the_report_says(tmp_path):
     before = read_so_far()
     report = rankxform.transform(folder, tmp_path / "d", a, fsync=False)
     read = read_so_far() - before
-    assert report.needed == 4 * ROWS * COLUMNS * 4
-    assert report.needed <= report.read <= read <= 1.02 * report.needed
+    assert report.bytes_needed == 4 * ROWS * COLUMNS * 4
+    assert report.bytes_needed <= report.bytes_read <= read <= 1.02 * report.bytes_needed
 
 
 def test_predicted_bytes_are_those_that_are_read(tmp_path):
@@ -201,8 +201,8 @@ def test_predicted_bytes_are_those_that_are_read(tmp_path):
         options = {"ranks": (2, 3)}
         summary = rankxform.plan(folder, None, b, **options)
         report = rankxform.transform(folder, tmp_path / f"d{columns}", None, b, **options)
-        assert summary.bytes_read == report.read
-        assert (report.read > report.needed) == (columns == 64)
+        assert summary.bytes_read == report.bytes_read
+        assert (report.bytes_read > report.bytes_needed) == (columns == 64)
 
 
 @pytest.mark.parametrize("shared", [0, 1, 5, 1000])
@@ -232,6 +232,6 @@ def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monke
         tmp_path / "src", tmp_path / "dst", a, b, format="safetensors", link="none"
     )
     assert reference.wrong_slices(tmp_path / "dst", dst, params, "safetensors") == []
-    assert done.written == sum(Path(path).stat().st_size for path in done.files)
-    assert total <= done.read <= total + 12
+    assert done.bytes_written == sum(Path(path).stat().st_size for path in done.files)
+    assert total <= done.bytes_read <= total + 12
     assert left[0] < shared or not shared

@@ -61,7 +61,7 @@ def allocated(disk, src, dst, a, b, **options):
         disk / src, disk / dst, disk / f"{a}.ckpt", disk / f"{b}.ckpt", format="safetensors",
         fsync=False, **options,
     )  # fmt: skip
-    assert done.written >= TOTAL
+    assert done.bytes_written >= TOTAL
     return used(disk) - before
 
 

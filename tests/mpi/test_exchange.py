@@ -78,9 +78,9 @@ def test_storage_is_asked_for_each_byte_once(family, tmp):
     options = {"fsync": False, "read_method": "two-phase", "memory": 1 << 20, "link": "none"}
     report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
-    assert report.read == distinct
+    assert report.bytes_read == distinct
     plan = rankxform.plan(src, a, b, comm=WORLD, read_method="two-phase")
-    assert (plan.bytes_read, plan.bytes_exchanged) == (report.read, report.sent)
+    assert (plan.bytes_read, plan.bytes_sent) == (report.bytes_read, report.bytes_sent)
 
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)
@@ -90,7 +90,7 @@ def test_loading_reads_one_copy_for_all(tmp):
     found = rankxform.load(src, a, b, comm=WORLD, read_method="two-phase")
     for name, (shape, dtype) in case.params.items():
         assert np.array_equal(found[name].view("u4"), reference.full_tensor(name, shape, dtype))
-    assert sum(WORLD.allgather(found.read)) == 3 * 240 * 512 * 4
+    assert sum(WORLD.allgather(found.bytes_read)) == 3 * 240 * 512 * 4
 
 
 @pytest.mark.mpi(min_size=2, sizes=SIZES)

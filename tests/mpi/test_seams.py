@@ -127,7 +127,7 @@ def test_a_form_from_outside(method, tmp):
         assert rankxform.verify(src, flat, a, b, dst_form="flat", **options).same
         assert rankxform.verify(flat, comm=world()).same
         again = rankxform.transform(src, flat, a, b, dst_form="flat", verify=True, **options)
-        assert again.kept == 6
+        assert again.files_kept == 6
         rankxform.transform(flat, tmp / "dst", b, b, **options)  # recognized
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
 

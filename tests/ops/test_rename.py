@@ -42,7 +42,7 @@ def test_parameters_and_their_states_are_renamed(place):
     place.transform(rename=RULES)
     assert all(right(place, rank, PARAMS) for rank in range(3))
     assert place.verify(rename=RULES).same
-    assert place.transform(rename=RULES).kept == 3
+    assert place.transform(rename=RULES).files_kept == 3
     assert "--rename" in place.manifest["verify"]
     with pytest.raises(rankxform.StorageError, match="rename was"):
         place.transform(rename=[*RULES, "no such name="])

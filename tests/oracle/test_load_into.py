@@ -70,7 +70,7 @@ def test_in_memory_and_from_a_file(place, tmp_path):
     assert all(np.array_equal(a[name], b[name]) for name in a)
     assert np.array_equal(a["0.weight"], full("0.weight"))
     assert report.missing == () and set(report.left_over) == {*STATE, "global_step"}
-    assert report.read == sum(np.prod(s) * 4 for s, _ in PARAMS.values())
+    assert report.bytes_read == sum(np.prod(s) * 4 for s, _ in PARAMS.values())
 
 
 def test_an_optimizer_is_filled_too(place):

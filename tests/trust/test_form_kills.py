@@ -138,7 +138,7 @@ def test_a_second_run_writes_nothing(form, tmp_path):
     done = rankxform.transform(
         place.src, tmp_path / "whole", place.a, to, dst_form=form, **FORMS[form]
     )
-    assert done.kept == len(done.files) == len(before)
+    assert done.files_kept == len(done.files) == len(before)
     assert {p: p.stat().st_mtime_ns for p in before} == before
     with pytest.raises(rankxform.StorageError, match="--overwrite"):
         rankxform.transform(place.src, tmp_path / "whole", place.a, to, dst_form=form,

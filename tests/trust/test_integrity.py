@@ -88,7 +88,7 @@ def test_the_manifest_tells_what_was_changed(kind, tmp_path):
     place = make_place(tmp_path, kind)
     place.transform(verify=True)
     verdict = rankxform.verify(place.dst)
-    assert verdict.differences == () and not verdict.sizes_only and verdict.files == 3
+    assert verdict.differences == () and not verdict.sizes_only and verdict.files_compared == 3
     rng = random.Random(3)
     for _ in range(50):
         path = place.final(rng.randrange(3))
@@ -111,7 +111,7 @@ def test_without_fingerprints_only_sizes_are_compared(tmp_path):
     place = make_place(tmp_path)
     place.transform()
     verdict = rankxform.verify(place.dst)
-    assert verdict.sizes_only and verdict.differences == () and verdict.compared == 0
+    assert verdict.sizes_only and verdict.differences == () and verdict.bytes_compared == 0
     with pytest.raises(rankxform.UsageError, match="rankxform.json: there is no manifest"):
         rankxform.verify(tmp_path / "src")
 
@@ -130,7 +130,7 @@ def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypat
         with pytest.raises(rankxform.StorageError):
             place.transform(verify=True, link=link)
     assert real is target.TargetFolder.finish
-    assert place.transform(verify=True, link=link).kept == 3
+    assert place.transform(verify=True, link=link).files_kept == 3
     verdict = rankxform.verify(place.dst)
     assert verdict.differences == () and not verdict.sizes_only
     with pytest.raises(rankxform.StorageError, match="verify was True, is False"):

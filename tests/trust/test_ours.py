@@ -58,7 +58,8 @@ def test_what_was_named_before_the_stop_is_kept(place, monkeypatch):
     stopped(place)
     assert not place.final(2).exists()
     report = place.transform()
-    assert (report.kept, report.continued, report.read) == (2, 1, 0) and place.good
+    assert (report.files_kept, report.files_continued, report.bytes_read) == (2, 1, 0)
+    assert place.good
     assert sorted(f["rank"] for f in place.manifest["files"].values()) == [0, 1, 2]
 
 
@@ -71,7 +72,7 @@ def test_old_files_are_replaced_whatever_happens_to_their_times(place, monkeypat
     with pytest.raises(rankxform.StorageError, match="checkpoint_1.* is already there"):
         place.transform()
     report = place.transform(overwrite=True)
-    assert report.kept == 1 and place.good
+    assert report.files_kept == 1 and place.good
 
 
 def test_files_that_others_put_there_are_not_taken_for_ours(place, monkeypatch):
@@ -81,7 +82,7 @@ def test_files_that_others_put_there_are_not_taken_for_ours(place, monkeypatch):
     with pytest.raises(rankxform.StorageError, match="checkpoint_0.* is already there"):
         place.transform()
     assert place.final(0).read_bytes() == b"somebody else's"
-    assert place.transform(overwrite=True).continued == 3 and place.good
+    assert place.transform(overwrite=True).files_continued == 3 and place.good
 
 
 def test_named_files_that_were_not_synced_die_with_the_machine(place, monkeypatch):
@@ -93,7 +94,7 @@ def test_named_files_that_were_not_synced_die_with_the_machine(place, monkeypatc
     with pytest.raises(rankxform.StorageError, match="checkpoint_0.* is already there"):
         place.transform()
     report = place.transform(overwrite=True)
-    assert report.kept == 0 and place.good
+    assert report.files_kept == 0 and place.good
 
 
 def test_a_source_file_that_only_the_first_ranks_needed_is_remembered(tmp_path):
@@ -153,7 +154,7 @@ def test_a_part_file_that_would_be_laid_out_otherwise_is_begun_anew(tmp_path, mo
         rankxform.transform(src, tmp_path / "dst", a, None)
     (tmp_path / "away").rename(last)
     report = rankxform.transform(src, tmp_path / "dst", a, None)
-    assert report.continued == 0
+    assert report.files_continued == 0
     assert list(reference.read_any(tmp_path / "dst/rank_0/checkpoint_0.ckpt")) == names[::-1]
     assert rankxform.verify(src, tmp_path / "dst", a, None).differences == ()
 
@@ -219,7 +220,7 @@ def test_a_stop_while_files_are_synced_loses_no_fingerprint(place, monkeypatch):
     monkeypatch.setattr(journal, "sync", sync)
     stopped(place, verify=True)
     report = place.transform(verify=True)
-    assert report.continued == 3 and report.read == 0
+    assert report.files_continued == 3 and report.bytes_read == 0
     assert rankxform.verify(place.dst).differences == ()
 
 
@@ -237,7 +238,7 @@ def test_after_a_sync_that_failed_nothing_more_is_believed(place, monkeypatch):
         place.transform()
     assert left[0] == 0, "it was not tried again"
     report = place.transform()
-    assert report.continued == 0 and place.good
+    assert report.files_continued == 0 and place.good
 
 
 def test_a_refused_run_leaves_the_manifest(place, monkeypatch):
@@ -259,17 +260,17 @@ def test_some_ranks_made_anew_leave_the_others_in_the_manifest(place):
     place.transform(ranks=(0,), overwrite=True)
     assert place.final(0).stat().st_ino != inode
     assert len(place.manifest["files"]) == 3
-    assert place.transform().kept == 3
+    assert place.transform().files_kept == 3
 
 
 def test_a_stopped_run_waits_while_other_ranks_are_made(place, monkeypatch):
     stop_after(monkeypatch, 5)
     stopped(place, ranks=(0, 1))
-    assert place.transform(ranks=(2,)).continued == 0
+    assert place.transform(ranks=(2,)).files_continued == 0
     assert list(place.manifest["files"]) == [f"rank_2/checkpoint_2.{place.kind}"]
     assert part_of(place.final(1)).exists()
     report = place.transform()
-    assert (report.kept, report.continued) == (1, 2) and place.good
+    assert (report.files_kept, report.files_continued) == (1, 2) and place.good
     assert not (place.dst / ".rankxform").exists() and len(place.manifest["files"]) == 3
 
 
@@ -279,7 +280,7 @@ def test_files_named_before_a_stop_come_into_the_next_manifest(place, monkeypatc
     place.transform(ranks=(2,))
     assert [f["rank"] for f in place.manifest["files"].values()] == [0, 2]
     assert (place.dst / ".rankxform").exists(), "rank 1 is still to come"
-    assert place.transform(ranks=(1,)).continued == 1
+    assert place.transform(ranks=(1,)).files_continued == 1
     assert place.good and not (place.dst / ".rankxform").exists()
 
 
@@ -291,7 +292,7 @@ def test_a_failure_on_the_way_keeps_what_was_done_before(place, monkeypatch, err
     with pytest.raises(type(error)):
         place.transform()
     report = place.transform()
-    assert report.continued == 3 and place.good
+    assert report.files_continued == 3 and place.good
 
 
 def test_a_folder_that_was_there_stays(place, monkeypatch):
@@ -357,13 +358,13 @@ def test_a_journal_counts_up_to_what_makes_no_sense(tmp_path, monkeypatch, line)
     lines = written.read_bytes().splitlines(keepends=True)
     written.write_bytes(b"".join([*lines[:6], line + b"\n", *lines[6:]]))
     report = place.transform()
-    assert place.good and report.read == 7 * 48 * 32 * 4
+    assert place.good and report.bytes_read == 7 * 48 * 32 * 4
     stop_after(monkeypatch, 9)
     shutil.rmtree(place.dst)
     stopped(place)
     (written,) = (place.dst / ".rankxform").glob("journal-*")
     written.write_bytes(line + b"\n")
-    assert place.transform().continued == 0 and place.good
+    assert place.transform().files_continued == 0 and place.good
 
 
 def test_another_conversion_removes_what_the_first_made_and_nobody_changed(place):

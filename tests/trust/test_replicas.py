@@ -45,8 +45,8 @@ def compare(folder, a):
 def test_equal_replicas_pass(place):
     folder, a, _ = place
     found = compare(folder, a)
-    assert found.unequal == () and found.files == 8
-    assert found.compared == 8 * (2 * 6 * 4 + 4 * 2 + 4)
+    assert found.differences == () and found.files_compared == 8
+    assert found.bytes_compared == 8 * (2 * 6 * 4 + 4 * 2 + 4)
 
 
 @pytest.mark.parametrize("name", ["w", "v", "step"])
@@ -54,7 +54,7 @@ def test_equal_replicas_pass(place):
 def test_each_differing_rank_is_named(rank, name, place):
     folder, a, _ = place
     taint(folder, rank, name)
-    (one,) = compare(folder, a).unequal
+    (one,) = compare(folder, a).differences
     others = [r for r in range(8) if r != rank and (name != "w" or r % 4 == rank % 4)]
     first, second = sorted([(rank,), tuple(others)], key=lambda g: (-len(g), g))
     assert (one.name, one.groups) == (name, (first, second))
@@ -100,4 +100,4 @@ def test_the_command(processes, place):
     assert "0, 2, 3, 4, 5, 6, 7 | 1" in output and "DIFFERENT: 1 place" in output
     code, output = run([*line, "--json"], 60, env=environment())
     facts = json.loads(output[: output.rindex("}") + 1])
-    assert code == 6 and facts["differences"][0]["ranks"] == [[0, 2, 3, 4, 5, 6, 7], [1]]
+    assert code == 6 and facts["differences"][0]["groups"] == [[0, 2, 3, 4, 5, 6, 7], [1]]

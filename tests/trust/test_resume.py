@@ -64,8 +64,8 @@ def test_a_stopped_run_is_continued_where_it_was(place, monkeypatch):
     assert not (place.dst / "rankxform.json").exists()
     report = place.transform()
     assert place.good
-    assert report.continued == 3
-    assert report.read == whole.read * 7 // 12, "five of twelve parameters were there"
+    assert report.files_continued == 3
+    assert report.bytes_read == whole.bytes_read * 7 // 12, "five of twelve parameters were there"
     assert not (place.dst / ".rankxform").exists()
     assert len(place.manifest["files"]) == 3
 
@@ -75,7 +75,7 @@ def test_any_failure_of_storage_can_be_continued(place, monkeypatch):
     with pytest.raises(rankxform.StorageError, match="the device is gone"):
         place.transform()
     report = place.transform()
-    assert place.good and report.continued == 3
+    assert place.good and report.files_continued == 3
 
 
 def test_a_broken_source_leaves_nothing(place, monkeypatch):
@@ -90,11 +90,12 @@ def test_what_is_complete_is_kept(place):
     first = place.transform()
     before = {p: p.stat() for p in place.dst.rglob("*") if "rank_" in str(p)}
     again = place.transform()
-    assert (again.kept, again.written, again.read) == (3, 0, 0) and first.kept == 0
+    assert (again.files_kept, again.bytes_written, again.bytes_read) == (3, 0, 0)
+    assert first.files_kept == 0
     assert {p: p.stat() for p in place.dst.rglob("*") if "rank_" in str(p)} == before
     place.final(1).unlink()
     again = place.transform()
-    assert again.kept == 2 and 0 < again.written < first.written
+    assert again.files_kept == 2 and 0 < again.bytes_written < first.bytes_written
     assert place.good and len(place.manifest["files"]) == 3
 
 
@@ -102,9 +103,9 @@ def test_ranks_can_be_made_in_several_runs(place):
     place.transform(ranks=(0,))
     assert list(place.manifest["files"]) == [f"rank_0/checkpoint_0.{place.kind}"]
     report = place.transform(ranks=(1, 2))
-    assert report.kept == 0
+    assert report.files_kept == 0
     assert place.good and len(place.manifest["files"]) == 3
-    assert place.transform().kept == 3
+    assert place.transform().files_kept == 3
 
 
 def test_a_changed_file_is_not_taken_for_ours(place):
@@ -134,7 +135,7 @@ def test_changed_inputs_and_options_are_named(place, monkeypatch):
     with pytest.raises(rankxform.StorageError, match=r"checkpoint_2\.\w+ of rank 2 was changed"):
         place.transform()
     report = place.transform(overwrite=True)
-    assert report.continued == 0 and place.good
+    assert report.files_continued == 0 and place.good
 
 
 def test_beginning_anew_leaves_nothing_of_the_old(place, monkeypatch):
@@ -156,7 +157,7 @@ def test_an_overwriting_run_that_was_stopped_goes_on(place, monkeypatch):
     assert place.final(0).stat().st_ino == before, "the old file is there until the new is whole"
     assert len(place.manifest["files"]) == 3, "and the manifest knows them"
     report = place.transform(overwrite=True)
-    assert (report.kept, report.continued) == (0, 3) and place.good
+    assert (report.files_kept, report.files_continued) == (0, 3) and place.good
     assert place.final(0).stat().st_ino != before
 
 
@@ -170,7 +171,7 @@ def test_a_part_file_that_is_another_is_not_continued(place, monkeypatch):
     other.write_bytes(bytes(len(data)))
     os.replace(other, part)
     report = place.transform()
-    assert report.continued == 2 and place.good
+    assert report.files_continued == 2 and place.good
 
 
 def test_a_journal_sharded_short_costs_only_its_last_entry(place, monkeypatch):
@@ -184,7 +185,7 @@ def test_a_journal_sharded_short_costs_only_its_last_entry(place, monkeypatch):
     written.write_bytes(b"".join(lines[:6]) + lines[6][:-4])
     report = place.transform()
     assert place.good
-    assert report.read == 7 * report.needed // 7 == 7 * 48 * 32 * 4
+    assert report.bytes_read == 7 * report.bytes_needed // 7 == 7 * 48 * 32 * 4
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -223,7 +224,7 @@ def test_a_part_that_another_file_has_replaced_gets_no_final_name(place, monkeyp
     with pytest.raises(rankxform.StorageError, match="something else has changed or replaced"):
         place.transform()
     monkeypatch.setattr(convert, "write_parts", real)
-    assert place.transform().continued == 2 and place.good
+    assert place.transform().files_continued == 2 and place.good
 
 
 def test_a_part_that_has_become_shorter_is_begun_anew(place, monkeypatch):
@@ -232,7 +233,7 @@ def test_a_part_that_has_become_shorter_is_begun_anew(place, monkeypatch):
         place.transform()
     part = part_of(place.final(1))
     os.truncate(part, part.stat().st_size - 1)
-    assert place.transform().continued == 2 and place.good
+    assert place.transform().files_continued == 2 and place.good
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -255,7 +256,7 @@ def test_a_journal_that_was_not_synced_dies_with_the_machine(place, monkeypatch)
         place.transform(fsync=False)
     monkeypatch.setattr(target, "boot_id", lambda: "another boot")
     report = place.transform()
-    assert report.continued == 0 and place.good
+    assert report.files_continued == 0 and place.good
 
 
 def two_copies_each(tmp_path):

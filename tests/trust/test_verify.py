@@ -67,9 +67,9 @@ def told(verdict):
 
 def test_what_is_right_passes(place):
     verdict = place.verify()
-    assert told(verdict) == [] and verdict.files == 4
+    assert told(verdict) == [] and verdict.files_compared == 4
     total = sum(int(np.prod(s)) * reference.ITEM[d] for s, d in PARAMS.values())
-    assert verdict.compared > total, "replicas are compared too"
+    assert verdict.bytes_compared > total, "replicas are compared too"
 
 
 def test_every_flipped_bit_is_found_where_it_is(place):
@@ -150,7 +150,7 @@ def test_the_command_says_so_and_exits_with_6(processes, place):
     code, output = run([*map(str, line), "--json"], 60, env=environment())
     assert code == 6
     facts = json.loads(output[: output.rindex("}") + 1])
-    assert facts["differences"][0]["first_index"] == [3, 2]
+    assert facts["differences"][0]["index"] == [3, 2]
 
 
 @pytest.mark.oracle
@@ -209,7 +209,7 @@ def test_a_file_that_cannot_be_read_is_a_difference_and_the_others_are_compared(
 def test_sizes_alone_are_no_proof(place):
     """Without fingerprints no byte is compared, and nobody is told that all is the same."""
     verdict = rankxform.verify(place.dst)
-    assert (verdict.same, verdict.checked, verdict.compared) == (None, "sizes", 0)
+    assert (verdict.same, verdict.checked, verdict.bytes_compared) == (None, "sizes", 0)
     code, output = run(
         [sys.executable, "-m", "rankxform", "verify", str(place.dst)], 60, env=environment()
     )
@@ -308,7 +308,7 @@ def test_what_was_not_compared_does_not_count(place):
     whole = rankxform.verify(place.dst)
     os.rename(place.final(1), place.tmp / "away")
     found = rankxform.verify(place.dst)
-    assert found.same is False and whole.compared == found.compared + size
+    assert found.same is False and whole.bytes_compared == found.bytes_compared + size
     os.rename(place.tmp / "away", place.final(1))
     manifest = place.manifest
     for damaged in ("x", None, [1], 10**30):

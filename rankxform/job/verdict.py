@@ -1,0 +1,86 @@
+"""What a verification found, and what both kinds of verification look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any
+
+from rankxform.engine.compare_sink import Difference
+from rankxform.errors import CheckpointError
+from rankxform.formats.base import Index
+from rankxform.storage import samples
+from rankxform.storage.posix import OnProgress
+from rankxform.values import dataclass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification found, over all processes.
+
+    differences: by parameter and rank. files_compared, bytes_compared: how many destination files,
+    and how many bytes of them, were compared. seconds: of the whole call. by_manifest: differences
+    are of files, not of parameters; with `sizes_only` no byte but the headers was compared, and
+    `command` is what would. step: of the source, if its files' names state one. names: of
+    destination files by id, where a difference's rank is the id of a file (in rank folders it is a
+    rank). warnings: what may not be what was meant; notices: what to know.
+    """
+
+    differences: tuple[Difference, ...]
+    files_compared: int
+    bytes_compared: int
+    seconds: float
+    processes: int
+    notices: tuple[str, ...]
+    by_manifest: bool = False
+    sizes_only: bool = False
+    warnings: tuple[str, ...] = ()
+    command: str | None = None
+    step: str | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def checked(self) -> str:
+        """What was compared: "bytes" with the source, "fingerprints" or "sizes" with a manifest."""
+        return "sizes" if self.sizes_only else "fingerprints" if self.by_manifest else "bytes"
+
+    @property
+    def same(self) -> bool | None:
+        """Whether both sides hold the same; None where no difference was found and no byte of
+        content compared."""
+        if self.differences:
+            return False
+        return None if self.sizes_only else True
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as ``verify --json`` prints it.
+
+        A difference has the name of its file where that is not the file of a rank.
+        """
+        facts = {"same": self.same, "checked": self.checked, **asdict(self)}
+        names = facts.pop("names")
+        del facts["by_manifest"], facts["sizes_only"]  # what `checked` says
+        for one in facts["differences"]:
+            one["file"] = names.get(one["rank"])
+            one["rank"] = None if names else one["rank"]
+        return facts
+
+
+def wrong_checksums(
+    paths: Mapping[int, Path],
+    indexes: Mapping[int, Index],
+    ranks: Sequence[int],
+    on_progress: OnProgress,
+) -> list[Difference]:
+    """Compare the files of `ranks` with the checksums that they carry."""
+    wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], on_progress) for rank in ranks}
+    return [
+        Difference(paths[rank].name, rank, why, whole_file=True)
+        for rank, why in wrong.items()
+        if why
+    ]
+
+
+def unreadable(path: Path, rank: int, error: CheckpointError) -> Difference:
+    return Difference(path.name, rank, f"cannot be read: {error}", whole_file=True)

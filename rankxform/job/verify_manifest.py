@@ -1,0 +1,183 @@
+"""Whether a destination is as its own manifest says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rankxform.checkpoints.base import FORMS, USUAL, Shards, Wish
+from rankxform.checkpoints.folder import tensor_files
+from rankxform.engine.checksum import Fingerprint, sum_of_file
+from rankxform.engine.compare_sink import Difference, mismatches
+from rankxform.errors import CheckpointError, StorageError, UsageError
+from rankxform.publish import companions
+from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.storage.identity import digest
+from rankxform.storage.index import Indexer
+from rankxform.storage.posix import OnProgress
+from rankxform.storage.sources import Sources
+from rankxform.transport import Team
+from rankxform.transport.team import Show, quiet
+
+from .manifest import expected, verify_command, verify_options
+from .request import Request
+from .standing import record_folder
+from .verdict import Verdict, unreadable, wrong_checksums
+
+
+def verify_alone(
+    folder: str, team: Team, begin: Callable[[int], Show] = lambda total: quiet
+) -> Verdict:
+    """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept.
+
+    Where nodes have folders of their own, each is compared with its own manifest. Checkpoint files
+    in rank folders that no manifest lists are differences.
+    """
+    began = time.monotonic()
+    where = team.bcast(lambda: record_folder(Path(folder).absolute()))
+    manifests, leaders = _manifests(where, team)
+    facts_of_all = [facts for record in manifests for facts in record["files"].values()]
+    with_digests = all("digest" in facts for facts in facts_of_all)
+    mine = []
+    strange: list[Difference] = []
+    for record, processes in zip(manifests, leaders):
+        files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
+        if team.rank in processes:
+            own = files[processes.index(team.rank) :: len(processes)]
+            mine += [(name, facts, record) for name, facts in own]
+        if team.rank == processes[0]:
+            strange += _not_listed(where, record)
+    total = sum(facts["size"] for facts in facts_of_all) if with_digests else 0
+    show = begin(total) if team.rank == 0 else quiet
+    found: list[Difference] = []
+
+    def check(on_progress: OnProgress) -> int:
+        done = 0
+        for name, facts, record in mine:
+            wrong, nbytes = _check_file(where / name, facts, record, on_progress)
+            found.extend(wrong)
+            done += nbytes
+        return done
+
+    compared = team.work(check, show)
+    every = team.allgather(lambda: (compared, found + strange))
+    return Verdict(
+        tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
+        len(facts_of_all),
+        sum(nbytes for nbytes, _ in every),
+        time.monotonic() - began,
+        team.size,
+        (),
+        by_manifest=True,
+        sizes_only=not with_digests,
+        command=verify_command(_merged(manifests), folder),
+        names=_names(manifests[0]),
+    )
+
+
+def made_with(folder: Path, request: Request, shards: Shards, team: Team) -> list[str]:
+    """Return, as a notice, the command with the options that a folder was made with, if they are
+    known and are not those of `request`.
+
+    Collective; what it does not find or cannot read, no process does.
+    """
+    with suppress(StorageError, UsageError):
+        merged = _merged(_manifests(folder, team)[0])
+        given = verify_options(request, shards)
+        same_source = merged["identity"].get("source") == str(Path(request.src).absolute())
+        if same_source and merged.get("verify") == given:
+            return []
+        command = verify_command(merged, str(folder))
+        return [f"{folder} was made with other options; compare it with: {command}"]
+    return []
+
+
+def _merged(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the first of the manifests that nodes have, with the files of all."""
+    files = {name: facts for record in manifests for name, facts in record["files"].items()}
+    return {**manifests[0], "files": files}
+
+
+def _names(record: Mapping[str, Any]) -> dict[int, str]:
+    """Return the names of files by id, of a form whose ids are no ranks."""
+    if not FORMS[record.get("form", USUAL)].described:
+        return {}
+    return {facts["rank"]: name for name, facts in record["files"].items()}
+
+
+def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
+    """Return the checkpoint files of a destination that its manifest does not know."""
+    there = FORMS[record.get("form", USUAL)].look(folder, Wish())
+    found = [
+        Difference(name, rank, "is in no manifest of this folder", whole_file=True)
+        for rank, paths in there.files.items()
+        for path in paths
+        if (name := str(path.relative_to(folder))) not in record["files"]
+    ]
+    found += [
+        Difference(name, 0, "is in no manifest of this folder", whole_file=True)
+        for name in tensor_files(there.named)
+        if name not in record["files"]
+    ]
+    wrong = companions.faults(folder, record)
+    return found + [Difference(name, 0, why, whole_file=True) for name, why in wrong.items()]
+
+
+def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return the manifests that nodes have, and for each the processes that have it."""
+    nodes, path = team.nodes, folder / MANIFEST_NAME
+    there = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
+    known = team.allgather(lambda: digest(path) if there[team.rank] else b"")
+    groups: dict[bytes, list[int]] = {}
+    for node, processes in enumerate(nodes.processes):
+        if known[processes[0]]:
+            groups.setdefault(known[processes[0]], []).append(node)
+    alike = list(groups.values())
+    if not alike:
+        raise UsageError(
+            f"{path}: there is no manifest; this is no finished destination of rankxform. "
+            "Compare it with its source: verify SRC DST --src-strategy A --dst-strategy B"
+        )
+    leaders = [[p for node in group for p in nodes.processes[node]] for group in alike]
+    firsts = {processes[0] for processes in leaders}
+    records = team.allgather(lambda: manifest(folder) if team.rank in firsts else None)
+    return [one for one in records if one is not None], sorted(leaders)
+
+
+def _check_file(
+    path: Path, facts: Mapping[str, Any], record: Mapping[str, Any], on_progress: OnProgress
+) -> tuple[list[Difference], int]:
+    """Compare one file with what the manifest says of it; return also the bytes compared."""
+    rank = facts["rank"]
+    if not path.is_file():
+        return [Difference(path.name, rank, "is missing")], 0
+    if path.stat().st_size != facts["size"]:
+        return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")], 0
+    try:
+        index = Indexer().index(path)
+    except CheckpointError as error:
+        return [unreadable(path, rank, error)], 0
+    if "digest" not in facts:
+        return [], 0
+    slices = _expected_by(record, rank, path)
+    wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
+    if wrong:
+        return wrong, 0
+    with Sources({rank: path}, {rank: index}) as sources:
+        total = sum_of_file(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
+    if f"{total:016x}" != facts["digest"]:
+        return [Difference(path.name, rank, "was changed since it was written")], facts["size"]
+    return wrong_checksums({rank: path}, {rank: index}, [rank], on_progress), facts["size"]
+
+
+def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
+    try:
+        return expected(record, rank)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"{MANIFEST_NAME}: damaged: what it says of {path} makes no sense ({error!r}); compare "
+            "with the source instead (verify SRC DST)"
+        ) from error
