@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
+import os
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
+import types
 from pathlib import Path
 
 import pytest
+import yaml
 
 import rankxform
 from tests import reference
@@ -38,6 +43,12 @@ def test_versions_agree():
         line for line in (ROOT / "setup.cfg").read_text().splitlines() if line.startswith("version")
     ]
     assert named == [f"version = {rankxform.__version__}"]
+
+
+def test_the_containerfile_copies_all_of_a_build():
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
+    assert copied == set(OF_A_BUILD)
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -93,3 +104,61 @@ def test_an_sdist_and_a_wheel_in_an_empty_environment(built, tmp_path):
     run("transform", src, "dst", "--src-strategy", strategy, "--report", "page.html")
     assert reference.wrong_slices(tmp_path / "dst", None, params) == []
     assert "<style>" in (tmp_path / "page.html").read_text()
+
+
+def requirements():
+    """What setup.cfg asks for at run time: minimal versions by name; None: any version."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = [
+        *config["options"]["install_requires"].split("\n"),
+        f"python{config['options']['python_requires']}",
+    ]
+    found = {}
+    for line in lines:
+        if match := re.match(r"(\w+)(?:>=([\d.]+))?", line):
+            found[match[1]] = match[2]
+    return found
+
+
+def test_the_conda_recipe_asks_for_the_same():
+    recipe = yaml.safe_load((ROOT / "packaging" / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == rankxform.__version__
+    run = (line.partition(" >=") for line in recipe["requirements"]["run"])
+    assert {name: version or None for name, _, version in run} == requirements()
+
+
+def test_the_spack_recipe_asks_for_the_same():
+    """The recipe is run with directives that note what they are given."""
+    noted = []
+    package = types.SimpleNamespace(PythonPackage=object)
+    for directive in ("version", "depends_on"):
+        setattr(package, directive, lambda *words, of=directive, **more: noted.append((of, words)))
+    for directive in ("license", "variant"):
+        setattr(package, directive, lambda *words, **more: None)
+    text = (ROOT / "packaging" / "spack" / "package.py").read_text()
+    exec(text.replace("from spack.package import *", ""), vars(package))
+    assert ("version", (rankxform.__version__,)) in noted
+    names = [words[0].partition("@") for of, words in noted if of == "depends_on"]
+    found = {
+        name.removeprefix("py-"): version.rstrip(":") or None
+        for name, _, version in names
+        if name not in ("py-setuptools", "py-pyyaml")
+    }
+    assert found == requirements()
+
+
+def test_the_module_file(tmp_path):
+    modulecmd = next(Path("/usr").glob("lib*/**/modulecmd.tcl"), None)
+    if modulecmd is None:
+        pytest.skip("Environment Modules are not installed")
+    text = (ROOT / "packaging" / "modules" / "rankxform").read_text()
+    root = f"/opt/rankxform/{rankxform.__version__}"
+    assert f"set root {root}\n" in text
+    (tmp_path / "rankxform").mkdir()
+    (tmp_path / "rankxform" / "1").write_text(text)
+    line = [modulecmd, "python", "load", "rankxform"]
+    environment = {**os.environ, "MODULEPATH": str(tmp_path)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+    assert f"os.environ['PATH'] = '{root}/bin:" in done.stdout
+    assert f"{root}/share/man" in done.stdout

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what emulated nodes and a look at pages need, on Debian, as root; elsewhere does nothing.
+# Installs what emulated nodes, a look at pages and the module file need, on Debian, as root; elsewhere does nothing.
 set -eu
 [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || exit 0
 missing=
@@ -11,6 +11,7 @@ command -v sshd > /dev/null && command -v ssh > /dev/null || missing="$missing o
 command -v sshfs > /dev/null || missing="$missing sshfs"
 command -v mkfs.xfs > /dev/null && command -v mkfs.btrfs > /dev/null || missing="$missing xfsprogs btrfs-progs"
 command -v chromium > /dev/null || missing="$missing chromium"
+[ -e /usr/lib/x86_64-linux-gnu/modulecmd.tcl ] || missing="$missing environment-modules"
 [ -z "$missing" ] && exit 0
 apt-get update -qq
 # shellcheck disable=SC2086  # several words are several packages
