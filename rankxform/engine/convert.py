@@ -200,7 +200,7 @@ def _from_bfloat16(into: Words, out: Words, room: Words) -> None:
 
 def _has_nan(values: Words) -> bool:
     """Tell whether there is a NaN: the maximum is one then."""
-    return bool(values.size and np.isnan(np.maximum.reduce(values)))
+    return bool(values.size and np.isnan(values.max()))
 
 
 def _from_float8(into: Words, out: Words) -> None:
