@@ -151,7 +151,7 @@ def test_a_stage_that_was_forgotten_shows_in_the_extra_ranks(place):
     )
     for rank in (2, 3):
         (place.tmp / "more" / f"rank_{rank}").rename(place.tmp / "src" / f"rank_{rank}")
-    place.refused(rankxform.CheckpointError, "rank_3.*late.*stages", 3)
+    place.refused(rankxform.CheckpointError, "stages.*rank_3.*late", 3)
 
 
 def test_a_strategy_of_another_network(place):
@@ -257,7 +257,7 @@ def test_a_folder_in_the_targets_place(place):
 
 def test_a_file_where_the_target_folder_should_be(place):
     place.dst.write_text("a file")
-    with pytest.raises(rankxform.StorageError, match="dst/.rankxform: cannot make the folder"):
+    with pytest.raises(rankxform.StorageError, match="dst: is a file, and DST must be a folder"):
         rankxform.transform(place.src, place.dst, place.a, place.b)
     assert place.dst.read_text() == "a file"
 

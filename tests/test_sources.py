@@ -330,7 +330,7 @@ def test_one_shard_is_not_silently_a_complete_checkpoint(tmp_path):
     shard = f"{source}/rank_0/checkpoint_0.ckpt"
     with pytest.raises(
         rankxform.UsageError,
-        match=r"is the file of one of 4 rank folders.*strategy\.ckpt \(found beside it: 2 stages of 2",
+        match=r"strategy\.ckpt \(found there: 2 stages of 2.*is the file of one of 4 rank folders",
     ):
         rankxform.transform(shard, tmp_path / "dst")
     report = rankxform.transform(shard, tmp_path / "dst", "none")
@@ -364,7 +364,7 @@ def test_a_pipeline_without_its_strategy_is_refused_whatever_names_its_ranks_hol
         rankxform.UsageError, match="files of 4 ranks, and no --src-strategy"
     ) as told:
         verbs(source, tmp_path)[call]()
-    assert "output/strategy (found beside it: 2 stages of 2 ranks)" in str(told.value)
+    assert "output/strategy (found there: 2 stages of 2 ranks)" in str(told.value)
     assert "other_strategy" not in str(told.value), "that one is of two ranks"
     assert "--src-strategy none" in str(told.value)
     assert not (tmp_path / "dst").exists()

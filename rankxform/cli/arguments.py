@@ -67,6 +67,11 @@ def _refuse_unknown(
         if word.startswith("--"):
             flags = dict(leaves(known))[verb]._option_string_actions
             _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
+    if verb == "launch" and rest[0].startswith("-n"):
+        raise UsageError(
+            "leave out -n: the launcher starts launch with as many processes as the job has, as in "
+            "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py"
+        )
     raise UsageError(
         f"{' '.join(rest)}: {verb} takes no such arguments; strategies are given by --src-strategy "
         f"and --dst-strategy (see: {see})"
@@ -101,10 +106,11 @@ def request(options: argparse.Namespace) -> Request:
             raise UsageError("SRC and --shapes: a plan is of a checkpoint, or of shapes alone")
         src = ""
     else:
-        src = _one("SRC", facts["src"], facts.get("src_option"))
+        what = _SRC_OR_SHAPES if "shapes" in facts else "SRC"
+        src = _one(what, options.verb, facts["src"], facts.get("src_option"))
     dst = facts.get("dst") or facts.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
-        dst = _one("DST", facts["dst"], facts["dst_option"])
+        dst = _one("DST", options.verb, facts["dst"], facts["dst_option"])
     return Request(
         src=src,
         dst=dst,
@@ -161,9 +167,17 @@ def ignored(options: argparse.Namespace) -> list[str]:
     return ["--" + n for n in names if getattr(options, n, None) is not None]
 
 
-def _one(what: str, positional: str | None, option: str | None) -> str:
+_SRC_OR_SHAPES = "SRC or --shapes"
+_WHAT = {
+    "SRC": "SRC, the checkpoint's folder or file",
+    "DST": "DST, the folder for the result",
+    _SRC_OR_SHAPES: "SRC, the checkpoint's folder or file; or give --shapes to plan without one",
+}
+
+
+def _one(what: str, verb: str, positional: str | None, option: str | None) -> str:
     if positional and option:
         raise UsageError(f"{what} is given twice: {positional} and {option}")
     if not positional and not option:
-        raise UsageError(f"no {what}: which folder? (python -m rankxform transform --help)")
+        raise UsageError(f"name {_WHAT[what]} (see: rankxform {verb} --help)")
     return positional or option or ""

@@ -18,7 +18,7 @@ from rankxform.storage.posix import is_inside, opened, range_reader, read_bytes,
 
 from . import charts
 from .planned import COUNTS, METHODS, NAMES
-from .units import count, seconds, size
+from .units import buffer, count, seconds, size
 
 if TYPE_CHECKING:
     from rankxform.job.picture import Flow
@@ -267,7 +267,7 @@ def _made(
         ("destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"),
         ("read of the source", f"{plan.bytes_read:,} bytes, {plan.bytes_needed:,} needed"),
         ("written", f"{plan.bytes_written:,} bytes of tensors"),
-        ("buffers of a process", size(plan.buffer_bytes)),
+        ("buffers of a process", buffer(plan.buffer_bytes)),
     ]
     if done is not None:
         kept = "kept (rankxform verify DST compares them)" if done.fingerprints else "not kept"

@@ -21,7 +21,7 @@ from rankxform.storage.bandwidth import MEASURED_BYTES
 from .options import LATENCIES, SHARE
 from .report import header, left_out, notes, warnings
 from .terminal import labelled
-from .units import abbreviate, seconds, short_table, size, table
+from .units import abbreviate, buffer, seconds, short_table, size, table
 
 _FEW_PATTERNS = 2
 
@@ -84,7 +84,7 @@ def plan_table(
             "in all",
             f"{size(plan.bytes_needed)} of the source are needed, "
             f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
-            f"buffers of at most {size(plan.buffer_bytes)} on "
+            f"buffers of at most {buffer(plan.buffer_bytes)} on "
             + (f"each of {processes:,} processes" if processes > 1 else "one process"),
         ),
     ]
@@ -121,7 +121,7 @@ def _prediction(expected: float, slowest: Costs) -> str:
         "time",
         f"the move would take about {seconds(expected)}: the slowest process reads "
         f"{size(slowest.read)}/s and writes {size(slowest.write)}/s, measured with "
-        f"{size(MEASURED_BYTES)}",
+        f"{buffer(MEASURED_BYTES)}",
     )
 
 
@@ -199,7 +199,7 @@ def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str,
         f"busiest node's network {seconds(max(found.network))}",
         f"if {costs}",
         f"Peak memory per process: {size(found.memory)} "
-        f"({size(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
+        f"({buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
     return "\n".join([*lines, *notes(conversion.notices), *warnings(conversion.warnings)])
 

@@ -29,6 +29,15 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.{3 if exponent else 0}{'g' if exponent else 'f'}} {_UNITS[exponent]}"
 
 
+def buffer(nbytes: int) -> str:
+    """Write the size of a buffer as options give it: in powers of 1024, where it is round.
+
+    >>> buffer(64 << 20), buffer(100_000_000)
+    ('64 MiB', '100 MB')
+    """
+    return size(nbytes) if nbytes % (1 << 20) else f"{nbytes >> 20:,} MiB"
+
+
 def count(number: int, what: str) -> str:
     """Write how many there are.
 

@@ -117,7 +117,7 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
         _tell(options, "verify", found.as_dict, text)
     if not found.by_manifest:
         _report_page(options, processes, request, verdict=found)
-    return DifferenceError.exit_code if found.differences else 0
+    return 0 if found.same else DifferenceError.exit_code
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:

@@ -70,6 +70,8 @@ def check_strangers(request: Request, form: Form, own: Iterable[Path], team: Tea
 def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) -> None:
     """Refuse destination files that are, or lie among, source files, whatever their paths."""
     src, dst = Path(request.src), Path(request.dst or "")
+    if dst.exists() and not dst.is_dir():
+        raise StorageError(f"{dst}: is a file, and DST must be a folder; name another")
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
     inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))

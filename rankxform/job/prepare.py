@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Shards, Target
 from rankxform.checkpoints.checks import check_files, own_names, repaired
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
 from rankxform.formats.base import FORMATS, Format, Index, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
@@ -120,7 +120,9 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
     adapter = _adapter(request, found, team, phases)
     found = _compared(found, indexes, visibility, searched, team)
     with phases.phase("plan"):
-        return team.agree(lambda: _planned(found, indexes, visibility, common, searched, adapter))
+        return team.agree(
+            lambda: _planned_or_why(found, indexes, visibility, common, searched, adapter)
+        )
 
 
 # -- on every process ---------------------------------------------------------------------------
@@ -138,6 +140,16 @@ def index_all(team: Team, paths: Mapping[int, Path], visibility: Visibility) -> 
     return dict(sorted(found.items()))
 
 
+def _planned_or_why(found: Inputs, *more: Any) -> Conversion:
+    """Plan; where that fails under a strategy of another number of ranks, say so first."""
+    try:
+        return _planned(found, *more)
+    except (CheckpointError, StrategyError, RequestError) as error:
+        if found.other_strategy is None:
+            raise
+        raise type(error)(f"{found.other_strategy}. {error}") from error
+
+
 def _planned(
     found: Inputs,
     indexes: Mapping[int, Index],
@@ -149,7 +161,7 @@ def _planned(
     """Plan; pure, and the same on every process."""
     request, notices = found.request, found.notices
     src, files = _source_files(found, indexes, visibility)
-    inside, outside = files.indexes, files.extra
+    inside = files.indexes
     derivation = derivation_of(
         request, found.operation, adapter.planner.catalog if adapter else None
     )
@@ -161,16 +173,8 @@ def _planned(
     selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors)
     check_loose(found.shards, inside, selection, dst)
     planner = Planner(catalog, dst, selection, request.replicas)
-    try:
-        for rank in ranks:
-            planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
-    except RequestError as error:
-        if not outside:
-            raise
-        raise RequestError(
-            f"{error}. {request.src} holds files of more ranks than the {src.ranks} of "
-            f"{src.label}: is that this checkpoint's strategy?"
-        ) from error
+    for rank in ranks:
+        planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
     by_pattern = sharded_by_pattern(selection, catalog)
     if by_pattern:
         notices.append(f"{src.label} shards {summarize_names(by_pattern)}")
@@ -339,9 +343,8 @@ def _check_extra_names(found: Inputs, files: SourceFiles, src: Strategy) -> None
         new = [n for n in one.schema.names if n not in known and n not in found.src]
         if new:
             raise CheckpointError(
-                f"{files.paths[rank]}: holds {summarize_names(new)}, which {src.label} "
-                f"does not list; it describes {src.ranks} ranks, and the checkpoint has "
-                "more. Give the folder with the strategy files of all pipeline stages"
+                f"{files.paths[rank]}: holds {summarize_names(new, 2)}, which {src.label} "
+                "does not list"
             )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
-from shlex import quote
 
 from rankxform.checkpoints.base import Shards
 from rankxform.checkpoints.rank_folders import siblings_of
@@ -18,48 +16,6 @@ from rankxform.formats.base import Index
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.storage import strategies
-
-from .request import Request
-
-_SHOWN = 2
-
-
-def check_stated(request: Request, where: Path, shards: Shards) -> None:
-    """Refuse files of several ranks if no source strategy was given, not even "none".
-
-    Raises UsageError, which names the strategies that lie beside the checkpoint.
-    """
-    if request.src_strategy is not None:
-        return
-    ranks, folder = max(shards.paths) + 1, where
-    what = f"{where}: holds the files of {len(shards.paths)} ranks"
-    if request.files is not None:
-        what = f"{len(shards.paths)} files are given, of as many ranks"
-    if len(shards.paths) == 1:
-        path = next(iter(shards.paths.values()))
-        named = where.is_file() or request.files is not None
-        siblings = siblings_of(path) if named else []
-        if not siblings:
-            return
-        ranks, folder = max(siblings) + 1, path.resolve().parent.parent
-        what = f"{path}: is the file of one of {len(siblings)} rank folders"
-    found = [
-        f"--src-strategy {quote(_shortly(path))} (found beside it: {strategy.extent})"
-        for path, strategy in strategies.beside(folder, ranks)[:_SHOWN]
-    ]
-    found = found or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
-    raise UsageError(
-        f"{what}, and no --src-strategy says how they were sharded. Give {' or '.join(found)}; or "
-        "--src-strategy none, if every rank holds whole parameters (data parallel, "
-        "remove_redundancy)"
-    )
-
-
-def _shortly(path: Path) -> str:
-    """Write a path as it is named from here, if it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def unsharded(

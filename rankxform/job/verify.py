@@ -43,8 +43,7 @@ def verify(
 
     Both are streamed, in the memory that `request` allows; nothing is written.
     """
-    began = time.monotonic()
-    asked = request
+    began, asked = time.monotonic(), request
     request, standing, as_first = standing_files(request, team)
     conversion = prepare(request, team)
     files, planner, target = conversion.files, conversion.planner, conversion.target

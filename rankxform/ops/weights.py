@@ -11,7 +11,7 @@ from rankxform.layout.names import COUNTERS, NOT_SAVED, parameter_of, state_of
 
 from .base import Composition, Operation, Tensor
 
-NOT_WEIGHTS = "no weights (--weights-only)"
+NOT_WEIGHTS = "optimizer states and counters (--weights-only)"
 MASTER = "main_param"
 _AVERAGED = "pma_weight_"
 

@@ -250,7 +250,7 @@ def _check_stage(
         raise CheckpointError(
             f"{paths[group.files[0]]}: holds {len(foreign)} parameters that {strategy.label} "
             f"places in other pipeline stages than its {stage}, such as "
-            f"{summarize_names(foreign, 3)}; the strategy is not this checkpoint's"
+            f"{summarize_names(foreign, 2)}; the strategy is not this checkpoint's"
         )
 
 

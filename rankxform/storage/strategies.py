@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,12 +85,19 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
         entries: list[Path] = []
         with suppress(OSError):
             entries = [path for path in sorted(where.iterdir()) if "strategy" in path.name.lower()]
-        for path in entries:
-            if path.is_dir() or (path.is_file() and path.suffix in SUFFIXES):
-                with suppress(RankxformError, OSError):
-                    found.append((path, load(str(path))))
+        found += loadable(entries)
     fitting = [one for one in found if one[1].ranks >= ranks]
     return sorted(fitting, key=lambda one: one[1].ranks != ranks)
+
+
+def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
+    """Return the paths that hold a strategy, each with it; what cannot be read is left out."""
+    found = []
+    for path in paths:
+        if path.is_dir() or (path.is_file() and path.suffix in SUFFIXES):
+            with suppress(RankxformError, OSError):
+                found.append((path, load(str(path))))
+    return found
 
 
 def files(path: Path) -> list[Path]:
