@@ -45,8 +45,11 @@ def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start")
     return f"<text {place}>{escape(words)}</text>"
 
 
-def matrix(flow: Flow) -> str:
-    """Draw who takes how many bytes from whom: darker is more, bars are the sums."""
+def matrix(flow: Flow, source: str = "source", destination: str = "destination") -> str:
+    """Draw who takes how many bytes from whom: darker is more, bars are the sums.
+
+    source, destination: what columns and rows are called.
+    """
     rows, columns = len(flow.rows), len(flow.columns)
     wide = max(9.0, min(58.0, 620.0 / max(columns, 1)))
     high = max(9.0, min(28.0, 620.0 / max(rows, 1)))
@@ -54,7 +57,7 @@ def matrix(flow: Flow) -> str:
     top = 54.0
     most = max(flow.cells.values(), default=1)
     parts = [
-        _text(left, 12, f"from source {flow.column}", "small"),
+        _text(left, 12, f"from {source} {flow.column}", "small"),
         *_stage_bars(flow, left, top, wide),
         _text(left - 8, top - 6, flow.row, "small", "end"),
     ]
@@ -89,7 +92,7 @@ def matrix(flow: Flow) -> str:
         parts.append(_rect(x + 1, bottom + 8, wide - 2, long, "sum", size(nbytes)))
         if wide >= 44:
             parts.append(_text(x + wide / 2, bottom + 22 + long, size(nbytes), "small", "middle"))
-    title = f"bytes of each destination {flow.row} by source {flow.column}"
+    title = f"bytes of each {destination} {flow.row} by {source} {flow.column}"
     return svg(right + 150, bottom + 70, title, parts)
 
 
@@ -148,12 +151,18 @@ def tensors(kinds: Sequence[Kind]) -> str:
 
 def _boxes(shown: Sequence[Drawn], x: float, y: float, side: float) -> list[str]:
     parts = [_rect(x, y, side, side, "frame")]
+    many = len(shown) > _LABELLED
+    first, block = 0, 1
+    if many:  # ranks next to each other share a colour
+        starts = [ranks[0] for *_, ranks in shown]
+        first, block = min(starts), -(-(1 + max(starts) - min(starts)) // _HUES)
     for top, left, high, wide, ranks in shown[:_MOST_BOXES]:
         numbers = ranges(ranks)
         tip = f"rank{'s' if ranks[1:] else ''} {numbers}"
         place = x + left * side, y + top * side, wide * side, high * side
-        parts.append(_rect(*place, f"h{ranks[0] % _HUES} box", tip))
-        if len(shown) > _LABELLED or high * side <= 13:
+        hue = f"h{(ranks[0] - first) // block % _HUES}"
+        parts.append(_rect(*place, hue if many else f"{hue} box", tip))
+        if many or high * side <= 13:
             continue
         at = x + (left + wide / 2) * side, y + (top + high / 2) * side + 4
         for words in (tip, numbers, f"{ranks[0]}, ..."):

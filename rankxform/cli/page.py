@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rankxform
-from rankxform.errors import UsageError
-from rankxform.job.picture import flow, kinds, marginals
+from rankxform.job.picture import flow, kinds, marginals, node_flow
 from rankxform.layout.names import patterns
-from rankxform.storage.posix import is_inside, opened, range_reader, read_bytes, write_small
+from rankxform.storage.posix import read_bytes
 
 from . import charts
 from .planned import COUNTS, METHODS, NAMES
 from .units import buffer, count, seconds, size
 
 if TYPE_CHECKING:
+    from rankxform.job.efficiency import PlainCopy
     from rankxform.job.picture import Flow
     from rankxform.job.plan import Plan
     from rankxform.job.prepare import Conversion
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rankxform.job.verdict import Verdict
 
 _START = "start"
-_START_OF_PAGE = b"<!doctype html>"
 _MOST_BARS = 16
 _SPREAD = ("least", "mean", "largest")
 _MOST_CELLS = 1024
@@ -42,9 +41,11 @@ def page(
     *,
     done: Report | None = None,
     verdict: Verdict | None = None,
+    copy: PlainCopy | None = None,
     simulated: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the page of a plan; `done`, `verdict` and `simulated` are what came of it."""
+    """Return the page of a plan; `done`, `verdict` and `simulated` are what came of it, and `copy`
+    is what `done` is compared with."""
     request = conversion.request
     found = flow(plan, conversion)
     what = "Verification" if verdict else "Conversion" if done else "Plan"
@@ -61,9 +62,9 @@ def page(
         _outcome(done, verdict),
         _section("Who takes what from whom", _flow(found)),
         _section("How tensors are sharded, before and after", _tensors(conversion)),
-        _section("Where the time goes", _time(done, simulated, plan)),
+        _section("Where the time goes", _time(done, copy, simulated)),
         _section("What is not in the destination, and why", _left_out(plan)),
-        _section("Between processes and nodes", _traffic(plan, done, simulated)),
+        _section("Between processes and nodes", _traffic(conversion, plan, done, simulated)),
         _section("Checks, and how this was made", _made(conversion, plan, command, done, verdict)),
     ]
     return (
@@ -77,36 +78,6 @@ def page(
 
 def _style() -> str:
     return read_bytes(Path(__file__).with_name("page.css")).decode()
-
-
-def check(path: str, src: str, dst: str | None) -> None:
-    """See that a page may be written there, before the work. Raises UsageError."""
-    target = Path(path).absolute()
-    wrong = None
-    if target.suffix not in (".html", ".htm"):
-        wrong = "name a file that ends in .html"
-    elif not target.parent.is_dir() and (dst is None or target.parent != Path(dst).absolute()):
-        wrong = "name a file in a folder that is there"
-    elif src and is_inside(target, Path(src)):
-        wrong = "lies in SRC, which is never written to; name a file elsewhere"
-    elif target.exists() and not _is_page(target):
-        wrong = "is there already, and is no page; name another file"
-    if wrong:
-        raise UsageError(f"--report {path}: {wrong}")
-
-
-def _is_page(path: Path) -> bool:
-    """Whether a file is a page of HTML, which another page may replace."""
-    if not path.is_file():
-        return False
-    with opened(path) as (fd, _):
-        start = range_reader(fd, path)(0, len(_START_OF_PAGE))
-    return start.lower() == _START_OF_PAGE
-
-
-def write(path: str, text: str) -> None:
-    """Write a page, which gets its name once it is whole. Raises StorageError."""
-    write_small(Path(path).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
 def _section(title: str, content: str) -> str:
@@ -159,14 +130,15 @@ def _tensors(conversion: Conversion) -> str:
         return ""
     note = (
         "The largest kinds of tensor that are sharded, and the one that is moved in the smallest "
-        "pieces. Each colour is the first rank that holds a slice."
+        "pieces. Each colour is the first rank that holds a slice, or ranks next to each other "
+        "where there are many."
     )
     half = -(-len(every) // 2)
     drawings = [charts.tensors(some) for some in (every[:half], every[half:]) if some]
     return f'<p>{escape(note)}</p><div class="two">{"".join(drawings)}</div>'
 
 
-def _time(done: Report | None, simulated: Mapping[str, Any] | None, plan: Plan) -> str:
+def _time(done: Report | None, copy: PlainCopy | None, simulated: Mapping[str, Any] | None) -> str:
     if simulated is not None:
         every = simulated["seconds_of_processes"]
         busiest = seconds(max(every, default=0.0))
@@ -190,12 +162,12 @@ def _time(done: Report | None, simulated: Mapping[str, Any] | None, plan: Plan) 
         shown = {f"process {p}": phases for p, phases in enumerate(done.phases)}
     shown = {name: {n: phases[n] for n in names} for name, phases in shown.items()}
     start = max(phases.get(_START, 0.0) for phases in done.phases)
-    busy = max(map(_busy, done.phases))
-    share = min(1.0, busy / done.move_seconds) if done.move_seconds else 1.0
     text = (
-        f'<p><span class="big">{share:.0%}</span> of the move ({seconds(done.move_seconds)}, from '
-        "the finished plan to the last file's name) the busiest process spent on reading, copying, "
-        f"writing and syncing. Before all that, {seconds(start)} for Python and MPI to start.</p>"
+        f"{_efficiency(done, copy)}<p>The move took {seconds(done.move_seconds)}, from the "
+        "finished plan to the last file's name; the busiest process spent "
+        f"{seconds(max(map(_busy, done.phases)))} on reading, copying, sending, writing and "
+        "syncing. "
+        f"Before all that, {seconds(start)} for Python and MPI to start.</p>"
     )
     head = ("process", *names, "all")
     rows = [
@@ -204,6 +176,18 @@ def _time(done: Report | None, simulated: Mapping[str, Any] | None, plan: Plan) 
     ]
     table = f"<details><summary>as numbers, in seconds</summary>{_table(head, rows)}</details>"
     return text + charts.bars(shown, names) + table
+
+
+def _efficiency(done: Report, copy: PlainCopy | None) -> str:
+    """Say how near the move came to a plain copy."""
+    if copy is None or not done.move_seconds:
+        return ""
+    how = "measured after it with 64 MiB a process" if copy.measured else "as --costs says"
+    return (
+        f'<p><span class="big">{copy.seconds / done.move_seconds:.0%}</span> efficiency: a plain '
+        f"copy of as many bytes would take {seconds(copy.seconds)}, reading {size(copy.read)}/s "
+        f"and then writing {size(copy.write)}/s on all processes together ({how}).</p>"
+    )
 
 
 def _busy(phases: Mapping[str, float]) -> float:
@@ -231,7 +215,12 @@ def _left_out(plan: Plan) -> str:
     return "".join(parts)
 
 
-def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, Any] | None) -> str:
+def _traffic(
+    conversion: Conversion,
+    plan: Plan,
+    done: Report | None,
+    simulated: Mapping[str, Any] | None,
+) -> str:
     rows = [
         (METHODS.get(u.method, u.method), f"{len(u.names):,}", size(u.bytes_read))
         for u in plan.methods
@@ -246,7 +235,15 @@ def _traffic(plan: Plan, done: Report | None, simulated: Mapping[str, Any] | Non
         ]
         text += _table(("of a process", *_SPREAD), facts)
     sent = plan.bytes_sent if done is None else done.bytes_sent
-    return text + f"<p>Sent from one process to another: {size(sent)}.</p>"
+    text += f"<p>Sent from one process to another: {size(sent)}"
+    if not plan.between_nodes:
+        return f"{text}; nothing from one node to another.</p>"
+    nodes = simulated["nodes"] if simulated else len(conversion.files.visibility.files)
+    found = node_flow(plan.between_nodes, nodes)
+    crossing = size(sum(one.nbytes for one in plan.between_nodes))
+    return f"{text}; {crossing} from one node (columns) to another (rows).</p>" + charts.matrix(
+        found, "source", "destination"
+    )
 
 
 def _made(

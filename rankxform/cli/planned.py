@@ -160,6 +160,7 @@ def _facts(
         "predicted_seconds": found.total,
         "seconds_of_processes": list(found.seconds),
         "seconds_of_networks": list(found.network),
+        "between_nodes": [asdict(one) for one in found.between],
         "workloads": [
             {names[name]: value for name, value in vars(one).items()} for one in found.workloads
         ],

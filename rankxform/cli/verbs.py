@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 from rankxform.errors import (
     CheckpointError,
     DifferenceError,
-    RankxformError,
     StorageError,
     UsageError,
 )
 from rankxform.job.request import Request
 from rankxform.transport import Team
 
-from . import arguments, report
+from . import arguments, page_file, report
 from .json_output import as_json, strategy_facts
 from .options import given, refuse
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
-    from rankxform.job.plan import Plan
     from rankxform.job.prepare import Conversion
     from rankxform.transport.team import Show
 
@@ -37,7 +35,9 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
     if options.dry_run:
         _plan(options, processes)
         return
-    from rankxform.job.transform import transform
+    from rankxform.job.metrics import Phases
+    from rankxform.job.prepare import prepare
+    from rankxform.job.transform import convert
 
     def begin(conversion: Conversion, nbytes: int) -> Show:
         if not options.json:
@@ -47,15 +47,17 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
                 _print_quietly("\n".join(report.notes([text])))
         return Progress(nbytes, options.progress)
 
+    phases = Phases()
     request = processes.bcast(lambda: arguments.request(options))
-    processes.bcast(lambda: _check_page(options, request))
-    done = transform(request, processes, begin)
+    processes.bcast(lambda: page_file.check(options.report, request))
+    conversion = prepare(request, processes, phases)
+    done = convert(conversion, processes, begin, phases)
     if processes.rank == 0:
         text = partial(report.summary, done, **_detail(options))
         _tell(options, "transform", done.as_dict, text, _print_quietly)
         if options.profile and not options.json:
             _print_quietly(report.profile(done))
-    _report_page(options, processes, request, done=done)
+    page_file.report(options, processes, lambda: conversion, done)
 
 
 def _begin(options: argparse.Namespace, conversion: Conversion, processes: Team) -> None:
@@ -92,6 +94,7 @@ def _launch(options: argparse.Namespace, processes: Team) -> Program:
 
 
 def _verify(options: argparse.Namespace, processes: Team) -> int:
+    from rankxform.job.prepare import prepare
     from rankxform.job.verify import verify
     from rankxform.job.verify_manifest import verify_alone
 
@@ -110,13 +113,14 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
         )
     else:
         request = processes.bcast(lambda: arguments.request(options))
-        processes.bcast(lambda: _check_page(options, request))
+        processes.bcast(lambda: page_file.check(options.report, request))
         found = verify(request, processes, begin)
     if processes.rank == 0:
         text = partial(verdict_report.verdict, found, **_detail(options))
         _tell(options, "verify", found.as_dict, text)
     if not found.by_manifest:
-        _report_page(options, processes, request, verdict=found)
+        again = partial(prepare, request, processes)  # of what was asked for, not of what is there
+        page_file.report(options, processes, again, verdict=found)
     return 0 if found.same else DifferenceError.exit_code
 
 
@@ -135,7 +139,7 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     ):
         raise UsageError("--nodes and --src-placement are for --simulate P")
     conversion = prepare(request, processes)
-    processes.bcast(lambda: _check_page(options, request))
+    processes.bcast(lambda: page_file.check(options.report, request))
     if simulate:
         processes.bcast(lambda: _simulate(conversion, options))
         return
@@ -148,7 +152,7 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     def show() -> None:
         plan = summarize(conversion, found, policy)
         if options.report:
-            _write_page(options, conversion, plan)
+            page_file.write(options, conversion, plan)
         head = "" if getattr(options, "quiet", False) else report.header(conversion, count)
         between = flow(plan, conversion)
         text = partial(planned.plan_table, head, plan, prediction, between, options.verbose)
@@ -168,51 +172,9 @@ def _simulate(conversion: Conversion, options: argparse.Namespace) -> None:
     found, facts = planned.simulated(conversion, options)
     if options.report:
         policy = IoPolicy(READ_METHODS[conversion.request.read_method])
-        _write_page(options, conversion, summarize(conversion, found, policy), simulated=facts)
+        page_file.write(options, conversion, summarize(conversion, found, policy), simulated=facts)
     text = partial(planned.simulation_table, conversion, found, facts)
     _tell(options, "simulation", lambda: facts, text)
-
-
-def _check_page(options: argparse.Namespace, request: Request) -> None:
-    if options.report:
-        from . import page
-
-        page.check(options.report, request.src, request.dst)
-
-
-def _write_page(
-    options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any
-) -> None:
-    from . import page
-
-    text = page.page(conversion, plan, options.words, **outcome)
-    page.write(options.report, text)
-
-
-def _report_page(
-    options: argparse.Namespace, processes: Team, request: Request, **outcome: Any
-) -> None:
-    """Write the page of what was done, and has been told. Collective: the plan is made again.
-
-    What fails now is a warning: the work is done.
-    """
-    if not options.report:
-        return
-    from rankxform.job.plan import summarize
-    from rankxform.job.predict import predict_loads
-    from rankxform.job.prepare import prepare
-
-    def write() -> None:
-        plan = summarize(conversion, found, policy)
-        _write_page(options, conversion, plan, **outcome)
-
-    try:
-        conversion = prepare(request, processes)
-        found, policy = predict_loads(conversion, processes.size, processes)
-        processes.bcast(write)
-    except RankxformError as error:
-        if processes.rank == 0:
-            os.write(2, f"rankxform: warning: no page was written: {error}\n".encode())
 
 
 def _ranks(options: argparse.Namespace, processes: Team) -> None:

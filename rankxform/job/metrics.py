@@ -17,10 +17,13 @@ ORDER = (
 
 
 class Phases:
-    """Adds up seconds by phase. ``start`` is what passed before, from the process's start on."""
+    """Adds up seconds by phase. ``start`` is what passed before, from the process's start on.
+
+    began: the moment after that, of `time.monotonic`.
+    """
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(ORDER, 0.0)
+        self.seconds, self.began = dict.fromkeys(ORDER, 0.0), time.monotonic()
         self.seconds["start"] = since_process_start()
 
     @contextmanager

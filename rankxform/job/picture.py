@@ -13,6 +13,7 @@ from rankxform.layout.names import more_patterns, parameter_of, patterns, state_
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
+from rankxform.planning.simulate import NodeTraffic
 from rankxform.planning.transfers import Transfer
 from rankxform.values import dataclass
 
@@ -27,7 +28,7 @@ _LARGEST = 4
 class Flow:
     """Bytes that destination files or ranks take from source ranks, or groups of both.
 
-    row, column: whose bytes they are: "rank", "stage", "file", or "N ranks". cells: by (row,
+    row, column: whose bytes they are: "rank", "stage", "file", or "ranks by N". cells: by (row,
     column). stages: of each column, its pipeline stage. sizes, written: how many files a row stands
     for, and how many bytes they get.
     """
@@ -123,6 +124,20 @@ def flow(plan: Plan, conversion: Conversion) -> Flow:
     )
 
 
+def node_flow(between: Sequence[NodeTraffic], nodes: int) -> Flow:
+    """Return what nodes (columns) send to nodes (rows); above 64, groups of them."""
+    what, names, at = "node", [str(node) for node in range(nodes)], list(range(nodes))
+    if nodes > _MOST_ROWS:
+        what, names, at = _grouped(names, what)
+    cells: dict[tuple[int, int], int] = {}
+    for one in between:
+        key = at[one.dst_node], at[one.src_node]
+        cells[key] = cells.get(key, 0) + one.nbytes
+    sizes = tuple(map(at.count, range(len(names))))
+    none = (0,) * len(names)
+    return Flow(what, what, tuple(names), tuple(names), cells, none, sizes, none)
+
+
 def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]]:
     """Put so many neighbours into a group that there are few groups."""
     size = 1
@@ -130,7 +145,7 @@ def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]
         size *= 2
     starts = range(0, len(names), size)
     shown = [f"{names[a]}-{names[min(a + size, len(names)) - 1]}" for a in starts]
-    return f"{size} {what}s", shown, [at // size for at in range(len(names))]
+    return f"{what}s by {size}", shown, [at // size for at in range(len(names))]
 
 
 def kinds(conversion: Conversion) -> list[Kind]:

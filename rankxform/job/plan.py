@@ -12,7 +12,7 @@ from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import IoPolicy
 from rankxform.planning.read_method import Cheaper
 from rankxform.planning.selection import LeftOut
-from rankxform.planning.simulate import MethodUse, Simulation
+from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan, needed_bytes, read_by_rank
 from rankxform.values import dataclass
 
@@ -43,7 +43,8 @@ class Plan:
     """A whole plan, for so many `processes`. Sizes are bytes.
 
     bytes_needed: distinct source bytes; bytes_read: all that is read, and bytes_read_from:
-    from the files of each source rank; bytes_sent: from one process to another. shards: by
+    from the files of each source rank; bytes_sent: from one process to another; between_nodes: of
+    these, by pair of nodes. shards: by
     destination file. read_latency_bytes: bytes that could be read in the latency of one read,
     by which ranges or whole rows were chosen. buffer_bytes: of each process.
     derivation: how the destination's strategy was derived, if it was. left_out: what is not
@@ -60,6 +61,7 @@ class Plan:
     bytes_read: int
     bytes_sent: int
     bytes_written: int
+    between_nodes: tuple[NodeTraffic, ...]
     methods: tuple[MethodUse, ...]
     read_latency_bytes: int | None
     buffer_bytes: int
@@ -104,6 +106,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         bytes_read=sum(one.read for one in found.workloads),
         bytes_sent=sum(one.sent + one.sent_nearby for one in found.workloads),
         bytes_written=sum(plan.nbytes for plan in plans),
+        between_nodes=found.between,
         methods=found.methods,
         read_latency_bytes=latency,
         buffer_bytes=request.memory,

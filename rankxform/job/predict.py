@@ -34,11 +34,7 @@ def predict(
     `found` is what they will do, read by `policy`. The slowest process counts. Writes and removes
     a file of 64 MiB a process.
     """
-    files, target, durable = conversion.files, conversion.target, conversion.request.fsync
-    visible = sorted(files.visibility.of(team.rank))
-    source: Path | None = files.paths[visible[team.rank % len(visible)]] if visible else None
-    team.barrier()  # so that all measure at the same time
-    speeds = team.allgather(lambda: measure(source, target.folder, durable=durable))
+    speeds = storage_speeds(conversion, team)
     costs = policy.costs or Costs()
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
@@ -46,6 +42,18 @@ def predict(
     ]
     slowest = Costs(min(speed.read for speed in speeds), min(speed.write for speed in speeds))
     return costs.overlapped(max(seconds), max(found.network)), slowest
+
+
+def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
+    """Measure, by process, how fast source and destination are, all at the same time. Collective.
+
+    Writes and removes a file of 64 MiB a process.
+    """
+    files, target, durable = conversion.files, conversion.target, conversion.request.fsync
+    visible = sorted(files.visibility.of(team.rank))
+    source: Path | None = files.paths[visible[team.rank % len(visible)]] if visible else None
+    team.barrier()  # so that all measure at the same time
+    return team.allgather(lambda: measure(source, target.folder, durable=durable))
 
 
 def predict_loads(

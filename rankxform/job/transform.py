@@ -125,8 +125,13 @@ returns the function that is shown the progress."""
 
 def transform(request: Request, team: Team, begin: Begin = lambda conversion, n: quiet) -> Report:
     """Convert a checkpoint, or continue where a stopped run left off; return what was done."""
-    phases, began = Phases(), time.monotonic()
-    conversion = prepare(request, team, phases)
+    phases = Phases()
+    return convert(prepare(request, team, phases), team, begin, phases)
+
+
+def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) -> Report:
+    """Carry out a conversion that is prepared. The request is its own, with absolute paths."""
+    request = conversion.request
     with phases.phase("compare"):
         compared, notices = _check(conversion, team)
     with phases.phase("plan"):
@@ -147,7 +152,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
         moved = time.monotonic() - moving
     foreign = warn_of(strangers(target.form, conversion.finals.values(), team))
     return replace(
-        _report(work, team, traffic, phases, time.monotonic() - began),
+        _report(work, team, traffic, phases, time.monotonic() - phases.began),
         move_seconds=moved,
         bytes_compared=compared,
         placement=placement.describe(),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields
+from typing import TypeVar
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import bounding_boxes
@@ -21,6 +22,8 @@ from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod, count_re
 from .routes import Peers, routes_of
 from .transfers import Exchange, bytes_to_write, reads_of
 from .visibility import Visibility
+
+Key = TypeVar("Key")
 
 _MESSAGE = 2 << 20
 _SECONDS_A_SLICE = 8e-6
@@ -68,17 +71,28 @@ class MethodUse:
 
 
 @dataclass(frozen=True)
+class NodeTraffic:
+    """Bytes that the processes on one node send to those on another."""
+
+    src_node: int
+    dst_node: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Simulation:
     """What a simulation found, for each process and node.
 
     workloads: by process; seconds: what each process would take by itself; network: by node, the
-    seconds to send or receive all that it must; methods: how files are read; costs: those that were
-    assumed; memory: most bytes that a process takes, if that is known.
+    seconds to send or receive all that it must; between: what nodes send each other; methods: how
+    files are read; costs: those that were assumed; memory: most bytes that a process takes, if
+    that is known.
     """
 
     workloads: tuple[Workload, ...]
     seconds: tuple[float, ...]
     network: tuple[float, ...]
+    between: tuple[NodeTraffic, ...]
     methods: tuple[MethodUse, ...]
     costs: Costs
     memory: int = 0
@@ -104,7 +118,8 @@ def simulate(
     """
     workloads = [Workload() for _ in assignment]
     used: dict[str, dict[str, int]] = {name: {} for name in (WHOLE, RANGES, SIEVING, TWO_PHASE)}
-    _add_exchanges(exchanges, workloads, used[TWO_PHASE], method)
+    crossing: dict[tuple[int, int], int] = {}
+    _add_exchanges(exchanges, workloads, crossing, used[TWO_PHASE], method)
     exchanged = Exchanged(exchanges)
     for process, slice_ranges in enumerate(assignment):
         workload = workloads[process]
@@ -126,6 +141,7 @@ def simulate(
         tuple(workloads),
         tuple(workload.seconds(costs) for workload in workloads),
         tuple(max(a, b) / costs.network for a, b in zip(leaving, arriving)),
+        tuple(NodeTraffic(*nodes, crossing[nodes]) for nodes in sorted(crossing)),
         tuple(MethodUse(m, sum(by.values()), tuple(by)) for m, by in used.items() if by),
         costs,
     )
@@ -134,11 +150,13 @@ def simulate(
 def _add_exchanges(
     exchanges: Iterable[Exchange],
     workloads: Sequence[Workload],
+    crossing: dict[tuple[int, int], int],
     by_name: dict[str, int],
     method: ReadMethod,
 ) -> None:
-    """Add to `workloads`, and to the bytes read by name, what exchanges come to."""
-    known: dict[object, dict[int, Workload]] = {}
+    """Add to `workloads`, to the bytes between nodes, and to those read by name, what exchanges
+    come to."""
+    known: dict[object, tuple[dict[int, Workload], dict[tuple[int, int], int]]] = {}
     for exchange in exchanges:
         parameter = exchange.parameter
         key = (
@@ -147,17 +165,22 @@ def _add_exchanges(
         )  # fmt: skip
         if key not in known:
             known[key] = _workloads_of(exchange, method)
-        for process, workload in known[key].items():
+        by_process, by_nodes = known[key]
+        for process, workload in by_process.items():
             workloads[process].add(workload)
             _add(by_name, parameter.name, workload.read)
+        for nodes, nbytes in by_nodes.items():
+            _add(crossing, nodes, nbytes)
 
 
-def _add(by_name: dict[str, int], name: str, nbytes: int) -> None:
-    by_name[name] = by_name.get(name, 0) + nbytes
+def _add(sums: dict[Key, int], key: Key, nbytes: int) -> None:
+    sums[key] = sums.get(key, 0) + nbytes
 
 
-def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]:
-    """Return what each process reads, sends and receives."""
+def _workloads_of(
+    exchange: Exchange, method: ReadMethod
+) -> tuple[dict[int, Workload], dict[tuple[int, int], int]]:
+    """Return what each process reads, sends and receives, and what nodes send each other."""
     grid, node = exchange.parameter.grid, exchange.node
     item = item_size(exchange.parameter.src_dtype)
     boxes = {
@@ -166,6 +189,7 @@ def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]
         for at, box in overlaps(grid, exchange.grid, cell)
     }
     found = {}
+    crossing: dict[tuple[int, int], int] = {}
     for process, routes in routes_of(exchange).items():
 
         def nbytes(peers: Peers, nearby: bool, here: int = node[process]) -> int:
@@ -182,6 +206,10 @@ def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]
             for peers in (routes.sends, routes.forwards)
             for pieces in peers.values()
         ]
+        for peer, pieces in routes.sends.items():
+            if node[peer] != node[process]:
+                sent = item * sum(boxes[piece].size for piece in pieces)
+                _add(crossing, (node[process], node[peer]), sent)
         found[process] = Workload(
             read=sum(read.nbytes for read in reads),
             sent=nbytes(routes.sends, False),
@@ -191,7 +219,7 @@ def _workloads_of(exchange: Exchange, method: ReadMethod) -> dict[int, Workload]
             reads=sum(read.reads for read in reads),
             messages=sum(max(1, -(-size // _MESSAGE)) for size in messages),
         )
-    return found
+    return found, crossing
 
 
 def spread_of(workloads: Sequence[Workload]) -> dict[str, tuple[int, float, int]]:

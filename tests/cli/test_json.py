@@ -38,6 +38,7 @@ COMMANDS = [
     f"plan SRC {A_TO_B}",
     "plan SRC HF --src-strategy A --dst-form huggingface",
     f"plan SRC {A_TO_B} --simulate 4",
+    f"plan SRC {A_TO_B} --simulate 4 --nodes 2 --src-placement node",
     "verify DST",
     f"verify SRC DST {A_TO_B}",
     "verify SRC BROKEN --src-strategy A --dst-strategy A",

@@ -106,6 +106,7 @@ def test_a_conversion_and_its_verification(processes, place):
     assert cast["bytes_written"] > plan["bytes_written"]
     assert f"{plan['bytes_read']:,} bytes, {plan['bytes_needed']:,} needed" in text
     assert "layers.*.wq (2)" in text and "with adam_m" in text
+    assert re.search(r"\d+%</span> efficiency: a plain copy .* 64 MiB a process", text)
     assert "1 tensor of Float32 8 x 16 x 12; 6.14 kB" in text and "whole on 8 ranks" in text
     code, output = command("verify", *words, processes=processes)
     assert code == 0 and "The same" in page.read_text(), output
@@ -167,6 +168,31 @@ def test_a_thousand_ranks_by_stage(tmp_path):
     code, output = command(*words, "--simulate", 512, "--nodes", 64, "--report", page)
     text = page.read_text()
     assert code == 0 and "by the cost model" in text and "sent to other nodes" in text
+    check_alone(text)
+
+
+def test_the_efficiency_is_that_of_a_plain_copy_and_the_nodes_are_a_matrix(place):
+    """Given bandwidths make the copy's time a number that a pencil can check."""
+    page, flags = place.tmp / "page.html", ["--src-strategy", place.a, "--dst-strategy", place.b]
+    costs = ["--costs", "read=100K,write=50K"]
+    words = [place.src, place.dst, *flags, "--report", page, *costs, "--json"]
+    code, output = command("transform", *words)
+    assert code == 0, output
+    done, text = json.loads(output), page.read_text()
+    seconds = done["bytes_needed"] / (100 << 10) + done["bytes_written"] / (50 << 10)
+    shown = re.search(r"([\d,]+)%</span> efficiency: .* would take (\S+) s,.*\(as --costs", text)
+    assert float(shown[2]) == pytest.approx(seconds, rel=0.01)
+    found = int(shown[1].replace(",", "")) / 100
+    assert found == pytest.approx(seconds / done["move_seconds"], abs=0.006)
+    nodes = ["--simulate", 4, "--nodes", 2, "--src-placement", "node", "--report", page, "--json"]
+    code, output = command("plan", place.src, *flags, *nodes)
+    facts, text = json.loads(output), page.read_text()
+    between = {(one["src_node"], one["dst_node"]): one["nbytes"] for one in facts["between_nodes"]}
+    assert between and set(between) <= {(0, 1), (1, 0)}
+    for node, processes in ((0, facts["workloads"][:2]), (1, facts["workloads"][2:])):
+        sent = sum(one["bytes_sent"] for one in processes)
+        assert between.get((node, 1 - node), 0) == sent
+    assert "bytes of each destination node by source node" in text
     check_alone(text)
 
 

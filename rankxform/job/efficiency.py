@@ -1,0 +1,39 @@
+"""How near a conversion comes to a plain copy of as many bytes."""
+
+from __future__ import annotations
+
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+from .predict import storage_speeds
+from .prepare import Conversion
+from .transform import Report
+
+
+@dataclass(frozen=True)
+class PlainCopy:
+    """A copy of as many bytes as a conversion moves, by as many processes, and nothing else.
+
+    read, write: bandwidths of all processes together, in bytes a second. measured: after the
+    conversion; else they were given (`--costs`). seconds: to read the bytes that are needed, and
+    then to write those of the destination.
+    """
+
+    read: float
+    write: float
+    measured: bool
+    seconds: float
+
+
+def plain_copy(conversion: Conversion, done: Report, team: Team) -> PlainCopy | None:
+    """Return the plain copy that a conversion can be compared with. Collective.
+
+    None if the conversion began with files that were there before.
+    """
+    if done.files_kept or done.files_continued:
+        return None
+    costs = conversion.request.costs
+    speeds = [costs] * team.size if costs else storage_speeds(conversion, team)
+    read, write = sum(one.read for one in speeds), sum(one.write for one in speeds)
+    seconds = done.bytes_needed / read + done.bytes_written / write
+    return PlainCopy(read, write, costs is None, seconds)
