@@ -15,14 +15,13 @@ PACKAGE = Path(rankxform.__file__).parent
 # From the cellar up: a package imports from those before it, and from itself.
 PACKAGES = (
     "errors", "values", "geometry", "layout", "formats", "ops", "planning", "storage", "checkpoints", "engine",
-    "publish", "transport", "job", "hostfile", "inspection", "api", "mindspore", "cli", "__init__",
+    "publish", "transport", "job", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",
 )  # fmt: skip
 # What a package does not import although it is below.
 APART = {
     "transport": PACKAGES[PACKAGES.index("geometry") : PACKAGES.index("transport")],
-    "inspection": ("transport", "job", "hostfile"),
-    "hostfile": PACKAGES[2 : PACKAGES.index("hostfile")],
+    "inspection": ("transport", "job"),
     "job": ("inspection", "api"),
     "cli": ("api", "mindspore"),  # beside the API, never through it
     "mindspore": ("inspection",),
@@ -57,8 +56,6 @@ def test_imports_point_down(path):
     mine = package_of(path)
     assert mine in PACKAGES, f"{mine} has no place in the house yet"
     below = set(PACKAGES[: PACKAGES.index(mine) + 1]) - set(APART.get(mine, ()))
-    if mine == "job":
-        below.add("hostfile")
     if mine in ("api", "cli"):
         below.add("__init__")  # for its version
     for module in imports(path):

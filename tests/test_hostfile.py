@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankxform.errors import UsageError
-from rankxform.hostfile import Host, from_rank_table, text
+from rankxform.transport.hostfile import Host, from_rank_table, text
 
 
 def server(number, ranks, **more):

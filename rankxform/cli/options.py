@@ -114,7 +114,9 @@ def add_number(verb: argparse.ArgumentParser) -> None:
         help="start P processes with the mpirun of this Python's MPI library",
     )
     verb.add_argument(
-        "--hostfile", metavar="FILE", help="with -n: the hosts to use, as that mpirun reads them"
+        "--hostfile",
+        metavar="FILE",
+        help="with -n: the hosts to use, in the form of MPICH's or Open MPI's mpirun",
     )
 
 

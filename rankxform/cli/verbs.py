@@ -306,8 +306,8 @@ def _inspect(options: argparse.Namespace, processes: Team) -> int:
 
 
 def _hostfile(options: argparse.Namespace, processes: Team) -> None:
-    from rankxform import hostfile
     from rankxform.storage.posix import read_bytes
+    from rankxform.transport import hostfile
 
     def convert() -> None:
         path = Path(options.table)

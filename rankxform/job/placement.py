@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankxform import hostfile
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError, UsageError
 from rankxform.layout.names import ranges
@@ -20,7 +19,7 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.identity import FolderMarker, own_addresses
 from rankxform.storage.posix import random_hex, read_bytes
-from rankxform.transport import Team
+from rankxform.transport import Team, hostfile
 from rankxform.transport.nodes import Nodes
 from rankxform.values import dataclass
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rankxform.errors import UsageError
 
+from . import hostfile
 from .library import OPEN_MPI, family_of, load, name_of
 
 _ANSWER = 30.0
@@ -23,27 +24,41 @@ _PROGRAM = (
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
-def command(processes: int, words: Sequence[str], hostfile: str | None = None) -> list[str]:
+def command(processes: int, words: Sequence[str], hosts: str | None = None) -> list[str]:
     """Return the command line that runs rankxform with `words` on so many processes.
 
-    hostfile: the hosts to use, in the form of that mpirun. Raises UsageError where there is no MPI
-    library, or no mpirun that fits it.
+    hosts: a file of the hosts to use, in the form of MPICH or of Open MPI. Raises UsageError where
+    there is no MPI library, or no mpirun that fits it.
     """
     library = load().Get_library_version()
     mpirun = _found(library)
     own = [sys.executable, "-c", _PROGRAM.format(home=str(_HOME)), *words]
     number = ["-n", str(processes)]
     if family_of(library) != OPEN_MPI:
-        return [mpirun, *(("-f", hostfile) if hostfile else ()), *number, *own]
+        named = _hosts(hosts, "mpich", "-f", "-hosts") if hosts else []
+        return [mpirun, *named, *number, *own]
     options = ["--bind-to", "none"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
-    if hostfile:
-        options += ["--hostfile", hostfile]
+    if hosts:
+        options += _hosts(hosts, "openmpi", "--hostfile", "--host")
         options += [word for name in _PASSED_ON if name in os.environ for word in ("-x", name)]
     else:  # what it counts as slots may be cores, or what a scheduler has granted
         options.append("--oversubscribe")
     return [mpirun, *options, *number, *own]
+
+
+def _hosts(path: str, style: str, as_file: str, as_list: str) -> list[str]:
+    """Return the options that name hosts: the file, or its hosts if it is of the other's form."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--hostfile {path}: {error.strerror}") from error
+    found = hostfile.parse(data, path)
+    foreign = b":" if style == "openmpi" else b"slots="
+    if not any(foreign in line.partition(b"#")[0] for line in data.splitlines()):
+        return [as_file, path]
+    return [as_list, ",".join(f"{host.address}:{host.devices}" for host in found)]
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
