@@ -19,7 +19,7 @@ from rankxform.planning.simulate import MethodUse, Simulation, spread_of
 from rankxform.storage.bandwidth import MEASURED_BYTES
 
 from .options import LATENCIES, SHARE
-from .report import header, left_out, notes, warnings
+from .report import against_needed, header, left_out, notes, warnings
 from .terminal import labelled
 from .units import abbreviate, buffer, seconds, short_table, size, table
 
@@ -82,9 +82,8 @@ def plan_table(
         "",
         labelled(
             "in all",
-            f"{size(plan.bytes_needed)} of the source are needed, "
-            f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written; "
-            f"buffers of at most {buffer(plan.buffer_bytes)} on "
+            f"reads {against_needed(plan.bytes_read, plan.bytes_needed)}; writes "
+            f"{size(plan.bytes_written)}; buffers of at most {buffer(plan.buffer_bytes)} on "
             + (f"each of {processes:,} processes" if processes > 1 else "one process"),
         ),
     ]

@@ -128,12 +128,10 @@ def _told(done: Report, verbose: bool) -> list[str]:
     if done.placement:
         text = f"on several nodes, a folder of each: {done.placement}"
         lines.append(labelled("placed", text))
-    times = done.bytes_read / done.bytes_needed if done.bytes_needed else 1
-    why = "; equal slices are read by every process that writes one, or whole rows for a part"
     sent = f"; sent {size(done.bytes_sent)} between processes" if done.bytes_sent else ""
     text = (
-        f"{size(done.bytes_read)}, {times:.2f} times the {size(done.bytes_needed)} needed"
-        f"{why if times > 1.05 else ''}{sent}; peak memory {size(done.peak_memory_bytes)} a process"
+        f"{against_needed(done.bytes_read, done.bytes_needed)}{sent}; peak memory "
+        f"{size(done.peak_memory_bytes)} a process"
     )
     lines.append(labelled("read", text))
     if done.strategy:
@@ -144,6 +142,13 @@ def _told(done: Report, verbose: bool) -> list[str]:
         text = f"between ranks, being in no strategy: {some} ({size(done.bytes_compared)})"
         lines.append(labelled("compared", text))
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
+
+
+def against_needed(read: int, needed: int) -> str:
+    """Say how much is read, and why it is more than what is needed."""
+    times = read / needed if needed else 1
+    why = "; equal slices are read by every process that writes one, or whole rows for a part"
+    return f"{size(read)}, {times:.2f} times the {size(needed)} needed{why if times > 1.05 else ''}"
 
 
 def left_out(left: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False) -> list[str]:

@@ -112,13 +112,13 @@ def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
     """Return the checkpoint files of a destination that its manifest does not know."""
     there = FORMS[record.get("form", USUAL)].look(folder, Wish())
     found = [
-        Difference(name, rank, "is in no manifest of this folder", whole_file=True)
+        Difference(name, rank, "is not listed in the manifest", whole_file=True)
         for rank, paths in there.files.items()
         for path in paths
         if (name := str(path.relative_to(folder))) not in record["files"]
     ]
     found += [
-        Difference(name, 0, "is in no manifest of this folder", whole_file=True)
+        Difference(name, 0, "is not listed in the manifest", whole_file=True)
         for name in tensor_files(there.named)
         if name not in record["files"]
     ]

@@ -262,10 +262,10 @@ class NameMap(Composition):
         stops = [self.table.blocks[name].range.stop for name in names]
         stops += [one.stop for one in rule.ranges]
         sizes = f" ({self.sizes.stated(stops)})" if stops else ""
+        kind = f", one of {len(missing)} of {count} of its kind" if count > 1 else ""
         return (
-            f"the checkpoint lacks {len(missing)} of {count} tensors that {self.table.label} and "
-            f"{self.sizes.label}{sizes} need, such as {missing[0]!r}; is it this model's "
-            "configuration?"
+            f"the checkpoint lacks {missing[0]!r}{kind}, which {self.table.label} needs by "
+            f"{self.sizes.label}{sizes}; is it this model's configuration?"
         )
 
     def _made(self, link: Link, of: Sequence[Tensor], side: str) -> list[Tensor]:

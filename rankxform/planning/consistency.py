@@ -74,7 +74,7 @@ def check_unlisted(
             f"give the strategy; --src-strategy none says that every rank holds whole parameters, "
             f"but {shown!r} is not the same in {catalog.paths[first[name]]} and "
             f"{catalog.paths[differing[name]]}, one of {len(large):,} that differ: they are "
-            "shards, or replicas that went apart"
+            "shards, or replicas that differ"
         )
     if large and not take_one:
         name = large[0]

@@ -122,5 +122,5 @@ def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
         elif name in known and _digest_of(path) != known[name]:
             found[name] = "was changed since it was written"
         elif name not in known and path.exists():
-            found[name] = "is in no manifest of this folder"
+            found[name] = "is not listed in the manifest"
     return found

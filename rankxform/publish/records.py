@@ -75,17 +75,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     The source files of both are compared; those that only one has are of ranks that the other
     did not need.
 
-    >>> differences({"options": {"crc": False}}, {"options": {"crc": True}})
-    ['crc was False, is True']
+    >>> differences({"options": {"dst_form": "ranks"}}, {"options": {"dst_form": None}})
+    ['--dst-form was ranks and is not given']
     """
     found = []
     for key, value in new.get("options", {}).items():
         was = old.get("options", {}).get(key)
         if was != value:
-            found.append(f"{key} was {was}, is {value}")
+            flag = "--" + key.replace("_", "-")
+            found.append(f"{flag} was {_stated(was)} and is {_stated(value)}")
     for side in ("source", "destination"):
         if old.get(f"{side} strategy") != new.get(f"{side} strategy"):
-            found.append(f"the {side} strategy is another")
+            found.append(f"the {side} strategy is not the same")
     was = old.get("source files", {})
     for rank, facts in new.get("source files", {}).items():
         if rank in was and was[rank] != facts:
@@ -95,6 +96,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if any(old.get(key) != new.get(key) for key in ("adapter files", "adapter strategy")):
         found.append("the adapter was changed or is another")
     return found
+
+
+def _stated(value: Any) -> str:
+    """Write an option's value, as JSON has it."""
+    return "not given" if value in (None, False, []) else "given" if value is True else f"{value}"
 
 
 class Part(NamedTuple):

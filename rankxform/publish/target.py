@@ -167,9 +167,9 @@ class TargetFolder:
         if changed and not allowed:
             more = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
             raise StorageError(
-                f"{self._folder}: holds the work of {whose}, and since then "
-                f"{'; '.join(changed[:3])}{more}. Run with what it was begun with, choose another "
-                "folder, or say --overwrite to begin anew"
+                f"{self._folder}: holds the work of {whose} with other inputs or options: "
+                f"{'; '.join(changed[:3])}{more}. Name another folder, say --overwrite to begin "
+                "anew, or run with what it was begun with"
             )
         return bool(changed)
 

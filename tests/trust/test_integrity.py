@@ -133,7 +133,7 @@ def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypat
     assert place.transform(verify=True, link=link).files_kept == 3
     verdict = rankxform.verify(place.dst)
     assert verdict.differences == () and not verdict.sizes_only
-    with pytest.raises(rankxform.StorageError, match="verify was True, is False"):
+    with pytest.raises(rankxform.StorageError, match="--verify was given and is not given"):
         place.transform()
 
 

@@ -123,8 +123,11 @@ def test_changed_inputs_and_options_are_named(place, monkeypatch):
     with pytest.raises(rankxform.StoppedError):
         place.transform()
     for changes, words in (
-        ({"exclude": ("w3",)}, "a run that was stopped, and since then exclude was"),
-        ({"dst_strategy": place.a}, "the destination strategy is another"),
+        (
+            {"exclude": ("w3",)},
+            "a run that was stopped with other inputs or options: --exclude was",
+        ),
+        ({"dst_strategy": place.a}, "the destination strategy is not the same"),
     ):
         given = {"src_strategy": place.a, "dst_strategy": place.b, **changes}
         with pytest.raises(rankxform.StorageError, match=words) as caught:

@@ -358,7 +358,7 @@ def test_folders_and_files_that_do_not_belong_there_are_named(place):
     (found,) = place.verify().differences
     assert (found.name, found.rank) == (str(extra), 4) and "ranks 0 to 3 only" in found.why
     (found,) = rankxform.verify(place.dst).differences
-    assert found.why == "is in no manifest of this folder"
+    assert found.why == "is not listed in the manifest"
     extra.unlink()
     beside = path.with_name(f"other.{place.kind}")
     beside.write_bytes(path.read_bytes())
