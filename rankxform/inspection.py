@@ -59,7 +59,8 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
         why = {"why": str(error)}
     found = [entry for entry in entries if _is_strategy(entry)]
     files = [e for e in entries if e.suffix in suffixes() and e not in found and e.is_file()]
-    if found and not files:
+    folders = (entry for entry in entries if entry.is_dir())
+    if found and not files and not any(glance(one, pattern) for one in folders):
         return _strategies(path, found)
     if files and not found:
         return {"kind": "files", "path": str(path), "shards": list(map(_facts, files))}

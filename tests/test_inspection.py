@@ -114,7 +114,7 @@ def test_a_manifest_of_somebody_elses_making(tmp_path):
         "identity": {"options": {}, "source files": {}},
     }  # fmt: skip
     (tmp_path / "rankxform.json").write_text(json.dumps(record))
-    assert "options       1 2" in inspection(look(tmp_path))
+    assert "options   1 2" in inspection(look(tmp_path))
     for other in ({"version": 1}, {"form": ["ranks"]}, {"form": "boxes"}):
         (tmp_path / "rankxform.json").write_text(json.dumps({**record, **other}))
         assert "unfinished work" in inspection(look(tmp_path))

@@ -133,13 +133,16 @@ def test_the_spack_recipe_asks_for_the_same():
     noted = []
     package = types.SimpleNamespace(PythonPackage=object)
     for directive in ("version", "depends_on"):
-        setattr(package, directive, lambda *words, of=directive, **more: noted.append((of, words)))
+        note = lambda *words, of=directive, **more: noted.append((of, words, more))  # noqa: E731
+        setattr(package, directive, note)
     for directive in ("license", "variant"):
         setattr(package, directive, lambda *words, **more: None)
     text = (ROOT / "packaging" / "spack" / "package.py").read_text()
     exec(text.replace("from spack.package import *", ""), vars(package))
-    assert ("version", (rankxform.__version__,)) in noted
-    names = [words[0].partition("@") for of, words in noted if of == "depends_on"]
+    assert ("version", (rankxform.__version__,), {}) in noted
+    when = {words[0]: more["when"] for _, words, more in noted if "when" in more}
+    assert when == {"py-tomli": "^python@:3.10", "py-pyyaml": "+yaml"}
+    names = [words[0].partition("@") for of, words, _ in noted if of == "depends_on"]
     found = {
         name.removeprefix("py-"): version.rstrip(":") or None
         for name, _, version in names
@@ -159,6 +162,10 @@ def test_the_module_file(tmp_path):
     (tmp_path / "rankxform" / "1").write_text(text)
     line = [modulecmd, "python", "load", "rankxform"]
     environment = {**os.environ, "MODULEPATH": str(tmp_path)}
+    environment = {k: v for k, v in environment.items() if k not in ("MANPATH", "XDG_DATA_DIRS")}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
     assert f"os.environ['PATH'] = '{root}/bin:" in done.stdout
-    assert f"{root}/share/man" in done.stdout
+    assert f"os.environ['MANPATH'] = '{root}/share/man:'" in done.stdout, "the system's stay"
+    assert (
+        f"os.environ['XDG_DATA_DIRS'] = '{root}/share:/usr/local/share:/usr/share'" in done.stdout
+    )

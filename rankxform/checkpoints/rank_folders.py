@@ -28,7 +28,17 @@ DEFAULT_PATTERN = "rank_{rank}/*"
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
 _STEP = re.compile(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
+_SHOWN = 2
 _FOLDER = re.compile(r"rank_(\d+)")
+
+
+def _inside(where: Path) -> list[tuple[Path, int]]:
+    """Return the folders in a folder that hold rank folders, and how many."""
+    with suppress(OSError):
+        folders = [path for path in sorted(where.iterdir()) if path.is_dir()]
+        found = [(path, len(_by_rank(path, DEFAULT_PATTERN))) for path in folders]
+        return [(path, ranks) for path, ranks in found if ranks]
+    return []
 
 
 class RankFolders:
@@ -83,10 +93,11 @@ class RankFolders:
                 f"{where}: is one rank's folder; name the folder above it, {where.parent}"
             )
         if not candidates:
+            named = " or ".join(f"{path} ({n} ranks)" for path, n in _inside(where)[:_SHOWN])
             raise CheckpointError(
-                f"{where}: holds no checkpoint at {wish.pattern or DEFAULT_PATTERN} "
-                f"({' or '.join(suffixes())}){searched}; "
-                "name the right folder, or give --src-pattern, such as 'ckpt_{rank}/*.ckpt'"
+                f"name {named or 'the right folder'}, or give --src-pattern, such as "
+                f"'ckpt_{{rank}}/*.ckpt': {where}: holds no checkpoint at "
+                f"{wish.pattern or DEFAULT_PATTERN} ({' or '.join(suffixes())}){searched}"
             )
         needed = [r for r in wanted if r in candidates] if wanted is not None else list(candidates)
         others = candidates if among is None else among

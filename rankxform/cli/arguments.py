@@ -38,6 +38,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
         raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
+    if getattr(options, "quiet", False) and options.progress == "auto":
+        options.progress = "none"
     options.program, options.words = program, words
     return options
 

@@ -20,6 +20,7 @@ _HUES = 8
 """Classes h0 to h7 of the page: the colours of Okabe and Ito, told apart by the colour-blind."""
 _MOST_BOXES = 1024
 _LABELLED = 32
+_SHADES = 16
 _TEXT = 6.2
 """Width of a character of small text, in pixels."""
 
@@ -56,6 +57,7 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
     left = 16 + _TEXT * (max(len(flow.row) + 1, *map(len, flow.rows)) + 1)
     top = 54.0
     most = max(flow.cells.values(), default=1)
+    few = rows * columns <= _MOST_BOXES
     parts = [
         _text(left, 12, f"from {source} {flow.column}", "small"),
         *_stage_bars(flow, left, top, wide),
@@ -69,7 +71,7 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
         y = top + number * high
         if number % max(1, round(12 / high + 0.49)) == 0:
             parts.append(_text(left - 8, y + high / 2 + 4, name, "small", "end"))
-        for column in range(columns):
+        for column in range(columns) if few else ():
             x, nbytes = left + column * wide, flow.cells.get((number, column), 0)
             tip = f"{flow.row} {name} from {flow.column} {flow.columns[column]}: {size(nbytes)}"
             shade = f' fill-opacity="{0.12 + 0.88 * sqrt(nbytes / most):.2f}"' if nbytes else ""
@@ -79,6 +81,8 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
                 tone = "small light" if nbytes > 0.2 * most else "small"
                 parts.append(_text(x + wide / 2, y + high / 2 + 4, size(nbytes), tone, "middle"))
     right, bottom = left + columns * wide, top + rows * high
+    if not few:
+        parts += _shades(flow, left, top, wide, high)
     of_rows, of_columns = marginals(flow)
     for number, nbytes in enumerate(of_rows):
         long = 60 * nbytes / max(1, *of_rows)
@@ -94,6 +98,23 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
             parts.append(_text(x + wide / 2, bottom + 22 + long, size(nbytes), "small", "middle"))
     title = f"bytes of each {destination} {flow.row} by {source} {flow.column}"
     return svg(right + 150, bottom + 70, title, parts)
+
+
+def _shades(flow: Flow, left: float, top: float, wide: float, high: float) -> list[str]:
+    """Draw many cells: those of about one shade are one path, which takes few bytes."""
+    rows, columns = len(flow.rows), len(flow.columns)
+    most = max(flow.cells.values(), default=1)
+    alike: dict[int, list[str]] = {}
+    for (row, column), nbytes in sorted(flow.cells.items()):
+        x, y = left + column * wide, top + row * high
+        shade = 1 + int((_SHADES - 1) * sqrt(nbytes / most))
+        square = f"M{x + 0.5:.1f} {y + 0.5:.1f}h{wide - 1:.1f}v{high - 1:.1f}h{1 - wide:.1f}z"
+        alike.setdefault(shade, []).append(square)
+    parts = [_rect(left, top, columns * wide, rows * high, "none")]
+    return parts + [
+        f'<path class="cell" fill-opacity="{shade / _SHADES:.2f}" d="{"".join(some)}"/>'
+        for shade, some in sorted(alike.items())
+    ]
 
 
 def _stage_bars(flow: Flow, left: float, top: float, wide: float) -> list[str]:

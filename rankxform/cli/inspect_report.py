@@ -13,7 +13,7 @@ from rankxform.storage import strategies
 
 from .report import warnings
 from .strategy_report import shown
-from .terminal import shown_path
+from .terminal import labelled, shown_path
 from .units import count, size, table
 
 
@@ -132,13 +132,13 @@ def _destination_table(found: Mapping[str, Any]) -> str:
     if found["form_title"]:
         what = f"{found['form_title']}, {count(number, 'file')}"
     state = "complete" if found["complete"] else "NOT COMPLETE"
-    kept = "kept (verify can compare all bytes with them)" if found["fingerprints"] else "none"
+    checks = "fingerprints are kept: verify can compare all bytes with them"
     lines = [
         f"{shown_path(found['path'])}: {what}, {_sum(found)}, {state}",
-        f"written       by rankxform, {when}",
-        f"from          {found['src']}",
-        f"options       {shlex.join(found['options']) or '-'}",
-        f"fingerprints  {kept}",
+        labelled("written", f"by rankxform, {when}"),
+        labelled("from", found["src"]),
+        labelled("options", shlex.join(found["options"]) or "-"),
+        labelled("checks", checks if found["fingerprints"] else "no fingerprints are kept"),
     ]
     lines += [f"WRONG: {fault}" for fault in found["faults"]]
     if found["begun"]:

@@ -138,5 +138,8 @@ def checked(conversion: Conversion) -> tuple[str, Any]:
         }
         for one in selection.parameters
     ]
-    facts = {"src": conversion.request.src, "map": conversion.naming, "entries": entries}
+    facts = {
+        "src": conversion.request.src, "map": conversion.naming, "entries": entries,
+        "notices": conversion.notices, "warnings": conversion.warnings,
+    }  # fmt: skip
     return "\n".join(lines), facts

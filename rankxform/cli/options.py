@@ -36,7 +36,7 @@ def add_strategies(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
-        dest="dst_strategy", metavar="STRATEGY", help="how to shard DST (default: none)",
+        dest="dst_strategy", metavar="STRATEGY", help="how DST is sharded (default: none)",
     )  # fmt: skip
 
 
@@ -47,7 +47,10 @@ def add_folders(parser: argparse.ArgumentParser, dst: str = "folder to write ran
     parser.add_argument("dst", nargs="?", metavar="DST", help=dst)
     for flags, where in (
         (("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"), "src_option"),
-        (("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir"), "dst_option"),
+        (
+            ("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir", "--dst-checkpoint"),
+            "dst_option",
+        ),
     ):
         parser.add_argument(*flags, dest=where, help=argparse.SUPPRESS)
     add_strategies(parser)
@@ -65,11 +68,12 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
     return groups
 
 
-def add_option(group: argparse._ActionsContainer, one: Field[Any]) -> None:
-    """Add one option of the table."""
+def add_option(group: argparse._ActionsContainer, one: Field[Any], **more: Any) -> None:
+    """Add one option of the table; `more` goes to `argparse` before what the table says."""
     facts = one.metadata
     flags = (_flag(one), *facts["aliases"])
     known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts["help"]}
+    known.update(more)
     if facts["kind"] == "flag":
         group.add_argument(*flags, action="store_true", **known)
     elif facts["kind"] == "off":

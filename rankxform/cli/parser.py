@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import rankxform
 from rankxform.errors import UsageError
 from rankxform.job.option import PLACES, RUN
+from rankxform.job.request import OPTIONS
 
 from .maps import add_actions as add_maps
 from .options import (
@@ -72,8 +73,8 @@ EXAMPLES = {
     "transform": f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
     "verify": f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
     "plan": f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
-    "launch": "mpirun -n 8 python -m rankxform launch --load output/checkpoint \\\n"
-    "      --src-strategy output/strategy --dst-strategy new/strategy -- \\\n"
+    "launch": "mpirun -n 8 python -m rankxform launch --load trained/checkpoint \\\n"
+    "      --src-strategy trained/strategy --dst-strategy new/strategy -- \\\n"
     "      python train.py --load_checkpoint {checkpoint}",
     "ranks": f"rankxform ranks {_STRATEGIES} --ranks 0-3",
     "merge": "rankxform merge output/strategy merged.ckpt",
@@ -201,11 +202,21 @@ def _transform(verb: argparse.ArgumentParser) -> None:
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
 
+def _ignore_writing(verb: argparse.ArgumentParser) -> None:
+    """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
+    command as `transform`."""
+    for one in OPTIONS:
+        if "transform" in one.metadata["verbs"] and "verify" not in one.metadata["verbs"]:
+            add_option(verb, one, dest="ignored_" + one.name, help=argparse.SUPPRESS)
+    verb.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
+
+
 def _verify(verb: argparse.ArgumentParser) -> None:
     add_folders(
         verb, dst="folder to verify; with one folder alone, it is compared with its own manifest"
     )
     add_table(verb, "verify")
+    _ignore_writing(verb)
     run = verb.add_argument_group(RUN)
     add_limits(run)
     add_progress(run)

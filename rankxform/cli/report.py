@@ -102,7 +102,7 @@ def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:
     """
     told = [] if quiet else _told(done, verbose)
     if done.files_kept == len(done.files):
-        last = f"all {count(done.files_kept, 'file')} were complete already; nothing was written"
+        last = f"{count(done.files_kept, 'file')} complete already; nothing was written"
     else:
         linked = f" ({done.files_linked} linked to equal ones)" if done.files_linked else ""
         made = count(len(done.files) - done.files_kept, "file")
@@ -168,8 +168,14 @@ def _some(label: str, names: Sequence[str], why: str, verbose: bool) -> str:
 
 def _next(done: Report) -> list[str]:
     """Say how to go on: how to check the destination, and how a slow run would be faster."""
-    yaml = "in the job's YAML, load_checkpoint: " if done.form == "ranks" else "load "
-    load = f"{yaml}{done.dst}"
+    if done.form != "ranks":
+        load = f"load {done.dst}"
+    elif done.dst_ranks == 1 < done.src_ranks:
+        load = f"one complete file, for one device: {done.files[0]} (--dst-strategy: for more)"
+    else:
+        container = Path(done.files[0]).suffix.removeprefix(".") if done.files else ""
+        load = f"in the job's YAML, load_checkpoint: {done.dst}"
+        load += f" and load_ckpt_format: {container}" if container != "ckpt" else ""
     check = "compare every byte: the same command with verify in the place of transform"
     if done.fingerprints:
         check = f"compare it again at any time: {shlex.join(['rankxform', 'verify', done.dst])}"

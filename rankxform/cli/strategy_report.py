@@ -21,7 +21,7 @@ from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
 from .json_output import strategy_facts
-from .terminal import shown_path
+from .terminal import folded, shown_path, width
 from .units import table
 
 _FEW = 6
@@ -96,7 +96,8 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
         *stage_lines(strategy),
         "",
     ]
-    return "\n".join([*lines, table(head, rows)])
+    told = [folded(line, width(), 4) for line in lines]
+    return "\n".join([*told, table(head, rows)])
 
 
 def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:

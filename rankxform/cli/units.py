@@ -10,6 +10,7 @@ from .terminal import folded, printable, width
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MANY_ROWS = 40
 _LEAST_LAST = 12
+_BELOW = " " * 4
 _NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?( |$)")
 _MOST_RANKS = 1 << 20
 _MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
@@ -112,18 +113,24 @@ def seconds(value: float) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out columns: texts to the left, numbers to the right.
 
-    On a terminal the last column is folded, if that leaves room for words.
+    On a terminal the last column is folded; where that leaves no room for its words, it stands
+    below the others.
     """
     cells = [[printable(str(c)) for c in row] for row in rows]
     right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
     widths = [max(map(len, column)) for column in zip(head, *cells)]
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
     columns = width()
+    longest = max((len(word) for row in cells for word in row[-1].split()), default=0)
+    below = columns is not None and before <= columns < before + max(longest, _LEAST_LAST)
 
     def line(row: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right))
+        padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)]
+        if below and not right[-1]:
+            last = folded(_BELOW + row[-1], columns, len(_BELOW))
+            return "  ".join(padded[:-1]).rstrip() + f"\n{last}"
         text = "  ".join(padded).rstrip()
-        fits = columns is None or right[-1] or columns - before < _LEAST_LAST
+        fits = columns is None or right[-1] or columns < before
         return text if fits else folded(text, columns, before)
 
     return "\n".join(map(line, [list(head), *cells]))

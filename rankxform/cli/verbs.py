@@ -42,8 +42,9 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
     def begin(conversion: Conversion, nbytes: int) -> Show:
         if not options.json:
             _begin(options, conversion, processes)
-            for flag in arguments.ignored(options):
-                text = f"{flag} is ignored: the work is shared among the processes"
+            flags = arguments.ignored(options)
+            if flags and not options.quiet:
+                text = f"{', '.join(flags)}: not needed, the work is shared among the processes"
                 _print_quietly("\n".join(report.notes([text])))
         return Progress(nbytes, options.progress)
 

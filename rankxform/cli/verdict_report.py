@@ -52,7 +52,7 @@ def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     if quiet:
         return "\n".join([*doubts, last])
     rows = _differences(found, verbose)
-    return "\n".join([rows, *notices, *doubts, last])
+    return "\n".join([*notices, rows, *doubts, last])
 
 
 def _compared(files: int, nbytes: int, duration: float) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
+from rankxform.errors import StorageError
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -28,12 +31,19 @@ class PlainCopy:
 def plain_copy(conversion: Conversion, done: Report, team: Team) -> PlainCopy | None:
     """Return the plain copy that a conversion can be compared with. Collective.
 
-    None if the conversion began with files that were there before.
+    None if the conversion began with files that were there before, or nothing can be measured, as
+    on a device that is full.
     """
     if done.files_kept or done.files_continued:
         return None
     costs = conversion.request.costs
-    speeds = [costs] * team.size if costs else storage_speeds(conversion, team)
-    read, write = sum(one.read for one in speeds), sum(one.write for one in speeds)
+    try:
+        speeds = [costs] * team.size if costs else storage_speeds(conversion, team)
+    except StorageError:  # raised on every process
+        return None
+    read = sum(one.read for one in speeds if isfinite(one.read))  # of those that see the source
+    write = sum(one.write for one in speeds)
+    if not read:
+        return None
     seconds = done.bytes_needed / read + done.bytes_written / write
     return PlainCopy(read, write, costs is None, seconds)

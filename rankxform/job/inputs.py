@@ -38,7 +38,7 @@ from rankxform.values import dataclass
 from .described import check_described
 from .operation_inputs import OperationInputs, read_operation_inputs
 from .request import Request
-from .which_strategy import check_stated, other_strategy
+from .which_strategy import check_stated
 
 if TYPE_CHECKING:
     from rankxform.layout.given import Given
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 class Inputs:
     """What process 0 finds before headers are read; `wanted` are the source ranks to look at.
 
-    dst: the destination's strategy, or what it is to be derived from. other_strategy: what to do if
-    the source's strategy turns out to be another checkpoint's.
+    dst: the destination's strategy, or what it is to be derived from.
     """
 
     request: Request
@@ -61,7 +60,6 @@ class Inputs:
     notices: list[str]
     imagined: Mapping[int, Index] = field(default_factory=dict)
     operation: OperationInputs = field(default_factory=OperationInputs)
-    other_strategy: str | None = None
 
 
 def inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
@@ -79,6 +77,11 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
     if request.shapes is not None:
         return _imagined(request, src, dst, Path(request.shapes))
     where = Path(request.src).absolute()
+    if request.dst and not where.exists() and Path(request.dst).exists():
+        raise UsageError(
+            f"exchange SRC and DST? {where}: no such checkpoint file or folder, and {request.dst} "
+            "is there"
+        )
     form = source_form(request, where)
     if form.described:
         return _described(request, form, where, src, dst, there, searched)
@@ -87,7 +90,6 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
     among = None if is_whole else range(src.ranks)
     shards = _shards(request, form, where, wanted, there, searched, among)
     check_stated(request, where, shards)
-    other = None if is_whole else other_strategy(request, where, shards, src, dst)
     if wanted is None:
         wanted = sorted(shards.paths)
     elif not any(rank in shards.paths for rank in wanted):
@@ -103,7 +105,6 @@ def _inputs(request: Request, there: Listing | None, searched: str) -> Inputs:
         replace(shards, paths=kept),
         tuple(wanted),
         list(_notices(where, src, shards, wanted, outside, searched)),
-        other_strategy=other,
     )
 
 

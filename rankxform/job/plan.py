@@ -13,7 +13,7 @@ from rankxform.planning.cost_model import IoPolicy
 from rankxform.planning.read_method import Cheaper
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
-from rankxform.planning.transfers import RankPlan, needed_bytes, read_by_rank
+from rankxform.planning.transfers import RankPlan, needed_bytes
 from rankxform.values import dataclass
 
 from .prepare import Conversion
@@ -42,13 +42,12 @@ class ShardSummary:
 class Plan:
     """A whole plan, for so many `processes`. Sizes are bytes.
 
-    bytes_needed: distinct source bytes; bytes_read: all that is read, and bytes_read_from:
-    from the files of each source rank; bytes_sent: from one process to another; between_nodes: of
-    these, by pair of nodes. shards: by
-    destination file. read_latency_bytes: bytes that could be read in the latency of one read,
-    by which ranges or whole rows were chosen. buffer_bytes: of each process.
-    derivation: how the destination's strategy was derived, if it was. left_out: what is not
-    written, and why; absent: names that the strategies list and no file holds.
+    bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_sent: from one process
+    to another; between_nodes: of these, by pair of nodes. shards: by destination file.
+    read_latency_bytes: bytes that could be read in the latency of one read, by which ranges or
+    whole rows were chosen. buffer_bytes: of each process. derivation: how the destination's
+    strategy was derived, if it was. left_out: what is not written, and why; absent: names that the
+    strategies list and no file holds.
     """
 
     src: str
@@ -65,7 +64,6 @@ class Plan:
     methods: tuple[MethodUse, ...]
     read_latency_bytes: int | None
     buffer_bytes: int
-    bytes_read_from: Mapping[str, int]
     shards: tuple[ShardSummary, ...]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
@@ -89,8 +87,6 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
     for process, slice_ranges in enumerate(assignment):
         for one in slice_ranges:
             writers.setdefault(one.rank, []).append(process)
-    moved = (t for some in assignment for t in planner.transfers(some))
-    from_rank = read_by_rank(moved, planner.catalog.rank_of)
     method, latency = policy.method, None
     if isinstance(method, Cheaper) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
@@ -110,7 +106,6 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         methods=found.methods,
         read_latency_bytes=latency,
         buffer_bytes=request.memory,
-        bytes_read_from={str(r): from_rank[r] for r in sorted(from_rank)},
         shards=tuple(
             _summary(
                 plan,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Shards, Target
 from rankxform.checkpoints.checks import check_files, own_names, repaired
-from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import FORMATS, Format, Index, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
@@ -34,6 +35,7 @@ from .operation_inputs import assumptions, check_steps, cut_rows, derivation_of,
 from .request import Request
 from .unsharded import unsharded
 from .visibility import look_on_all, searched_nodes, visibility_of
+from .which_strategy import explained
 
 if TYPE_CHECKING:
     from rankxform.layout.given import Derived
@@ -98,6 +100,11 @@ class Conversion:
         """The path of each destination file that is made, by its id."""
         return self.target.paths(self.made)
 
+    def explained(self, team: Team) -> AbstractContextManager[None]:
+        """Where a check inside fails, say what else than the given strategies may be meant."""
+        src, dst = self.planner.catalog.strategy, self.planner.dst
+        return explained(team, self.request, self.files.shards, src, dst)
+
 
 def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conversion:
     """Do everything that needs no tensor byte; every process gets the same."""
@@ -119,10 +126,9 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         common = training_facts(found, indexes, visibility, team)
     adapter = _adapter(request, found, team, phases)
     found = _compared(found, indexes, visibility, searched, team)
-    with phases.phase("plan"):
-        return team.agree(
-            lambda: _planned_or_why(found, indexes, visibility, common, searched, adapter)
-        )
+    meant = explained(team, found.request, found.shards, found.src, found.dst)
+    with phases.phase("plan"), meant:
+        return team.agree(lambda: _planned(found, indexes, visibility, common, searched, adapter))
 
 
 # -- on every process ---------------------------------------------------------------------------
@@ -138,16 +144,6 @@ def index_all(team: Team, paths: Mapping[int, Path], visibility: Visibility) -> 
     for one in found.values():
         one.schema = same.setdefault(one.schema, one.schema)
     return dict(sorted(found.items()))
-
-
-def _planned_or_why(found: Inputs, *more: Any) -> Conversion:
-    """Plan; where that fails under a strategy of another number of ranks, say so first."""
-    try:
-        return _planned(found, *more)
-    except (CheckpointError, StrategyError, RequestError) as error:
-        if found.other_strategy is None:
-            raise
-        raise type(error)(f"{found.other_strategy}. {error}") from error
 
 
 def _planned(
@@ -184,10 +180,11 @@ def _planned(
     made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     notices.extend(unplaced(request, found.shards, inside))
     notices.extend(assumptions(request, found.operation, derivation))
-    if request.dst_form == "huggingface" != found.form and found.operation.table is None:
+    if request.dst_form == "huggingface" != found.form and request.like is None:
+        names = "" if found.operation.table else "tensors keep their names, and "
         notices.append(
-            "tensors keep their names, and the destination gets no config.json; for a model that "
-            "Transformers reads, give --map and --like"
+            f"{names}the destination gets no config.json; for a model that Transformers reads, "
+            f"give {'' if found.operation.table else '--map and '}--like"
         )
     warnings = list(_warnings(found.shards))
     for option, text in _unmatched(request, catalog, derivation, tensors):

@@ -62,7 +62,7 @@ class Request(Operations):
     files: Mapping[int, str] | None = None
 
     ranks: tuple[int, ...] = option(
-        (), WHAT, "destination ranks to make (default: all)", FIT, kind="ranks", metavar="N,N-N"
+        (), WHAT, "destination ranks (default: all)", FIT, kind="ranks", metavar="N,N-N"
     )
     include: tuple[str, ...] = option(
         (), WHAT, "convert only parameters whose name matches; repeatable",

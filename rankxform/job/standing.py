@@ -18,6 +18,7 @@ from rankxform.storage.metadata import is_stated
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
+from .inputs import check_finished
 from .prepare import Conversion
 from .request import Request
 from .visibility import look_on_all, searched_nodes
@@ -60,6 +61,7 @@ def standing_files(request: Request, team: Team) -> tuple[Request, Standing, fro
     if none was given; and the nodes that see what node 0 sees.
     """
     folder = team.bcast(lambda: Path(request.dst or "").absolute())
+    team.bcast(lambda: check_finished(folder))
     name = team.bcast(lambda: form_of(folder, request.dst_form, "--dst-form").name)
     request = replace(request, dst_form=name)
     there, as_first = look_on_all(team, folder, Wish(), FORMS[name])

@@ -132,7 +132,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
 def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) -> Report:
     """Carry out a conversion that is prepared. The request is its own, with absolute paths."""
     request = conversion.request
-    with phases.phase("compare"):
+    with phases.phase("compare"), conversion.explained(team):
         compared, notices = _check(conversion, team)
     with phases.phase("plan"):
         target, all_ranks = conversion.target, conversion.planner.dst.ranks
@@ -141,7 +141,7 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
             target.folder, request.dst_placement, conversion.finals, all_ranks, team, one_folder=one
         )
     with _target_folder(conversion, team, placement) as (folder, state):
-        with phases.phase("plan"):
+        with phases.phase("plan"), conversion.explained(team):
             work = _work(conversion, team, state, placement, agreed=not notices)
         first = team.rank == placement.of(team.rank).processes[0]
         team.agree(lambda: check_beside(conversion) if first else None)
@@ -152,9 +152,8 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
         moved = time.monotonic() - moving
     foreign = warn_of(strangers(target.form, conversion.finals.values(), team))
     return replace(
-        _report(work, team, traffic, phases, time.monotonic() - phases.began),
+        _report(work, team, traffic, phases, compared),
         move_seconds=moved,
-        bytes_compared=compared,
         placement=placement.describe(),
         notices=(*conversion.notices, *notices),
         warnings=(*conversion.warnings, *foreign),
@@ -183,16 +182,17 @@ def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     return compared, notices
 
 
-def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: float) -> Report:
+def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: int) -> Report:
     """Sum what all processes did. Collective."""
     planner, state = work.conversion.planner, work.state
+    seconds = time.monotonic() - phases.began
     for name, passed in traffic.seconds.items():
         phases.seconds[name] += passed
     phases.seconds["wait"] = phases.seconds["start"] + seconds - phases.total
     every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
     needed = team.bcast(lambda: needed_bytes(planner.transfers(work.everything)))
     catalog, selection = planner.catalog, planner.selection
-    derived = work.conversion.derived
+    derived, unlisted = work.conversion.derived, catalog.unlisted or catalog.listed
     return Report(
         src=work.request.src,
         dst=str(work.request.dst),
@@ -207,7 +207,8 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, seconds: f
         bytes_needed=needed,
         bytes_written=sum(one.written for one, _, _ in every),
         bytes_sent=sum(one.sent for one, _, _ in every),
-        compared_names=tuple(patterns((catalog.unlisted or catalog.listed).keys())),
+        bytes_compared=compared,
+        compared_names=tuple(patterns(unlisted.keys())) if compared else (),
         seconds=seconds,
         processes=team.size,
         peak_memory_bytes=max(peak for _, peak, _ in every),

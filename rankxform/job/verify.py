@@ -43,11 +43,12 @@ def verify(
 
     Both are streamed, in the memory that `request` allows; nothing is written.
     """
-    began, asked = time.monotonic(), request
+    began = time.monotonic()
     request, standing, as_first = standing_files(request, team)
     conversion = prepare(request, team)
     files, planner, target = conversion.files, conversion.planner, conversion.target
-    _, notices = compare_ranks(conversion, team)
+    with conversion.explained(team):
+        _, notices = compare_ranks(conversion, team)
     there, searched = standing.there, searched_nodes(team)
     paths = (standing.shards or team.bcast(lambda: _choose(conversion, there, searched))).paths
     visibility, _ = visibility_of(team, paths, as_first)
@@ -56,10 +57,7 @@ def verify(
         planner, faults = compare_files(conversion, standing.shards, indexes, team)
         conversion = replace(conversion, planner=planner, made=tuple(indexes))
         found += faults
-    nothing: Assignment = [[] for _ in range(team.size)]
-    assignment = team.agree(
-        lambda: assign_visible(planner, list(indexes), visibility) if indexes else nothing
-    )
+    assignment = team.agree(lambda: _assigned(planner, indexes, visibility))
     plan = plan_work(request, files, planner, assignment, team)
     p2p = team.p2p() if plan.exchanges else None
     total = sum(team.allgather(lambda: bytes_to_write(plan.transfers)))
@@ -74,14 +72,14 @@ def verify(
 
     traffic, differing = team.work(compare, show)
     checked = visibility.partition(indexes)[team.rank]
-    found += differing
-    found += team.work(lambda tick: wrong_checksums(paths, indexes, checked, tick), quiet)
+    sums = team.work(lambda tick: wrong_checksums(paths, indexes, checked, tick), quiet)
+    found += [*differing, *sums]
     every = team.allgather(lambda: (traffic.written, found))
-    extra = _extra_ranks(planner, there) if standing.shards is None else []
-    everything = (one for some in (*(some for _, some in every), extra) for one in some)
-    differences = {(one.name, one.rank): one for one in everything}
+    everything = [some for _, some in every]
+    everything += [_extra_ranks(planner, there)] if standing.shards is None else []
+    differences = {(one.name, one.rank): one for some in everything for one in some}
     if differences:
-        notices += made_with(standing.folder, asked, files.shards, team)
+        notices += made_with(standing.folder, conversion.request, files.shards, team)
     return Verdict(
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(indexes),
@@ -93,6 +91,12 @@ def verify(
         step=files.shards.step_name,
         names=standing.names,
     )
+
+
+def _assigned(planner: Planner, indexes: Mapping[int, Index], visibility: Visibility) -> Assignment:
+    if not indexes:
+        return [[] for _ in visibility.node]
+    return assign_visible(planner, list(indexes), visibility)
 
 
 def _extra_ranks(planner: Planner, there: Listing) -> list[Difference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,10 @@ def made_with(folder: Path, request: Request, shards: Shards, team: Team) -> lis
     """
     with suppress(StorageError, UsageError):
         merged = _merged(_manifests(folder, team)[0])
-        given = verify_options(request, shards)
-        same_source = merged["identity"].get("source") == str(Path(request.src).absolute())
-        if same_source and merged.get("verify") == given:
+        source = None if request.files is not None else request.src
+        given = [source, *verify_options(request, shards)]
+        was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
+        if _normal(was) == _normal(given):
             return []
         command = verify_command(merged, str(folder))
         return [f"{folder} was made with other options; compare it with: {command}"]
@@ -99,6 +100,17 @@ def _merged(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the first of the manifests that nodes have, with the files of all."""
     files = {name: facts for record in manifests for name, facts in record["files"].items()}
     return {**manifests[0], "files": files}
+
+
+def _normal(words: Iterable[str | None]) -> list[str]:
+    """Return a source and options without defaults and links, so that equal ones are equal."""
+    pairs = [str(Path(word).resolve()) if word[0] == "/" else word for word in words if word]
+    for default in (["--dst-form", "ranks"], ["--dst-strategy", "none"]):
+        for at in range(len(pairs) - 1):
+            if pairs[at : at + 2] == default:
+                del pairs[at : at + 2]
+                break
+    return pairs
 
 
 def _names(record: Mapping[str, Any]) -> dict[int, str]:

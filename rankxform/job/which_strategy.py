@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
-from rankxform.checkpoints.base import Shards
+from rankxform.checkpoints.base import FORMS, USUAL, Shards, Wish
 from rankxform.checkpoints.rank_folders import siblings_of
-from rankxform.errors import UsageError
+from rankxform.errors import (
+    CheckpointError,
+    RankxformError,
+    RequestError,
+    StrategyError,
+    UsageError,
+)
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
+from rankxform.transport import Team
 
 from .request import Request
 
@@ -44,29 +53,84 @@ def check_stated(request: Request, where: Path, shards: Shards) -> None:
     )
 
 
-def other_strategy(
-    request: Request, where: Path, shards: Shards, src: Strategy, dst: object
-) -> str | None:
-    """Return what to do if the source's strategy turns out to be another checkpoint's.
+@contextmanager
+def explained(
+    team: Team, request: Request, shards: Shards, src: Strategy, dst: object
+) -> Iterator[None]:
+    """Where a check fails, say what else than the given strategies may be meant, if anything.
 
-    It is of another number of ranks then; None where it is not, or nothing better is known.
+    Around what fails on every process alike; process 0 looks for other strategies only then.
     """
+    try:
+        yield
+    except (CheckpointError, StrategyError, RequestError) as error:
+        meant = team.bcast(lambda: _meant(request, shards, src, dst))
+        if meant is not None and not str(error).startswith(_HINTS):
+            first, text = meant
+            error.args = (f"{text} {error}" if first else f"{error}. {text}",)
+        raise
+
+
+_HINTS = ("exchange ", "give --src-strategy", "give --dst-strategy", "give the strategy")
+
+
+def _meant(request: Request, shards: Shards, src: Strategy, dst: object) -> tuple[bool, str] | None:
+    """Return what may be meant, and whether that is likelier than what the error says."""
+    if shards.said is not None or request.files is not None:
+        return None
     ranks = max(shards.paths, default=-1) + 1
     given = strategies.path_of(request.src_strategy)
-    if ranks == src.ranks or given is None:
-        return None
+    fits = ranks == src.ranks or (request.allow_extra_ranks and ranks > src.ranks)
+    if given is not None and not fits:
+        found = _other_strategy(request, given, ranks, src, dst)
+        if found is not None:  # fewer ranks may be lost ones as well
+            return ranks > src.ranks, found
+    found = _stage_file(request.dst_strategy, "--dst-strategy")
+    return None if found is None else (True, found)
+
+
+def _other_strategy(
+    request: Request, given: Path, ranks: int, src: Strategy, dst: object
+) -> str | None:
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
+    if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
+        return f"exchange SRC and DST? {counts}; {request.dst} has {src.ranks}."
+    around = strategies.loadable([given.parent]) if given.is_file() else []
+    stages = [one for one in around if one[1].ranks == ranks]
+    if stages:
+        return f"give {_option(*stages[0])}? {counts}."
     if isinstance(dst, Strategy) and dst.ranks == ranks:
-        return f"exchange --src-strategy and --dst-strategy? {counts}, as many as {dst.label} is of"
-    beside = strategies.beside(where, ranks)
-    if given.is_file():
-        beside = [*strategies.loadable([given.parent]), *beside]
+        return (
+            f"exchange --src-strategy and --dst-strategy? {counts}, as many as {dst.label} is of."
+        )
+    beside = strategies.beside(Path(request.src), ranks)
     fitting = [one for one in beside if one[1].ranks == ranks]
     if fitting:
-        return f"give {_option(*fitting[0])}? {counts}"
+        return f"give {_option(*fitting[0])}? {counts}."
     if ranks > src.ranks:
-        return f"give the strategy of all {ranks} ranks, such as a folder of all stages: {counts}"
+        return f"give the strategy of all {ranks} ranks, such as a folder of all stages: {counts}."
     return None
+
+
+def _stage_file(given: str | Strategy | None, flag: str) -> str | None:
+    """Return what to do if a strategy's file is of one pipeline stage of several; else None."""
+    path = strategies.path_of(given)
+    if path is None or not path.is_file() or (record := strategies.read(path)).merged:
+        return None
+    for folder, whole in strategies.loadable([path.parent]):
+        if len(whole.stages) > 1:
+            return (
+                f"give {flag} {quote(_shortly(folder))} (found there: {whole.extent})? {path} is "
+                f"of pipeline stage {record.stage} alone."
+            )
+    return None
+
+
+def _ranks_in(folder: Path) -> int:
+    """Return how many ranks the rank folders there are of; 0 if there are none."""
+    with suppress(RankxformError, OSError):
+        return max(FORMS[USUAL].look(folder, Wish()).files, default=-1) + 1
+    return 0
 
 
 def _option(path: Path, strategy: Strategy) -> str:

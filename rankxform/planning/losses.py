@@ -62,7 +62,7 @@ def losses_message(
     else:
         where = f"{catalog.paths[files[should[0]]]}: is incomplete"
     also = f", and none of {names}" if names else ""
-    more = len(groups) - 1
+    more = len({rank for ranks in groups for rank in ranks}.difference(should))
     its, one = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
     others = f" Slices of {more} more rank{'s' if more > 1 else ''} are lost too." if more else ""
     bring = "that file" if gone_files else f"the folder of {one}"

@@ -7,7 +7,7 @@ one destination rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, bounding_boxes
@@ -205,17 +205,3 @@ def reads_of(
                 for cell, wanted in bounding_boxes(copies).items()
             ]
         yield transfer, known[key]
-
-
-def read_by_rank(
-    transfers: Iterable[Transfer], rank_of: Callable[[int], int] = int
-) -> dict[int, int]:
-    """Return for each source rank the bytes that `transfers` read; `rank_of` tells a file's."""
-    found: dict[int, int] = {}
-    for transfer in transfers:
-        item = item_size(transfer.parameter.src_dtype)
-        for dst_cell in transfer.targets:
-            for cell, box in transfer.copies(dst_cell):
-                rank = rank_of(transfer.readers[cell])
-                found[rank] = found.get(rank, 0) + box.size * item
-    return found

@@ -90,12 +90,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was = old.get("source files", {})
     for rank, facts in new.get("source files", {}).items():
         if rank in was and was[rank] != facts:
-            found.append(f"source file {facts['file']} of rank {rank} was changed or is another")
+            found.append(_file_difference(rank, was[rank], facts))
     if old.get("tensors") != new.get("tensors"):
         found.append("tensors are named, cast or composed otherwise (the map, config.json)")
     if any(old.get(key) != new.get(key) for key in ("adapter files", "adapter strategy")):
         found.append("the adapter was changed or is another")
     return found
+
+
+def _file_difference(rank: str, was: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    if was.get("file") != facts["file"]:  # of another step, say
+        return f"the source file of rank {rank} was {was.get('file')} and is {facts['file']}"
+    return f"source file {facts['file']} of rank {rank} was changed or is another"
 
 
 def _stated(value: Any) -> str:

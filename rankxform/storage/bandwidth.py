@@ -148,6 +148,7 @@ def measure(source: Path | None, folder: Path, *, durable: bool) -> Costs:
     try:
         create(beside)
         with opened_to_write(beside) as fd:
+            remove(beside)  # whatever happens, nothing stays
             began = perf_counter()
             for start in range(0, MEASURED_BYTES, SYSCALL_BYTES):
                 write_from(fd, beside, start, block)

@@ -91,11 +91,15 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
 
 
 def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
-    """Return the paths that hold a strategy, each with it; what cannot be read is left out."""
+    """Return the paths that hold a strategy, each with it.
+
+    What cannot be read, and what is much larger than strategies are, is left out.
+    """
     found = []
     for path in paths:
-        if path.is_dir() or (path.is_file() and path.suffix in SUFFIXES):
-            with suppress(RankxformError, OSError):
+        with suppress(RankxformError, OSError):
+            parts = in_folder(path) if path.is_dir() else [path] if path.suffix in SUFFIXES else []
+            if parts and sum(part.stat().st_size for part in parts) <= _LOOKED_AT:
                 found.append((path, load(str(path))))
     return found
 
@@ -110,7 +114,9 @@ def files(path: Path) -> list[Path]:
         raise UsageError(f"{path}: is no file and no folder")
     found = in_folder(path)
     if not found:
-        raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json)")
+        inside = [one for one, _ in loadable(p for p in sorted(path.iterdir()) if p.is_dir())]
+        named = f"; did you mean {inside[0]}?" if inside else ""
+        raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json){named}")
     return found
 
 
@@ -132,6 +138,9 @@ def read(path: Path) -> StrategyRecord:
     except (FormatError, StrategyError) as error:
         raise StrategyError(f"{path}: {error}") from error
 
+
+_LOOKED_AT = 256 << 20
+"""Most bytes of what is looked at without being asked for."""
 
 _JSON_BYTES = 1 << 20
 """Within so many bytes of its start or end a strategy in JSON says what it is."""

@@ -27,6 +27,7 @@ from rankxform.errors import (
     PeerError,
     RankxformError,
     StoppedError,
+    StorageError,
     UsageError,
     peer_error,
     storage_errors,
@@ -210,8 +211,10 @@ class MpiTeam(Team):
         else:
             text = f"a bug of rankxform's own: {type(failure).__name__}: {failure}"
             sys.excepthook(type(failure), failure, failure.__traceback__)
-        if isinstance(failure, UsageError):
-            return text  # of the command line, which all processes have
+        known = self.__dict__.get("nodes")  # to ask for it now would be collective
+        anywhere = isinstance(failure, RankxformError) and known is not None and known.count == 1
+        if isinstance(failure, UsageError) or (anywhere and not isinstance(failure, StorageError)):
+            return text  # of the command line, or of what every process finds
         host = self._mpi.Get_processor_name()
         return f"{text} [process {self.rank} of {self.size} on {host}]"
 

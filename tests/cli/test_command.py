@@ -169,7 +169,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
     )  # fmt: skip
     assert code == 0, output
     assert right(place)
-    assert output.count("is ignored") == 3
+    assert "--rank_id, --world_size, --transform_process_num: not needed" in output
 
 
 @pytest.mark.parametrize("processes", [None, 3])
@@ -442,7 +442,7 @@ def test_a_plan_without_a_checkpoint(place, tmp_path):
     code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)
     assert code == 0, output
     imagined, real = json.loads(output), json.loads(command("plan", place.src, *flags)[1])
-    for key in ("shards", "bytes_needed", "bytes_read", "bytes_written", "bytes_read_from"):
+    for key in ("shards", "bytes_needed", "bytes_read", "bytes_written"):
         assert imagined[key] == real[key]
     (tmp_path / "shapes.json").write_text('{"w": {"shape": "large"}}')
     code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)

@@ -68,12 +68,11 @@ COMMANDS = [
     f"maps check qwen3 {MODEL}",
     "hostfile table.json",
 ]
-MAPS = {"bytes_from", "bytes_read_from", "needed_ranks", "metadata", "costs", "phases", "tensors"}
+MAPS = {"bytes_from", "needed_ranks", "metadata", "costs", "phases", "tensors"}
 """Names of maps whose keys are data."""
 VALUES = {
-    "transform", "plan", "verify", "launch", "ranks", "merge", "inspect", "hostfile", "simulation",
-    "replicas", "checkpoint2", "unified", "huggingface", "bytes", "fingerprints", "sizes",
-    "checkpoint", "folder", "described", "destination", "strategy", "strategies", "files", "json",
+    "plan", "verify", "launch", "merge", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
+    "huggingface", "bytes", "sizes", "folder", "described", "destination", "strategies", "json",
     "collection", "2_200",
 }  # fmt: skip
 """What docs/json.md quotes and is no name but a value."""

@@ -16,7 +16,7 @@ from rankxform.planning.assign import assign, partition_evenly
 from rankxform.planning.catalog import build_catalog
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
-from rankxform.planning.transfers import Copy, SliceRange, needed_bytes, read_by_rank
+from rankxform.planning.transfers import Copy, SliceRange, needed_bytes
 from rankxform.storage import strategies
 from tests import reference
 
@@ -59,6 +59,18 @@ def test_a_plan_worked_out_by_hand(tmp_path):
     assert piece.copies == (Copy(0, Box((0, 2), (2, 4))), Copy(1, Box((2, 2), (4, 4))))
     assert plan.src_ranks == (0, 1) and plan.nbytes == 32
     assert str(plan) == "rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]"
+
+
+def read_by_rank(transfers):
+    """Return for each source rank the bytes that transfers read."""
+    found = {}
+    for transfer in transfers:
+        item = item_size(transfer.parameter.src_dtype)
+        for dst_cell in transfer.targets:
+            for cell, box in transfer.copies(dst_cell):
+                rank = transfer.readers[cell]
+                found[rank] = found.get(rank, 0) + box.size * item
+    return found
 
 
 def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):

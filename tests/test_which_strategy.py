@@ -1,0 +1,103 @@
+"""An error under a strategy that is not the checkpoint's says which is, if that can be seen."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rankxform
+from tests import reference
+
+PARAMS = {"w": ((16, 8), "Float32"), "x": ((8, 8), "Float32")}
+
+
+def rows(ranks, names=tuple(PARAMS)):
+    return [{name: ([ranks], [0, -1], 0, 0) for name in names}]
+
+
+def columns(ranks):
+    return [{name: ([ranks], [-1, 0], 0, 0) for name in PARAMS}]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A checkpoint of four ranks, strategies of four and two, and one of two stages."""
+    monkeypatch.chdir(tmp_path)
+    reference.write_checkpoint(tmp_path / "src", rows(4), PARAMS)
+    reference.write_strategy(tmp_path / "four.ckpt", rows(4))
+    reference.write_strategy(tmp_path / "two.ckpt", columns(2))
+    reference.write_stage_files(tmp_path / "stages", [*rows(2, ["w"]), *rows(2, ["x"])])
+    return tmp_path
+
+
+def refused(*words, **options):
+    """Return the message of a conversion that is refused; every process has the same."""
+    with pytest.raises(rankxform.RankxformError) as told:
+        rankxform.transform(*words, **options)
+    return str(told.value)
+
+
+def test_exchanged_strategies_are_named_first(place):
+    said = refused("src", "dst", "two.ckpt", "four.ckpt")
+    assert said.startswith("exchange --src-strategy and --dst-strategy? two.ckpt is of 2 ranks, ")
+    assert "axis 0 of shape [2, 16] cannot be split" in said, "what was found stays"
+
+
+def test_a_fitting_strategy_beside_the_checkpoint(place):
+    Path("four.ckpt").rename("strategy.ckpt")
+    assert refused("src", "dst", "two.ckpt").startswith("give --src-strategy strategy.ckpt (found")
+
+
+def test_a_stage_in_place_of_the_folder(place):
+    first = next(iter(sorted(Path("stages").iterdir())))
+    said = refused("src", "dst", "four.ckpt", str(first))
+    assert said.startswith("give --dst-strategy stages (found there: 2 stages of 2 ranks)?")
+    shutil.rmtree("src")
+    reference.write_checkpoint(place / "src", [*rows(2, ["w"]), *rows(2, ["x"])], PARAMS)
+    said = refused("src", "dst", str(first), "four.ckpt")
+    assert said.startswith("give --src-strategy stages (found there: 2 stages of 2 ranks)?")
+
+
+def test_lost_ranks_are_no_exchange(place):
+    """Two of four ranks are there, as many as the destination has: the loss is said first."""
+    for rank in (2, 3):
+        shutil.rmtree(f"src/rank_{rank}")
+    said = refused("src", "dst", "four.ckpt", "two.ckpt")
+    assert "ranks 2, 3" in said or "rank 2" in said
+    assert not said.startswith("exchange") and said.endswith(
+        "exchange --src-strategy and --dst-strategy? four.ckpt is of 4 ranks, and the checkpoint "
+        "has 2, as many as two.ckpt is of."
+    )
+
+
+def test_ranks_that_are_left_over_on_purpose_are_no_reason(place):
+    Path("four.ckpt").rename("strategy.ckpt")
+    reference.write_strategy(place / "odd.ckpt", rows(3))
+    said = refused("src", "dst", "two.ckpt", "odd.ckpt", allow_extra_ranks=True)
+    assert "cannot be split into 3" in said and "strategy.ckpt" not in said
+
+
+def test_source_and_destination_exchanged(place):
+    rankxform.transform("src", "dst", "four.ckpt", "two.ckpt")
+    said = refused("dst", "src", "four.ckpt", "two.ckpt", overwrite=True)
+    assert "exchange SRC and DST? four.ckpt is of 4 ranks, and the checkpoint has 2; " in said
+    assert refused("none", "src", "four.ckpt").startswith("exchange SRC and DST?")
+
+
+def test_no_guess_where_nothing_fails(place, monkeypatch):
+    """Nothing else is looked at; what is much larger than a strategy is never read."""
+    with (place / "strategy.json").open("w") as file:
+        file.truncate(1 << 40)
+    rankxform.transform("src", "dst", "four.ckpt", "two.ckpt")
+    assert "strategy.json" not in refused("src", "other", "two.ckpt", "four.ckpt")
+
+
+def test_a_folder_one_level_too_high(place):
+    (place / "out").mkdir()
+    Path("src").rename("out/checkpoint")
+    Path("stages").rename("out/strategy")
+    said = refused("out", "dst", "four.ckpt")
+    assert said.startswith(f"name {place}/out/checkpoint (4 ranks), or give --src-pattern")
+    assert "did you mean out/strategy?" in refused("out/checkpoint", "dst", "out")
