@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankxform.engine.compare_sink import Difference
     from rankxform.job.load import Parameters
     from rankxform.job.plan import Plan
-    from rankxform.job.transform import Report
+    from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
     from rankxform.layout.given import Derived, Role
     from rankxform.layout.mesh import Parallel
@@ -35,7 +35,7 @@ _MODULES = {
     "engine.compare_sink": ("Difference",),
     "job.load": ("Parameters",),
     "job.plan": ("Plan",),
-    "job.transform": ("Report",),
+    "job.report": ("Report",),
     "job.verdict": ("Verdict",),
     "layout.given": ("Derived", "Role"),
     "layout.mesh": ("Parallel",),

@@ -32,8 +32,8 @@ from rankxform.job.option import LOAD
 from rankxform.job.plan import Plan
 from rankxform.job.predict import predict_loads
 from rankxform.job.prepare import prepare
+from rankxform.job.report import Report
 from rankxform.job.request import OPTIONS, SEVERAL, Request, affecting
-from rankxform.job.transform import Report
 from rankxform.job.verdict import Verdict
 from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy

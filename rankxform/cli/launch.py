@@ -31,7 +31,8 @@ from .options import option
 from .units import count
 
 if TYPE_CHECKING:
-    from rankxform.job.transform import Begin, Report
+    from rankxform.job.report import Report
+    from rankxform.job.transform import Begin
     from rankxform.layout.given import Derived
 
 CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankxform.job.picture import Flow
     from rankxform.job.plan import Plan
     from rankxform.job.prepare import Conversion
-    from rankxform.job.transform import Report
+    from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
 
 _START = "start"

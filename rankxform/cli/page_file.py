@@ -16,7 +16,7 @@ from rankxform.transport import Team
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan
     from rankxform.job.prepare import Conversion
-    from rankxform.job.transform import Report
+    from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
 
 _START_OF_PAGE = b"<!doctype html>"

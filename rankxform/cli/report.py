@@ -16,7 +16,7 @@ from .units import count, seconds, size, table
 
 if TYPE_CHECKING:
     from rankxform.job.prepare import Conversion, SourceFiles
-    from rankxform.job.transform import Report
+    from rankxform.job.report import Report
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.selection import LeftOut
 

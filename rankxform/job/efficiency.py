@@ -10,7 +10,7 @@ from rankxform.values import dataclass
 
 from .predict import storage_speeds
 from .prepare import Conversion
-from .transform import Report
+from .report import Report
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rankxform.engine.checksum import IntegrityChecker
 from rankxform.engine.file_sink import Output, add_checksum, part_descriptors
@@ -22,7 +21,6 @@ from rankxform.errors import (
 )
 from rankxform.layout.names import patterns
 from rankxform.planning.assign import remaining
-from rankxform.planning.selection import LeftOut
 from rankxform.planning.transfers import SliceRange, bytes_to_write, needed_bytes
 from rankxform.publish.journal import Journal
 from rankxform.publish.state import State
@@ -40,7 +38,6 @@ from rankxform.storage.posix import (
 )
 from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
-from rankxform.values import dataclass
 
 from .beside import check_beside
 from .checks import check_strangers, check_target, compare_ranks, strangers, warn_of
@@ -53,70 +50,8 @@ from .outputs import Layouts, equal_files, outputs
 from .placement import Placement, place
 from .prepare import Conversion, prepare
 from .replicas import check_replicas
+from .report import Report
 from .request import Request
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """What a transform did, over all processes. Sizes are bytes, times seconds.
-
-    src, dst: the folders, with the step that was taken and the ranks that their strategies have.
-    files: all destination files; files_linked: how many of them share another's bytes; files_kept:
-    how many were complete before; files_continued: how many an earlier run had begun.
-
-    bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
-    bytes_needed: distinct source bytes. bytes_compared: unlisted parameters that were read to
-    compare ranks, and compared_names, their patterns. seconds: of the whole call; move_seconds:
-    from the finished plan to the last file's name. peak_memory_bytes: of the largest process.
-    phases: seconds of each process, by name.
-    placement: which ranks are on which nodes, if these have folders of their own. strategy: the
-    file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
-    fingerprints: whether they are kept, for `verify DST`. left_out: what was
-    not written, and why; absent: names that the strategies list and no file holds. warnings: what
-    may not be what was meant; notices: what to know.
-    """
-
-    src: str
-    dst: str
-    step: str | None
-    src_ranks: int
-    dst_ranks: int
-    files: tuple[str, ...]
-    files_linked: int
-    files_kept: int
-    files_continued: int
-    bytes_read: int
-    bytes_needed: int
-    bytes_written: int
-    bytes_sent: int
-    compared_names: tuple[str, ...]
-    seconds: float
-    processes: int
-    peak_memory_bytes: int
-    phases: tuple[Mapping[str, float], ...]
-    left_out: tuple[LeftOut, ...]
-    absent: tuple[str, ...]
-    bytes_compared: int = 0
-    move_seconds: float = 0.0
-    placement: str | None = None
-    strategy: str | None = None
-    derivation: Mapping[str, Any] | None = None
-    form: str = "ranks"
-    fingerprints: bool = False
-    notices: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as ``transform --json`` prints it."""
-        return asdict(self)
-
-    def __repr__(self) -> str:
-        return (
-            f"Report({len(self.files)} files, bytes_read={self.bytes_read}, "
-            f"bytes_written={self.bytes_written}, seconds={self.seconds:.3f}, "
-            f"processes={self.processes})"
-        )
-
 
 Begin = Callable[[Conversion, int], Show]
 """Called on process 0 with the prepared conversion and the bytes to move, before the first is;
@@ -199,6 +134,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: 
         step=work.conversion.files.shards.step_name,
         src_ranks=catalog.strategy.ranks,
         dst_ranks=planner.dst.ranks,
+        parameters=len(selection.parameters),
         files=tuple(map(str, work.conversion.finals.values())),
         files_linked=work.linked,
         files_kept=len(state.kept),

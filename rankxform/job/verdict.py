@@ -19,14 +19,17 @@ from rankxform.values import dataclass
 class Verdict:
     """What a verification found, over all processes.
 
-    differences: by parameter and rank. files_compared, bytes_compared: how many destination files,
-    and how many bytes of them, were compared. seconds: of the whole call. by_manifest: differences
-    are of files, not of parameters; with `sizes_only` no byte but the headers was compared, and
-    `command` is what would. step: of the source, if its files' names state one. names: of
-    destination files by id, where a difference's rank is the id of a file (in rank folders it is a
-    rank). warnings: what may not be what was meant; notices: what to know.
+    src, dst: what was compared; src is None with a manifest. differences: by parameter and rank.
+    files_compared, bytes_compared: how many destination files, and how many bytes of them, were
+    compared. seconds: of the whole call. by_manifest: differences are of files, not of parameters;
+    with `sizes_only` no byte but the headers was compared, and `command` is what would. step: of
+    the source, if its files' names state one. names: of destination files by id, where a
+    difference's rank is the id of a file (in rank folders it is a rank). warnings: what may not be
+    what was meant; notices: what to know.
     """
 
+    src: str | None
+    dst: str
     differences: tuple[Difference, ...]
     files_compared: int
     bytes_compared: int

@@ -81,6 +81,8 @@ def verify(
     if differences:
         notices += made_with(standing.folder, conversion.request, files.shards, team)
     return Verdict(
+        request.src,
+        str(target.folder),
         tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
         len(indexes),
         sum(nbytes for nbytes, _ in every),

@@ -65,6 +65,8 @@ def verify_alone(
     compared = team.work(check, show)
     every = team.allgather(lambda: (compared, found + strange))
     return Verdict(
+        None,
+        str(where),
         tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
         len(facts_of_all),
         sum(nbytes for nbytes, _ in every),

@@ -143,3 +143,15 @@ def test_every_name_of_every_verb_has_one_type_and_is_documented(place, capfd):
     told = set(re.findall(r"`([a-z_0-9]+)`", "\n".join(re.findall(r"(?m)^\|.*", page))))
     assert set(found) - told == set(), "printed, and not documented"
     assert told - set(found) - VALUES == set(), "documented, and not printed"
+
+
+def test_each_result_has_the_names_that_the_page_lists(place, capfd):
+    found = {}
+    for document in documents(capfd):
+        found.setdefault(document["result"], set()).update(document)
+    page = (ROOT / "docs" / "json.md").read_text().split("## By result")[1]
+    told = {
+        result: set(re.findall(r"`(\w+)`", names))
+        for result, names in re.findall(r"(?m)^\| `([^`]+)` \| (.*) \|$", page)
+    }
+    assert told == {result: names - {"version", "result"} for result, names in found.items()}

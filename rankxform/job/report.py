@@ -1,0 +1,74 @@
+"""What a conversion did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rankxform.planning.selection import LeftOut
+from rankxform.values import dataclass
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What a transform did, over all processes. Sizes are bytes, times seconds.
+
+    src, dst: the folders, with the step that was taken and the ranks that their strategies have.
+    parameters: how many, states included.
+    files: all destination files; files_linked: how many of them share another's bytes; files_kept:
+    how many were complete before; files_continued: how many an earlier run had begun.
+
+    bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
+    bytes_needed: distinct source bytes. bytes_compared: unlisted parameters that were read to
+    compare ranks, and compared_names, their patterns. seconds: of the whole call; move_seconds:
+    from the finished plan to the last file's name. peak_memory_bytes: of the largest process.
+    phases: seconds of each process, by name.
+    placement: which ranks are on which nodes, if these have folders of their own. strategy: the
+    file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
+    fingerprints: whether they are kept, for `verify DST`. left_out: what was
+    not written, and why; absent: names that the strategies list and no file holds. warnings: what
+    may not be what was meant; notices: what to know.
+    """
+
+    src: str
+    dst: str
+    step: str | None
+    src_ranks: int
+    dst_ranks: int
+    parameters: int
+    files: tuple[str, ...]
+    files_linked: int
+    files_kept: int
+    files_continued: int
+    bytes_read: int
+    bytes_needed: int
+    bytes_written: int
+    bytes_sent: int
+    compared_names: tuple[str, ...]
+    seconds: float
+    processes: int
+    peak_memory_bytes: int
+    phases: tuple[Mapping[str, float], ...]
+    left_out: tuple[LeftOut, ...]
+    absent: tuple[str, ...]
+    bytes_compared: int = 0
+    move_seconds: float = 0.0
+    placement: str | None = None
+    strategy: str | None = None
+    derivation: Mapping[str, Any] | None = None
+    form: str = "ranks"
+    fingerprints: bool = False
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as ``transform --json`` prints it."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({len(self.files)} files, bytes_read={self.bytes_read}, "
+            f"bytes_written={self.bytes_written}, seconds={self.seconds:.3f}, "
+            f"processes={self.processes})"
+        )
