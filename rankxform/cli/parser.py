@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises UsageError, so that one process speaks for all."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see: python -m {self.prog} --help)")
+        raise UsageError(f"{message} (see: {self.prog} --help)")
 
 
 _COMMON = frozenset((
