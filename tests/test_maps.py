@@ -383,3 +383,15 @@ def test_a_program_is_launched_from_a_published_model(tmp_path, monkeypatch):
     assert reference.wrong_slices(tmp_path / "dst", layouts, params, "safetensors", **make) == []
     with pytest.raises(UsageError, match="holds one step"):
         rankxform.transform(sample / "hf", "no", None, "b.ckpt", map="qwen3", step="1_5")
+
+
+def test_a_map_of_other_names_is_said_to_be_one(tmp_path):
+    """One name in common, lm_head.weight, is no reason to doubt the configuration."""
+    arrays = {"lm_head.weight": ("Float32", np.zeros((64, 16), "<u4"))}
+    arrays |= {f"net.{n}.w": ("Float32", np.zeros((4, 4), "<u4")) for n in range(30)}
+    reference.write_safetensors(tmp_path / "model.safetensors", arrays)
+    config = SAMPLES["qwen3"] / "hf" / "config.json"
+    with pytest.raises(rankxform.RequestError, match=r"choose another map .* but net\.\*\.w"):
+        rankxform.transform(
+            tmp_path / "model.safetensors", tmp_path / "dst", map="qwen3", config=str(config)
+        )

@@ -85,6 +85,7 @@ def _read_map(request: Request, where: Path) -> OperationInputs:
     if request.like is not None and not Path(request.like).is_dir():
         raise UsageError(f"{request.like}: no such folder; --like is a Hugging Face folder")
     usual = where if request.like is None else Path(request.like)
+    usual = usual.parent if usual.is_file() else usual
     if not usual.is_dir():
         raise UsageError(f"{usual}: no such folder")
     path = Path(request.config) if request.config is not None else usual / maps.CONFIG

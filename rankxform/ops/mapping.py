@@ -253,9 +253,21 @@ class NameMap(Composition):
             names = [name for link in links for name in link.names(side)]
             missing = [name for name in names if name not in known]
             if missing and not (links[0].rule.optional and len(missing) == len(names)):
+                self._check_model(known, side)
                 raise CheckpointError(self._missing(missing, len(names), links[0].rule))
             if not missing:
                 yield links
+
+    def _check_model(self, known: Mapping[str, Tensor], side: str) -> None:
+        """Refuse a checkpoint that has few of the names. Raises RequestError."""
+        wanted = self._names[side]
+        there = sum(name in known for name in wanted)
+        if 4 * there < len(wanted):
+            raise RequestError(
+                f"choose another map (`rankxform maps`): of the {len(wanted):,} names of "
+                f"{self.table.label} the checkpoint has {there:,}, but "
+                f"{summarize_names(known, 2)}"
+            )
 
     def _missing(self, missing: Sequence[str], count: int, rule: Rule) -> str:
         names = [name for name in rule.blocks if name in self.table.blocks]
