@@ -28,7 +28,8 @@ def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     if found.same is None:
         why = (
             f"no byte was compared. {count(found.files_compared, 'file')} of the right size with "
-            "sound headers; the manifest has no fingerprints (transform --verify --overwrite keeps them)"
+            "sound headers; the manifest has no fingerprints (transform --verify --overwrite keeps "
+            "them)"
         )
         return "\n".join(
             [

@@ -64,7 +64,7 @@ def explained(
     try:
         yield
     except (CheckpointError, StrategyError, RequestError) as error:
-        meant = team.bcast(lambda: _meant(request, shards, src, dst))
+        meant = team.bcast(lambda: _meant_if_readable(request, shards, src, dst))
         if meant is not None and not str(error).startswith(_HINTS):
             first, text = meant
             error.args = (f"{text} {error}" if first else f"{error}. {text}",)
@@ -72,6 +72,14 @@ def explained(
 
 
 _HINTS = ("exchange ", "give --src-strategy", "give --dst-strategy", "give the strategy")
+
+
+def _meant_if_readable(
+    request: Request, shards: Shards, src: Strategy, dst: object
+) -> tuple[bool, str] | None:
+    with suppress(RankxformError, OSError):  # the check's own error is what counts
+        return _meant(request, shards, src, dst)
+    return None
 
 
 def _meant(request: Request, shards: Shards, src: Strategy, dst: object) -> tuple[bool, str] | None:
