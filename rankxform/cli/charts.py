@@ -78,7 +78,7 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
             kind = "cell" if nbytes else "none"
             parts.append(_rect(x + 0.5, y + 0.5, wide - 1, high - 1, kind, tip, shade))
             if nbytes and wide >= 44 and high >= 16:
-                tone = "small light" if nbytes > 0.2 * most else "small"
+                tone = "small light" if nbytes > 0.25 * most else "small oncell"
                 parts.append(_text(x + wide / 2, y + high / 2 + 4, size(nbytes), tone, "middle"))
     right, bottom = left + columns * wide, top + rows * high
     if not few:
@@ -166,7 +166,8 @@ def tensors(kinds: Sequence[Kind]) -> str:
             read, written = map(size, kind.runs)
             words = f"contiguous: {read} or more a read, {written} or more a write"
             parts.append(_text(0, y + 70 + side, _fitting(words, width), "small"))
-        y += side + 92
+        parts.append(_text(0, y + 86 + side, _fitting(kind.change, width), "small"))
+        y += side + 108
     return svg(width, y, "how tensors are sharded before and after", parts)
 
 

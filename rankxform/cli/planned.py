@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rankxform.job.option import PLACES
-from rankxform.job.picture import Flow
+from rankxform.job.picture import Flow, Kind
 from rankxform.job.plan import Plan
 from rankxform.job.predict import simulate_cluster
 from rankxform.job.prepare import Conversion
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import Costs
 from rankxform.planning.read_method import RANGES, SIEVING
 from rankxform.planning.simulate import MethodUse, Simulation, spread_of
@@ -56,9 +56,13 @@ def plan_table(
     plan: Plan,
     prediction: tuple[float, Costs] | None,
     between: Flow,
+    sharded: Sequence[Kind],
     verbose: bool = False,
 ) -> str:
-    """Write a plan for people, under `head`; of many ranks by stage, as `between` is."""
+    """Write a plan for people, under `head`; of many ranks by stage, as `between` is.
+
+    sharded: kinds of tensors whose sharding is told in words.
+    """
     first = "file" if any(r.file for r in plan.shards) else "rank"
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
@@ -71,7 +75,7 @@ def plan_table(
     shown = (table if verbose else short_table)(titles, rows)
     if between.row == "stage" and not verbose:
         shown = _stages_table(between)
-    lines = [head, "", shown, "", methods_table(plan.methods)]
+    lines = [head, "", shown, "", *_sharding(sharded), methods_table(plan.methods)]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
         gap = size(plan.read_latency_bytes)
         lines.append(
@@ -94,6 +98,22 @@ def plan_table(
     return "\n".join(lines + warnings(plan.warnings))
 
 
+def _sharding(kinds: Sequence[Kind]) -> list[str]:
+    """Say in words how the largest kinds of tensor are sharded before and after."""
+    lines: list[str] = []
+    for kind in kinds:
+        states = f", with {', '.join(kind.states)}" if kind.states else ""
+        runs = f"; runs of {size(min(kind.runs))} or more" if kind.runs else ""
+        lines.append(
+            labelled(
+                "" if lines else "sharded",
+                f"{kind.name} ({size(kind.nbytes)}{states}):",
+                f"  {kind.change}{runs}",
+            )
+        )
+    return [*lines, ""] if lines else []
+
+
 def _stages_table(between: Flow) -> str:
     """Write a row for each destination stage."""
     rows = []
@@ -105,11 +125,18 @@ def _stages_table(between: Flow) -> str:
     return table(head, rows) + "\n(-v prints a row for each rank)"
 
 
+def _which(names: Sequence[str]) -> str:
+    """Summarize names; those of states only where their parameters are not among them."""
+    own = [name for name in names if parameter_of(name) == name]
+    text = summarize_names(own or names, _FEW_PATTERNS)
+    return f"{text}, and states" if own and len(own) < len(names) else text
+
+
 def methods_table(methods: Iterable[MethodUse]) -> str:
     """Write how source files are read."""
     rows = [
         (METHODS.get(use.method, use.method), f"{len(use.names):,}", size(use.bytes_read),
-         summarize_names(use.names, _FEW_PATTERNS))
+         _which(use.names))
         for use in methods
     ]  # fmt: skip
     return table(("how files are read", "parameters", "reads", "which"), rows)

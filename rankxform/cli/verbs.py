@@ -126,7 +126,7 @@ def _verify(options: argparse.Namespace, processes: Team) -> int:
 
 
 def _plan(options: argparse.Namespace, processes: Team) -> None:
-    from rankxform.job.picture import flow
+    from rankxform.job.picture import flow, kinds
     from rankxform.job.plan import summarize
     from rankxform.job.predict import predict, predict_loads
     from rankxform.job.prepare import prepare
@@ -155,8 +155,11 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
         if options.report:
             page_file.write(options, conversion, plan)
         head = "" if getattr(options, "quiet", False) else report.header(conversion, count)
-        between = flow(plan, conversion)
-        text = partial(planned.plan_table, head, plan, prediction, between, options.verbose)
+
+        def text() -> str:
+            between, sharded = flow(plan, conversion), kinds(conversion)
+            return planned.plan_table(head, plan, prediction, between, sharded, options.verbose)
+
         _tell(options, "plan", partial(planned.plan_facts, plan, prediction), text)
 
     processes.bcast(show)

@@ -19,6 +19,7 @@ from rankxform.values import dataclass
 
 from .plan import Plan
 from .prepare import Conversion
+from .strategies import in_words
 
 _MOST_ROWS = 64
 _LARGEST = 4
@@ -64,10 +65,11 @@ class Side:
 class Kind:
     """Tensors of one shape that are sharded alike on both sides.
 
-    name: the commonest pattern of their names, and how many more there are.
-    states: optimizer states that are among them; count: of parameters; nbytes: of all.
-    runs: contiguous bytes of a copy in the source's slice, and in the destination's; the shortest
-    of a slice. src is None for a tensor that is made of several.
+    name: the commonest pattern of their names, and how many more there are. states: optimizer
+    states that are among them; count: of parameters; nbytes: of all. src_holds, dst_holds: what
+    each rank holds of one, in words; src_holds is None if it is made of several. runs: contiguous
+    bytes of a copy in the source's slice, and in the destination's; the shortest of a slice. src is
+    None for a tensor that is made of several.
     """
 
     name: str
@@ -78,7 +80,16 @@ class Kind:
     shape: Shape
     src: Side | None
     dst: Side
+    src_holds: str | None
+    dst_holds: str
     runs: tuple[int, int] | None
+
+    @property
+    def change(self) -> str:
+        """What each rank holds of one, before and after, in words."""
+        if self.src_holds == self.dst_holds:
+            return f"{self.dst_holds}, before and after"
+        return f"{self.src_holds or 'made of several'} -> {self.dst_holds}"
 
     @property
     def whole(self) -> bool:
@@ -190,9 +201,14 @@ def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
     src = _source(parameter)
     shown = patterns(names)
     name = shown[0] + (f" and {more_patterns(len(shown) - 1)}" if shown[1:] else "")
-    states = tuple(dict.fromkeys(filter(None, map(state_of, parameters))))
+    states = tuple(sorted({state for name in parameters if (state := state_of(name))}))
     runs = _runs(first, item) if src else None
-    return Kind(name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst, runs)
+    layout = getattr(parameter.sharding, "layout", None)
+    return Kind(
+        name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,
+        in_words(layout) if layout is not None else None,
+        in_words(planner.names_of(dst.boxes[0][1][0])[parameter.name]), runs,
+    )  # fmt: skip
 
 
 def _source(parameter: Parameter) -> Side | None:
