@@ -24,10 +24,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankxform.errors import (
+    CheckpointError,
     PeerError,
     RankxformError,
+    RequestError,
     StoppedError,
-    StorageError,
+    StrategyError,
     UsageError,
     peer_error,
     storage_errors,
@@ -48,6 +50,8 @@ _SPEAK_SECONDS = 0.3
 """Time for a launcher to forward output: MPICH's may drop it once it is told to abort."""
 _PATIENCE_SECONDS = 4.0
 """Longer than it takes until an abort has ended the others: its own limit is 3 s."""
+_OF_INPUTS = (CheckpointError, StrategyError, RequestError)
+"""Errors that are not of one process, where all see the same files."""
 
 
 def _load() -> Any:
@@ -212,8 +216,9 @@ class MpiTeam(Team):
             text = f"a bug of rankxform's own: {type(failure).__name__}: {failure}"
             sys.excepthook(type(failure), failure, failure.__traceback__)
         known = self.__dict__.get("nodes")  # to ask for it now would be collective
-        anywhere = isinstance(failure, RankxformError) and known is not None and known.count == 1
-        if isinstance(failure, UsageError) or (anywhere and not isinstance(failure, StorageError)):
+        if isinstance(failure, UsageError) or (
+            isinstance(failure, _OF_INPUTS) and known is not None and known.count == 1
+        ):
             return text  # of the command line, or of what every process finds
         host = self._mpi.Get_processor_name()
         return f"{text} [process {self.rank} of {self.size} on {host}]"
