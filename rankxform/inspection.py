@@ -195,9 +195,7 @@ def _strategy(path: Path) -> dict[str, Any]:
     return {
         "kind": "strategy",
         "path": str(path),
-        "stages": len(strategy.stages),
-        "ranks": strategy.ranks,
-        "stage_size": strategy.stage_size,
+        **strategy.facts,
         "layouts": [
             {"stage": stage, "name": name, **_layout(layout)}
             for stage, layouts in enumerate(strategy.stages)

@@ -102,7 +102,6 @@ def test_every_package_has_a_place():
                 "api.py",
                 "cli/launch.py",
                 "cli/main.py",
-                "cli/page_file.py",
                 "cli/progress.py",
                 "cli/stopping.py",
                 "cli/terminal.py",

@@ -46,11 +46,8 @@ def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start")
     return f"<text {place}>{escape(words)}</text>"
 
 
-def matrix(flow: Flow, source: str = "source", destination: str = "destination") -> str:
-    """Draw who takes how many bytes from whom: darker is more, bars are the sums.
-
-    source, destination: what columns and rows are called.
-    """
+def matrix(flow: Flow) -> str:
+    """Draw who takes how many bytes from whom: darker is more, bars are the sums."""
     rows, columns = len(flow.rows), len(flow.columns)
     wide = max(9.0, min(58.0, 620.0 / max(columns, 1)))
     high = max(9.0, min(28.0, 620.0 / max(rows, 1)))
@@ -59,7 +56,7 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
     most = max(flow.cells.values(), default=1)
     few = rows * columns <= _MOST_BOXES
     parts = [
-        _text(left, 12, f"from {source} {flow.column}", "small"),
+        _text(left, 12, f"from source {flow.column}", "small"),
         *_stage_bars(flow, left, top, wide),
         _text(left - 8, top - 6, flow.row, "small", "end"),
     ]
@@ -96,7 +93,7 @@ def matrix(flow: Flow, source: str = "source", destination: str = "destination")
         parts.append(_rect(x + 1, bottom + 8, wide - 2, long, "sum", size(nbytes)))
         if wide >= 44:
             parts.append(_text(x + wide / 2, bottom + 22 + long, size(nbytes), "small", "middle"))
-    title = f"bytes of each {destination} {flow.row} by {source} {flow.column}"
+    title = f"bytes of each destination {flow.row} by source {flow.column}"
     return svg(right + 150, bottom + 70, title, parts)
 
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rankxform.layout.strategy import Strategy
-
 VERSION = 1
 """Counts up when a name goes or changes its meaning; a name may be added without notice."""
 
@@ -15,14 +13,3 @@ VERSION = 1
 def as_json(result: str, facts: Mapping[str, Any]) -> str:
     """Write the facts of one result; `result` names what they are of."""
     return json.dumps({"version": VERSION, "result": result, **facts}, indent=1)
-
-
-def strategy_facts(strategy: Strategy) -> dict[str, Any]:
-    """Return the numbers of a strategy."""
-    return {
-        "stages": len(strategy.stages),
-        "stage_size": strategy.stage_size,
-        "ranks": strategy.ranks,
-        "parameters": len(strategy.stages_of),
-        "derived": strategy.derived,
-    }

@@ -28,6 +28,7 @@ from rankxform.transport.launcher import leave_hydra, local_rank, workers
 from rankxform.values import dataclass
 
 from .options import option
+from .terminal import warn
 from .units import count
 
 if TYPE_CHECKING:
@@ -74,10 +75,11 @@ def launch(
 
     team.bcast(lambda: _check(options, team))
     request = replace(request, step=request.step or LATEST)
-    team.bcast(lambda: _warn_of_count(request, team.size))
     output = Path(options.output).absolute()
     folder = output / STRATEGY
-    fits, derived = already_fits(replace(request, dst=None), team)
+    fits, derived, ranks = already_fits(replace(request, dst=None), team)
+    if team.rank == 0 and ranks > 1 < team.size != ranks:
+        warn(f"{team.size} processes start, and the destination has {count(ranks, 'rank')}")
     if derived is not None:
         request = _with_derived(request, derived, folder)
         if team.rank == 0:
@@ -133,16 +135,6 @@ def _check(options: argparse.Namespace, team: Team) -> None:
             "convert the same folder; start them by mpirun or srun, or let the program call "
             "rankxform.load or rankxform.mindspore.load_into"
         )
-
-
-def _warn_of_count(request: Request, processes: int) -> None:
-    """Warn if another number of processes starts than the destination has ranks."""
-    if processes == 1 or request.derives or strategies.is_none(request.dst_strategy):
-        return
-    ranks = strategies.load(request.dst_strategy).ranks
-    if ranks != processes:
-        text = f"{processes} processes start, and the destination has {count(ranks, 'rank')}"
-        os.write(2, f"rankxform: warning: {text}\n".encode())
 
 
 def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:

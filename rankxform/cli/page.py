@@ -186,7 +186,7 @@ def _efficiency(done: Report, copy: PlainCopy | None) -> str:
     return (
         f'<p><span class="big">{copy.seconds / done.move_seconds:.0%}</span> efficiency: a plain '
         f"copy of as many bytes would take {seconds(copy.seconds)}, reading {size(copy.read)}/s "
-        f"and then writing {size(copy.write)}/s on all processes together ({how}).</p>"
+        f"and then writing {size(copy.write)}/s in sum over all processes ({how}).</p>"
     )
 
 
@@ -242,7 +242,7 @@ def _traffic(
     found = node_flow(plan.between_nodes, nodes)
     crossing = size(sum(one.nbytes for one in plan.between_nodes))
     return f"{text}; {crossing} from one node (columns) to another (rows).</p>" + charts.matrix(
-        found, "source", "destination"
+        found
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,8 @@ from rankxform.errors import RankxformError, UsageError
 from rankxform.job.request import Request
 from rankxform.storage.posix import is_inside, opened, range_reader, write_small
 from rankxform.transport import Team
+
+from .terminal import warn
 
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan
@@ -90,4 +91,4 @@ def report(
         processes.bcast(write_it)
     except RankxformError as error:
         if processes.rank == 0:
-            os.write(2, f"rankxform: warning: no page was written: {error}\n".encode())
+            warn(f"no page was written: {error}")

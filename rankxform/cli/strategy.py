@@ -11,7 +11,7 @@ from rankxform.errors import DifferenceError, UsageError
 from rankxform.job.option import DERIVED
 from rankxform.job.request import OPTIONS, Request
 
-from .json_output import as_json, strategy_facts
+from .json_output import as_json
 from .options import add_json, add_option, given, option
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _derive(options: argparse.Namespace) -> tuple[str, int]:
     derived = derive_strategy(wanted, source, options.shapes)
     files = list(map(str, strategies.save(derived.strategy, target)))
     if options.json:
-        facts = {"files": files, **strategy_facts(derived.strategy), **derived.facts}
+        facts = {"files": files, **derived.strategy.facts, **derived.facts}
         return as_json("strategy derive", facts), 0
     text = f"{target}: {derived.strategy.extent}"
     return f"{strategy_report.derived_table(derived)}\n{text}", 0
@@ -116,7 +116,7 @@ def _explain(options: argparse.Namespace) -> tuple[str, int]:
     sizes = sizes_of(Request("", None, **given(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
     if options.json:
-        facts = {**strategy_facts(source), "roles": [vars(role) for role in roles]}
+        facts = {**source.facts, "roles": [vars(role) for role in roles]}
         return as_json("strategy explain", facts), 0
     lines = [
         f"{options.source}: {source.extent}, as {sizes}",
@@ -151,7 +151,7 @@ def _convert(options: argparse.Namespace) -> tuple[str, int]:
     files = strategies.convert(options.source, _target(options.output), shapes)
     written = strategies.load(str(files[0] if not files[1:] else files[0].parent))
     if options.json:
-        facts = {"files": list(map(str, files)), **strategy_facts(written)}
+        facts = {"files": list(map(str, files)), **written.facts}
         return as_json("strategy convert", facts), 0
     return f"{files[0]}: {written.extent}" + (
         f", with {len(files) - 1} files of other stages" if files[1:] else ""

@@ -20,7 +20,6 @@ from rankxform.layout.names import (
 from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
-from .json_output import strategy_facts
 from .terminal import folded, shown_path, width
 from .units import table
 
@@ -117,7 +116,7 @@ def facts(path: str, strategy: Strategy) -> dict[str, Any]:
     """Return what `shown` writes, for JSON."""
     return {
         "path": path,
-        **strategy_facts(strategy),
+        **strategy.facts,
         "kinds": [
             {"layout": entry(layout), "holds": in_words(layout), "names": names}
             for layout, names in _by_layout(strategy).items()

@@ -109,6 +109,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def warn(text: str) -> None:
+    """Say on standard error what may not be what was meant; one write, so that lines never mix."""
+    os.write(STDERR, f"rankxform: warning: {text}\n".encode(errors="backslashreplace"))
+
+
 def shown_path(path: str) -> str:
     """Write a path below the working folder without that folder's own."""
     here = os.getcwd() + os.sep

@@ -20,7 +20,7 @@ from rankxform.job.request import Request
 from rankxform.transport import Team
 
 from . import arguments, page_file, report
-from .json_output import as_json, strategy_facts
+from .json_output import as_json
 from .options import given, refuse
 from .progress import Progress, speak
 
@@ -221,7 +221,7 @@ def _merge(options: argparse.Namespace, processes: Team) -> None:
         if target.exists() and not options.overwrite:
             raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
         merged = strategies.merge(Path(options.folder), target)
-        facts = {"files": [str(target)], **strategy_facts(merged)}
+        facts = {"files": [str(target)], **merged.facts}
         _tell(options, "merge", lambda: facts, partial(report.merged, target, merged))
 
     processes.bcast(merge)

@@ -17,7 +17,7 @@ from .report import Report
 class PlainCopy:
     """A copy of as many bytes as a conversion moves, by as many processes, and nothing else.
 
-    read, write: bandwidths of all processes together, in bytes a second. measured: after the
+    read, write: bandwidths, summed over all processes, in bytes a second. measured: after the
     conversion; else they were given (`--costs`). seconds: to read the bytes that are needed, and
     then to write those of the destination.
     """

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from rankxform.layout.given import Derived
 
 
-def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None]:
+def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None, int]:
     """Tell whether no conversion is needed; checks the source as a conversion would.
 
-    How the destination's strategy was derived is returned too. A folder with other files beside
-    the rank's does not fit, because a file had to be chosen. Nor does a file that is on another
-    node than the processes of its rank.
+    How the destination's strategy was derived, and its ranks, are returned too. A folder with other
+    files beside the rank's does not fit, because a file had to be chosen. Nor does a file that is
+    on another node than the processes of its rank.
     """
     conversion = prepare(request, team)
     files, planner = conversion.files, conversion.planner
@@ -40,7 +40,8 @@ def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None]:
     alone = team.allgather(lambda: not files.form.strangers(mine))
     nodes = team.nodes
     at_home = _at_home(planner.dst.ranks, files.visibility, nodes)
-    return all(alone) and team.bcast(lambda: fits(conversion) and at_home), conversion.derived
+    found = all(alone) and team.bcast(lambda: fits(conversion) and at_home)
+    return found, conversion.derived, planner.dst.ranks
 
 
 def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:

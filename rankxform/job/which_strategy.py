@@ -65,13 +65,10 @@ def explained(
         yield
     except (CheckpointError, StrategyError, RequestError) as error:
         meant = team.bcast(lambda: _meant_if_readable(request, shards, src, dst))
-        if meant is not None and not str(error).startswith(_HINTS):
+        if meant is not None:
             first, text = meant
             error.args = (f"{text} {error}" if first else f"{error}. {text}",)
         raise
-
-
-_HINTS = ("exchange ", "give --src-strategy", "give --dst-strategy", "give the strategy")
 
 
 def _meant_if_readable(

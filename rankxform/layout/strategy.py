@@ -91,6 +91,17 @@ class Strategy:
         return self.stage_size * len(self.stages)
 
     @property
+    def facts(self) -> dict[str, int | bool]:
+        """Its numbers, for JSON."""
+        return {
+            "stages": len(self.stages),
+            "stage_size": self.stage_size,
+            "ranks": self.ranks,
+            "parameters": len(self.stages_of),
+            "derived": self.derived,
+        }
+
+    @property
     def extent(self) -> str:
         """Stages and ranks in words.
 

@@ -134,9 +134,9 @@ def simulate(
         workload.slices += sum(len(r) for transfer in transfers for r in transfer.targets.values())
     leaving = [0] * len(visibility.files)
     arriving = [0] * len(visibility.files)
-    for node, workload in zip(visibility.node, workloads):
-        leaving[node] += workload.sent
-        arriving[node] += workload.received
+    for (src, dst), nbytes in crossing.items():
+        leaving[src] += nbytes
+        arriving[dst] += nbytes
     return Simulation(
         tuple(workloads),
         tuple(workload.seconds(costs) for workload in workloads),
@@ -206,13 +206,15 @@ def _workloads_of(
             for peers in (routes.sends, routes.forwards)
             for pieces in peers.values()
         ]
+        sent = 0
         for peer, pieces in routes.sends.items():
             if node[peer] != node[process]:
-                sent = item * sum(boxes[piece].size for piece in pieces)
-                _add(crossing, (node[process], node[peer]), sent)
+                across = item * sum(boxes[piece].size for piece in pieces)
+                _add(crossing, (node[process], node[peer]), across)
+                sent += across
         found[process] = Workload(
             read=sum(read.nbytes for read in reads),
-            sent=nbytes(routes.sends, False),
+            sent=sent,
             sent_nearby=nbytes(routes.sends, True) + nbytes(routes.forwards, True),
             received=nbytes(routes.recvs, False),
             received_nearby=nbytes(routes.recvs, True) + nbytes(routes.forwarded, True),
