@@ -1,0 +1,407 @@
+"""What many conversions write and what wrong inputs are told, as digests, to compare two versions.
+
+``python tests/corpus.py --package FOLDER OUT.json`` runs the package that lies in FOLDER (a clone);
+``mpirun -n 3 python tests/corpus.py ...`` runs the same conversions by three processes. Two such
+files are compared by ``python tests/corpus.py --compare A.json B.json``, which prints what differs.
+The inputs come from `tests.cases` and `tests.reference`, which import nothing of the package.
+
+A conversion's digest is of every file but the manifest. Of a refusal the class and the text are
+kept, with the folder's path taken out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+READ_METHODS = ("auto", "ranges", "sieving", "two-phase")
+SEEDS = 6
+
+
+def digests(folder):
+    """Return a digest of each file below a folder, but of the manifest and the records."""
+    return {
+        str(path.relative_to(folder)): hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "rankxform.json" and ".rankxform" not in path.parts
+    }
+
+
+class Runner:
+    """Runs conversions on all processes of a world, and keeps on process 0 what they come to."""
+
+    def __init__(self, world, tmp):
+        self.world, self.tmp, self.found = world, tmp, {}
+        self.first = world is None or world.Get_rank() == 0
+
+    def make(self, write):
+        """Let process 0 write inputs."""
+        if self.first:
+            write()
+        if self.world is not None:
+            self.world.Barrier()
+
+    def run(self, key, src, a=None, b=None, **options):
+        import rankxform
+        from rankxform.errors import RankxformError
+
+        dst = self.tmp / "out" / "dst"
+        try:
+            report = rankxform.transform(
+                src, dst, a, b, comm=self.world, fsync=False, **options
+            )
+            outcome = {"read": report.bytes_read if self.world is None else None}
+        except RankxformError as error:
+            outcome = {"error": type(error).__name__, "text": self.told(error)}
+        self.keep(key, outcome, dst)
+
+    def told(self, error):
+        return str(error).replace(str(self.tmp), "TMP").splitlines()[0]
+
+    def keep(self, key, outcome, dst):
+        if self.world is not None:
+            self.world.Barrier()
+        if self.first:
+            if dst.exists():
+                outcome["files"] = digests(dst)
+            assert key not in self.found, key
+            self.found[key] = outcome
+            shutil.rmtree(self.tmp / "out", ignore_errors=True)
+        if self.world is not None:
+            self.world.Barrier()
+
+
+def forms(runner):
+    """Every form to every other, by every read method."""
+    from tests import reference, reference_forms
+    from tests.cases import random_case
+
+    seed = made = 0
+    while made < SEEDS:
+        seed += 1
+        case = random_case(seed, mindspore_agrees=False, whole=False)
+        stages = (case.src, case.dst)
+        if not all(reference_forms.can_be_2(some, case.params) for some in stages):
+            continue
+        for name in list(case.params)[::2]:
+            for state in ("adam_m.", "adam_v."):
+                case.params[state + name] = case.params[name]
+                for stage in (*case.src, *case.dst):
+                    if name in stage and seed % 2:
+                        stage[state + name] = stage[name]
+        here = runner.tmp / f"forms{seed}"
+
+        def write(here=here, case=case, seed=seed):
+            for form in reference_forms.FORMS:
+                reference_forms.write_any(form, here / form, case, seed)
+            reference.write_stage_files(here / "a", case.src)
+            reference.write_stage_files(here / "b", case.dst)
+
+        runner.make(write)
+        for number, (src, dst) in enumerate(product(reference_forms.FORMS, repeat=2)):
+            a = str(here / "a") if src == "ranks" else None
+            b = str(here / "b") if dst in ("ranks", "checkpoint2") else None
+            options = {
+                "huggingface": {"max_shard": 5000},
+                "unified": {"max_part": 5000},
+                "checkpoint2": {"dedup": seed % 2 == 1, "prefix": "llm"},
+                "ranks": {"format": ("ckpt", "safetensors")[seed % 2]},
+            }[dst]
+            method = READ_METHODS[(number + seed) % 4]
+            runner.run(
+                f"forms {seed} {src} {dst}", here / src, a, b, dst_form=dst, read_method=method,
+                memory=(1 << 20, 64 << 20)[seed % 2], **options,
+            )  # fmt: skip
+        made += 1
+
+
+def ranks(runner):
+    """Rank folders under many strategies, some uneven, with the options that choose and rename."""
+    from tests import reference
+    from tests.cases import random_case, unevenly_sharded
+
+    options = (
+        {}, {"read_method": "two-phase"}, {"read_method": "sieving"}, {"read_method": "ranges"},
+        {"rename": (r"^net\.=model.",), "unmatched": "replicate"},
+        {"exclude": ("layer0",)}, {"include": ("layer[01]",)}, {"ranks": (0, 1)},
+        {"format": "safetensors"}, {"dtype": "bf16"}, {"weights_only": True}, {"crc": True},
+        {"link": "none"}, {"verify": True},
+    )  # fmt: skip
+    for seed in range(60):
+        case = random_case(1000 + seed, mindspore_agrees=False, whole=seed % 5 == 0)
+        if seed % 3 == 0:
+            case = unevenly_sharded(case, seed)
+        here = runner.tmp / f"ranks{seed}"
+        chosen = options[seed % len(options)]
+        renamed = case.dst
+        if "rename" in chosen and case.dst is not None:
+            renamed = [
+                {n.replace("net.", "model."): one for n, one in some.items()} for some in case.dst
+            ]
+
+        def write(here=here, case=case, renamed=renamed):
+            reference.write_checkpoint(here / "src", case.src, case.params, case.extras)
+            for name, stages in (("a", case.src), ("b", renamed)):
+                if stages is not None:
+                    reference.write_stage_files(here / name, stages)
+
+        runner.make(write)
+        a = str(here / "a") if case.src is not None else None
+        b = str(here / "b") if case.dst is not None else None
+        runner.run(f"ranks {seed}", here / "src", a, b, memory=1 << 20, **chosen)
+
+
+def statistics(runner):
+    """Values of each rank: listed running statistics that differ, and counters."""
+    import numpy as np
+
+    from tests import reference
+
+    here = runner.tmp / "statistics"
+    params = {f"bn{i}.moving_mean": ((8,), "Float32") for i in range(4)}
+    params |= {f"w{i}": ((16, 8), "Float32") for i in range(4)}
+    whole = ([4], [-1], 0, 0)
+    stages = [{n: whole if "bn" in n else ([4], [0, -1], 0, 0) for n in params}]
+    other = [{n: ([2], [-1], 0, 0) if "bn" in n else ([2], [0, -1], 0, 0) for n in params}]
+
+    def extras(rank):
+        return {"step": ("Int32", np.array([rank], "<i4"))}
+
+    def write():
+        reference.write_checkpoint(here / "src", stages, params, extras)
+        reference.write_strategy(here / "a.ckpt", stages)
+        reference.write_strategy(here / "b.ckpt", other)
+
+    runner.make(write)
+    a, b = str(here / "a.ckpt"), str(here / "b.ckpt")
+    runner.run("statistics", here / "src", a, b)
+    runner.run("statistics same", here / "src", a, a)
+
+
+def maps(runner):
+    """Models under another naming, both ways, whole and sharded, with casts and a vocabulary."""
+    from tests import reference, reference_forms
+    from tests.reference_maps import KINDS, Model, random_strategy
+
+    for number, kind in enumerate(sorted(KINDS)):
+        model = Model(kind, number)
+        here = runner.tmp / f"maps{number}"
+        layouts = {
+            side: random_strategy(model.params(side), 4, 2 - number % 2, number)
+            for side in ("mf", "hf")
+        }
+
+        def write(here=here, model=model, layouts=layouts):
+            for side in ("mf", "hf"):
+                tensors = model.tensors(side)
+                reference.write_checkpoint(
+                    here / side, layouts[side], model.params(side), None, "safetensors",
+                    make=lambda n, s, d, tensors=tensors: tensors[n][1],
+                )  # fmt: skip
+                reference.write_stage_files(here / f"{side}_strategy", layouts[side])
+            (here / "config.json").write_text(json.dumps(model.config))
+            reference_forms.write_huggingface(here / "whole", model.tensors("hf"), files=2)
+
+        runner.make(write)
+        told = {"map": kind, "config": str(here / "config.json")}
+        a, b = str(here / "mf_strategy"), str(here / "hf_strategy")
+        key = f"maps {kind}"
+        method = READ_METHODS[number % 4]
+        runner.run(f"{key} to hf", here / "mf", a, dst_form="huggingface", **told)
+        runner.run(
+            f"{key} cast", here / "mf", a, dst_form="huggingface", dtype="fp32", vocab=64, **told
+        )
+        runner.run(
+            f"{key} from hf", here / "whole", None, a, format="safetensors", read_method=method,
+            memory=1 << 20, **told,
+        )  # fmt: skip
+        runner.run(f"{key} sharded", here / "mf", a, b, read_method=method, **told)
+
+
+def adapters(runner):
+    """A low-rank adapter that is added to its matrices."""
+    from tests import reference
+
+    here = runner.tmp / "adapters"
+    params = {f"layers.{i}.w.weight": ((16, 8), "Float32") for i in range(3)}
+    pairs = {}
+    for name in params:
+        pairs[name.replace(".weight", ".mindpet_delta_lora_a")] = ((4, 8), "Float32")
+        pairs[name.replace(".weight", ".mindpet_delta_lora_b")] = ((16, 4), "Float32")
+    stages = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
+    other = [dict.fromkeys(params, ([2], [-1, 0], 0, 0))]
+
+    def write():
+        reference.write_checkpoint(here / "src", stages, params)
+        reference.write_checkpoint(here / "lora", None, pairs)
+        reference.write_strategy(here / "a.ckpt", stages)
+        reference.write_strategy(here / "b.ckpt", other)
+
+    runner.make(write)
+    a, b = str(here / "a.ckpt"), str(here / "b.ckpt")
+    runner.run(
+        "adapter", here / "src", a, b, lora=str(here / "lora"), lora_alpha=8.0, lora_rank=4,
+        lora_strategy="none",
+    )  # fmt: skip
+
+
+def derived(runner):
+    """Strategies that are derived, of real compiled files."""
+    from tests import reference
+
+    here = runner.tmp / "derived"
+    data = ROOT / "tests" / "data" / "derive"
+    stages = [reference.read_strategy(data / "dp2mp4.ckpt")]
+
+    def write():
+        params = {n: (_full(one), "Float32") for n, one in _plain(stages[0]).items()}
+        reference.write_checkpoint(here / "src", [_plain(stages[0])], params)
+
+    with contextlib.suppress(Exception):
+        runner.make(write)
+    for sizes in ("dp=4,mp=2", "dp=1,mp=8", "same", "dp=2,mp=2"):
+        runner.run(
+            f"derived {sizes}", here / "src", str(data / "dp2mp4.ckpt"), None,
+            dst_parallel=sizes, **({} if sizes == "same" else {"src_parallel": "dp=2,mp=4"}),
+        )  # fmt: skip
+
+
+def _plain(layouts):
+    return {n: tuple(one) for n, one in layouts.items()}
+
+
+def _full(layout):
+    return tuple(64 for _ in layout[1])
+
+
+def wrong(runner):
+    """Inputs that are refused: the first line of each message."""
+    from tests import reference
+
+    here = runner.tmp / "wrong"
+    params = {f"layers.{i}.w": ((16, 16), "Float32") for i in range(4)}
+    params |= {f"adam_m.layers.{i}.w": ((16, 16), "Float32") for i in range(4)}
+    names = list(params)
+
+    def stages(count, ranks, axis):
+        layout = ([ranks], [0, -1] if axis == 0 else [-1, 0], 0, 0)
+        parts = [[n for n in names if int(n.split(".")[-2]) % count == s] for s in range(count)]
+        return [dict.fromkeys(some, layout) for some in parts]
+
+    kinds = {"a": stages(1, 4, 0), "b": stages(1, 2, 1), "c": stages(2, 2, 0), "d": stages(1, 3, 0)}
+    other = [{"else.w": ([2], [0], 0, 0)}]
+
+    def write():
+        for name, some in kinds.items():
+            reference.write_stage_files(here / name, some)
+        reference.write_stage_files(here / "other", other)
+        for name in ("a", "c"):
+            reference.write_checkpoint(here / f"src_{name}", kinds[name], params)
+        for kind in ("lost", "cut", "foreign", "type", "shape", "extra", "steps", "twice"):
+            shutil.copytree(here / "src_a", here / kind)
+        shutil.rmtree(here / "lost" / "rank_2")
+        path = here / "cut" / "rank_1" / "checkpoint_1.ckpt"
+        path.write_bytes(path.read_bytes()[:500])
+        (here / "foreign" / "rank_1" / "checkpoint_1.ckpt").write_bytes(b"not a checkpoint")
+        small = {n: (s, "Float16") for n, (s, _) in params.items()}
+        reference.write_checkpoint(here / "small", kinds["a"], small)
+        shutil.copy(here / "small/rank_3/checkpoint_3.ckpt", here / "type/rank_3/checkpoint_3.ckpt")
+        wide = {n: ((16, 32), d) for n, (_, d) in params.items()}
+        reference.write_checkpoint(here / "wide", kinds["a"], wide)
+        shutil.copy(here / "wide/rank_3/checkpoint_3.ckpt", here / "shape/rank_3/checkpoint_3.ckpt")
+        shutil.copytree(here / "wide" / "rank_3", here / "extra" / "rank_4")
+        for rank in range(4):
+            (here / f"steps/rank_{rank}/checkpoint_{rank}.ckpt").rename(
+                here / f"steps/rank_{rank}/net-1_{1 + rank % 2}.ckpt"
+            )
+            shutil.copy(
+                here / f"twice/rank_{rank}/checkpoint_{rank}.ckpt",
+                here / f"twice/rank_{rank}/other_{rank}.ckpt",
+            )
+
+    runner.make(write)
+    strategies = [None, "none", *(str(here / one) for one in ("a", "b", "c", "d", "other"))]
+    sources = ("src_a", "src_c", "lost", "cut", "foreign", "type", "shape", "extra", "steps",
+               "twice", "not there", "a")  # fmt: skip
+    for src in sources:
+        for a, b in product(strategies, strategies):
+            key = " ".join(Path(str(one)).name for one in (a, b))
+            runner.run(f"wrong {src} {key}", here / src, a, b)
+    options = (
+        {"step": "7"}, {"step": "1_1"}, {"include": ("nothing",)}, {"exclude": (".",)},
+        {"rename": ("x",)}, {"rename": (".*=y",)}, {"dtype": "fp16"}, {"ranks": (5,)},
+        {"dst_form": "huggingface"}, {"dst_form": "checkpoint2"}, {"dst_form": "unified"},
+        {"map": "qwen3"}, {"lora": str(here / "b")}, {"vocab": 3}, {"masters": True},
+        {"src_form": "checkpoint2"}, {"src_form": "huggingface"}, {"src_pattern": "x_{rank}/*"},
+        {"suffix": "_x"}, {"memory": 5}, {"dst_parallel": "dp=2"}, {"check_crc": True},
+    )  # fmt: skip
+    for number, one in enumerate(options):
+        for src in ("src_a", "steps", "lost"):
+            runner.run(f"wrong option {number} {src}", here / src, strategies[2], strategies[3], **one)
+
+
+GROUPS = (forms, ranks, statistics, maps, adapters, derived, wrong)
+
+
+def compare(before, after):
+    """Print what differs; return how many keys do."""
+    a, b = (json.loads(Path(path).read_text()) for path in (before, after))
+    differing = [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+    for key in differing:
+        one, other = a.get(key, {}), b.get(key, {})
+        files = {*one.get("files", {}), *other.get("files", {})}
+        changed = [f for f in sorted(files)
+                   if one.get("files", {}).get(f) != other.get("files", {}).get(f)]  # fmt: skip
+        print(key, f"files {changed[:3]}" if changed else "")
+        for side in (one, other):
+            print("   ", {k: v for k, v in side.items() if k != "files"})
+    print(f"{len(differing)} of {len({*a, *b})} differ")
+    return len(differing)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--package", default=str(ROOT), help="the folder that holds rankxform/")
+    parser.add_argument("--compare", nargs=2, metavar="FILE")
+    parser.add_argument("--only", help="one group of cases")
+    parser.add_argument("out", nargs="?")
+    given = parser.parse_args()
+    if given.compare:
+        sys.exit(bool(compare(*given.compare)))
+    sys.path[:0] = [str(Path(given.package).resolve()), str(ROOT)]
+    import rankxform
+
+    assert Path(rankxform.__file__).is_relative_to(Path(given.package).resolve()), rankxform
+    from rankxform.transport.launcher import workers
+
+    world = None
+    import os
+
+    if workers(os.environ) > 1:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+    tmp = Path(tempfile.mkdtemp(prefix="corpus-")) if world is None or not world.rank else None
+    tmp = tmp if world is None else world.bcast(tmp)
+    runner = Runner(world, tmp)
+    random.seed(0)
+    for group in GROUPS:
+        if given.only in (None, group.__name__):
+            group(runner)
+    if runner.first:
+        text = json.dumps(runner.found, indent=1, sort_keys=True)
+        Path(given.out).write_text(text) if given.out else print(text)
+        shutil.rmtree(tmp)
+
+
+if __name__ == "__main__":
+    main()
