@@ -18,13 +18,13 @@ from rankxform.errors import (
 
 if TYPE_CHECKING:
     from rankxform.api import derive, inspect, load, merge, plan, ranks, transform, verify
+    from rankxform.derivation.mesh import Parallel
+    from rankxform.derivation.request import Derived, ShardingRow
     from rankxform.engine.compare_sink import Difference
     from rankxform.job.load import Parameters
     from rankxform.job.plan import Plan
     from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
-    from rankxform.layout.given import Derived, Role
-    from rankxform.layout.mesh import Parallel
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.cost_model import Costs
 
@@ -37,8 +37,8 @@ _MODULES = {
     "job.plan": ("Plan",),
     "job.report": ("Report",),
     "job.verdict": ("Verdict",),
-    "layout.given": ("Derived", "Role"),
-    "layout.mesh": ("Parallel",),
+    "derivation.request": ("Derived", "ShardingRow"),
+    "derivation.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),
     "planning.cost_model": ("Costs",),
 }
@@ -75,7 +75,7 @@ __all__ = [
     "Parameters",
     "Plan",
     "Report",
-    "Role",
+    "ShardingRow",
     "Strategy",
     "Verdict",
     "CheckpointError",

@@ -44,9 +44,9 @@ from rankxform.transport import Team, team
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from rankxform.derivation.mesh import Parallel
+    from rankxform.derivation.request import Derived
     from rankxform.job.keywords import DeriveOptions, LoadOptions, Options
-    from rankxform.layout.given import Derived
-    from rankxform.layout.mesh import Parallel
 
 T = TypeVar("T")
 PathLike = Union[str, "os.PathLike[str]"]
@@ -210,10 +210,10 @@ def derive(
 
     Raises DerivationError with all that is not known, and what would answer it.
     """
+    from rankxform.derivation.mesh import Parallel
     from rankxform.job.derived import question
     from rankxform.job.keywords import DeriveOptions
     from rankxform.job.strategies import derive_strategy, stated
-    from rankxform.layout.mesh import Parallel
 
     unknown = sorted(set(options).difference(DeriveOptions.__annotations__))
     if unknown:

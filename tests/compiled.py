@@ -14,14 +14,15 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
+from rankxform.derivation import presets
+from rankxform.derivation.mesh import Parallel
+from rankxform.derivation.place import StageLayers
+from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.formats.dtype import item_size
-from rankxform.layout.explain import same_boxes
-from rankxform.layout.given import Extent, Given
-from rankxform.layout.mesh import Parallel
+from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of
-from rankxform.layout.place import Places
 from rankxform.layout.strategy import combine
-from rankxform.storage import presets, strategies
+from rankxform.storage import strategies
 
 DATA = Path(__file__).parent / "data"
 REAL, TUTORIALS, MODELS, DERIVE = (
@@ -271,9 +272,9 @@ def pairs():
 
 def strictly(src, dst):
     """Return what is known from two configurations, shapes and thresholds alone."""
-    return Given(
+    return DeriveRequest(
         src.strategy, dst.sizes, src.sizes, extents=src.extents, predict=dst.predict,
-        places=Places(offset=dst.facts.get("places", {}).get("offset", ())),
+        places=StageLayers(offset=dst.facts.get("places", {}).get("offset", ())),
     )  # fmt: skip
 
 
@@ -291,7 +292,7 @@ def with_facts(src, dst):
         opt_on=tuple(map(re.compile, facts.get("opt_on", ()))),
         opt_off=tuple(map(re.compile, facts.get("opt_off", ()))),
         unsharded=facts.get("unsharded", frozenset()),
-        places=Places(**places),
+        places=StageLayers(**places),
     )
 
 

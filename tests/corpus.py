@@ -56,9 +56,7 @@ class Runner:
 
         dst = self.tmp / "out" / "dst"
         try:
-            report = rankxform.transform(
-                src, dst, a, b, comm=self.world, fsync=False, **options
-            )
+            report = rankxform.transform(src, dst, a, b, comm=self.world, fsync=False, **options)
             outcome = {"read": report.bytes_read if self.world is None else None}
         except RankxformError as error:
             outcome = {"error": type(error).__name__, "text": self.told(error)}
@@ -346,7 +344,9 @@ def wrong(runner):
     )  # fmt: skip
     for number, one in enumerate(options):
         for src in ("src_a", "steps", "lost"):
-            runner.run(f"wrong option {number} {src}", here / src, strategies[2], strategies[3], **one)
+            runner.run(
+                f"wrong option {number} {src}", here / src, strategies[2], strategies[3], **one
+            )
 
 
 GROUPS = (forms, ranks, statistics, maps, adapters, derived, wrong)

@@ -310,7 +310,7 @@ def test_what_is_not_known_is_refused_at_once_and_in_whole(full, tmp_path, capfd
 
 class TestConfigurations:
     def parse(self, text):
-        from rankxform.formats.mindformers_yaml import parse
+        from rankxform.derivation.mindformers_yaml import parse
 
         return parse(text.encode(), "job.yaml")
 

@@ -32,9 +32,9 @@ from .terminal import warn
 from .units import count
 
 if TYPE_CHECKING:
+    from rankxform.derivation.request import Derived
     from rankxform.job.report import Report
     from rankxform.job.transform import Begin
-    from rankxform.layout.given import Derived
 
 CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"
 MERGED = "merged_ckpt_strategy"

@@ -15,7 +15,7 @@ from .json_output import as_json
 from .options import add_json, add_option, given, option
 
 if TYPE_CHECKING:
-    from rankxform.layout.rules import Preset
+    from rankxform.derivation.rules import Preset
 
 _EXPLAINING = ("src_parallel", "src_config", "preset")
 
@@ -159,7 +159,7 @@ def _convert(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _diff(options: argparse.Namespace) -> tuple[str, int]:
-    from rankxform.job.strategies import differences
+    from rankxform.layout.differences import differences
     from rankxform.storage import strategies
 
     from . import strategy_report
@@ -173,7 +173,7 @@ def _diff(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _presets(options: argparse.Namespace) -> tuple[str, int]:
-    from rankxform.storage import presets
+    from rankxform.derivation import presets
 
     from .units import table
 
@@ -211,7 +211,7 @@ def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:
 
 
 def _preset_rules(preset: Preset) -> list[dict[str, Any]]:
-    from rankxform.layout.mesh import print_spec
+    from rankxform.derivation.mesh import print_spec
 
     words = {True: "yes", False: "no", None: None}
     return [

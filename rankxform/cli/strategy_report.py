@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankxform.job.strategies import StrategyDifference, in_words
-from rankxform.layout.derive import entry
-from rankxform.layout.given import Derived, Role
+from rankxform.derivation.derive import entry
+from rankxform.derivation.pipeline import lists_of, places_in_lists
+from rankxform.derivation.request import Derived, ShardingRow
+from rankxform.layout.differences import StrategyDifference, in_words
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import (
     NEVER_SAVED,
@@ -17,7 +18,6 @@ from rankxform.layout.names import (
     ranges,
     state_of,
 )
-from rankxform.layout.pipeline import lists_of, places_in_lists
 from rankxform.layout.strategy import Strategy
 
 from .terminal import folded, shown_path, width
@@ -38,7 +38,7 @@ def derived_table(derived: Derived) -> str:
     )
 
 
-def roles_table(roles: Sequence[Role]) -> str:
+def roles_table(roles: Sequence[ShardingRow]) -> str:
     """Write the rows of a role table, grouped by how they are sharded."""
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for role in roles:

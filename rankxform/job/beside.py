@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankxform.errors import RankxformError, StorageError, UsageError
+from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
@@ -144,8 +145,6 @@ def _describes(ours: Strategy, conversion: Conversion) -> bool:
 
     The destination's may list more optimizer states, which follow their parameters.
     """
-    from rankxform.layout.explain import same_boxes
-
     dst = conversion.planner.dst
     if (ours.stage_size, len(ours.stages)) != (dst.stage_size, len(dst.stages)):
         return False

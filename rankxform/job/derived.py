@@ -11,19 +11,19 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from rankxform.derivation import mindformers_yaml, presets
+from rankxform.derivation.derive import derive
+from rankxform.derivation.mesh import Parallel, merged, parse_parallel
+from rankxform.derivation.mindformers_yaml import JobConfig
+from rankxform.derivation.place import StageLayers
+from rankxform.derivation.request import Derived, DeriveRequest, Extent
+from rankxform.derivation.rules import Preset, parse_rule
 from rankxform.errors import CheckpointError, RequestError, UsageError
-from rankxform.formats import mindformers_yaml
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
-from rankxform.formats.mindformers_yaml import JobConfig
-from rankxform.layout.derive import derive
-from rankxform.layout.given import Derived, Extent, Given
-from rankxform.layout.mesh import Parallel, merged, parse_parallel
 from rankxform.layout.names import expression, parameter_of, ranges, summarize_names
-from rankxform.layout.place import Places
-from rankxform.layout.rules import Preset, parse_rule
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.storage import presets, strategies
+from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
 
 from .option import flag_of
@@ -32,7 +32,7 @@ from .request import Request, is_default
 SAME = "same"
 
 
-def question(request: Request) -> Given | None:
+def question(request: Request) -> DeriveRequest | None:
     """Read what a derivation needs besides the source; None if none is asked for.
 
     Raises UsageError.
@@ -47,7 +47,7 @@ def question(request: Request) -> Given | None:
     src_config = _config("src", request)
     dst_config = _config("dst", request)
     src, dst, keep_mesh = _sizes(request, src_config, dst_config)
-    return Given(
+    return DeriveRequest(
         source=None,
         src=src,
         dst=dst,
@@ -147,7 +147,7 @@ def _expressions(request: Request, name: str) -> tuple[re.Pattern[str], ...]:
     return tuple(expression(text, flag) for text in getattr(request, name))
 
 
-def _places(request: Request, config: JobConfig | None) -> Places:
+def _places(request: Request, config: JobConfig | None) -> StageLayers:
     if request.layers_per_stage and (request.offset or request.interleave):
         raise UsageError("--layers-per-stage goes without --offset and --interleave")
     offset, interleave = request.offset, request.interleave
@@ -156,7 +156,7 @@ def _places(request: Request, config: JobConfig | None) -> Places:
         interleave = config.interleave if interleave is None else interleave
     if interleave is not None and interleave < 1:
         raise UsageError(f"--interleave {interleave}: expected a number from 1 on")
-    return Places(
+    return StageLayers(
         request.layers,
         request.layers_per_stage,
         offset,
@@ -166,7 +166,7 @@ def _places(request: Request, config: JobConfig | None) -> Places:
     )
 
 
-def derive_from(given: Given, source: Strategy, schemas: Mapping[int, Schema]) -> Derived:
+def derive_from(given: DeriveRequest, source: Strategy, schemas: Mapping[int, Schema]) -> Derived:
     """Derive the destination's strategy; `schemas` are the source files', by global rank.
 
     Raises DerivationError, UsageError.
@@ -186,7 +186,7 @@ def derive_from(given: Given, source: Strategy, schemas: Mapping[int, Schema]) -
     return replace(derived, assumptions=(*derived.assumptions, told))
 
 
-def check_whole(given: Given) -> None:
+def check_whole(given: DeriveRequest) -> None:
     """Refuse to keep the mesh of a source that has none. Raises UsageError."""
     if given.keep_mesh:
         raise UsageError(
@@ -224,7 +224,9 @@ def _present(
     return replace(source, stages=stages), absent
 
 
-def complete_question(given: Given, source: Strategy, extents: Mapping[str, Extent]) -> Given:
+def complete_question(
+    given: DeriveRequest, source: Strategy, extents: Mapping[str, Extent]
+) -> DeriveRequest:
     """Return a question with its source and the full extents that are known.
 
     Raises UsageError where the sizes of the source's job are missing.

@@ -9,6 +9,7 @@ from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Naming, 
 from rankxform.errors import RequestError, UsageError
 from rankxform.formats.base import Format, Index
 from rankxform.formats.dtype import item_size
+from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.selection import Selection
@@ -38,8 +39,6 @@ def check_described(said: Description, given: Strategy) -> None:
             f"leave out --src-strategy: {said.source} says how its parameters are sharded, and "
             "'none' means whole tensors"
         )
-    from rankxform.layout.explain import same_boxes
-
     own = said.strategy
     both = [name for name in own.stages_of if name in given.stages_of]
     if not both:

@@ -23,7 +23,7 @@ from .prepare import Conversion, prepare
 from .request import Request, affecting, is_default
 
 if TYPE_CHECKING:
-    from rankxform.layout.given import Derived
+    from rankxform.derivation.request import Derived
 
 
 def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None, int]:

@@ -41,7 +41,7 @@ from .request import Request
 from .which_strategy import check_stated
 
 if TYPE_CHECKING:
-    from rankxform.layout.given import Given
+    from rankxform.derivation.request import DeriveRequest
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Inputs:
 
     request: Request
     src: Strategy
-    dst: Strategy | Given
+    dst: Strategy | DeriveRequest
     form: str
     shards: Shards
     wanted: tuple[int, ...]
@@ -146,7 +146,7 @@ def _described(
     form: Form,
     where: Path,
     given: Strategy,
-    dst: Strategy | Given,
+    dst: Strategy | DeriveRequest,
     there: Listing | None,
     searched: str,
 ) -> Inputs:
@@ -179,7 +179,7 @@ def _described(
     )
 
 
-def _question(request: Request) -> Given | None:
+def _question(request: Request) -> DeriveRequest | None:
     """Return what the destination's strategy is to be derived from, if it is."""
     if not request.derives:
         request.check_derives()
@@ -189,7 +189,9 @@ def _question(request: Request) -> Given | None:
     return question(request)
 
 
-def _imagined(request: Request, src: Strategy, dst: Strategy | Given, shapes: Path) -> Inputs:
+def _imagined(
+    request: Request, src: Strategy, dst: Strategy | DeriveRequest, shapes: Path
+) -> Inputs:
     """Imagine the checkpoint that `src` makes of parameters with the given full shapes."""
     known = read_shapes(shapes)
     if isinstance(src, PatternStrategy):
@@ -252,7 +254,7 @@ def _shards(
     return Shards(paths)
 
 
-def _needed_ranks(src: Strategy, dst: Strategy | Given, request: Request) -> list[int]:
+def _needed_ranks(src: Strategy, dst: Strategy | DeriveRequest, request: Request) -> list[int]:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source

@@ -9,6 +9,7 @@ from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import count_runs
+from rankxform.layout.differences import in_words
 from rankxform.layout.names import more_patterns, parameter_of, patterns, state_of
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
@@ -19,7 +20,6 @@ from rankxform.values import dataclass
 
 from .plan import Plan
 from .prepare import Conversion
-from .strategies import in_words
 
 _MOST_ROWS = 64
 _LARGEST = 4

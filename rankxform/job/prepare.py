@@ -38,7 +38,7 @@ from .visibility import look_on_all, searched_nodes, visibility_of
 from .which_strategy import explained
 
 if TYPE_CHECKING:
-    from rankxform.layout.given import Derived
+    from rankxform.derivation.request import Derived
 
 
 _ALLOWED = ("check_crc", "allow_extra_ranks", "allow_equal_slices")

@@ -8,6 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import Wish, form_of
+from rankxform.derivation import presets
+from rankxform.derivation.derive import derive, entry
+from rankxform.derivation.explain import (
+    Refusals,
+    explain,
+    fits,
+    parameters_of,
+    rule_for,
+)
+from rankxform.derivation.mesh import LAYOUT, Meaning, Parallel, checked_spec, parse_parallel
+from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
+from rankxform.derivation.rules import Rule, parse_rule
 from rankxform.errors import (
     CheckpointError,
     DerivationError,
@@ -15,32 +27,17 @@ from rankxform.errors import (
 )
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.derive import derive, entry
-from rankxform.layout.explain import (
-    Refusals,
-    explain,
-    fits,
-    parameters_of,
-    rule_for,
-    same_boxes,
-    without_optimizer,
-)
-from rankxform.layout.given import Derived, Extent, Given, Role
-from rankxform.layout.layout import Layout
-from rankxform.layout.mesh import LAYOUT, Meaning, Parallel, checked_spec, parse_parallel
 from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
-from rankxform.layout.rules import Rule, parse_rule
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
-from rankxform.storage import presets, strategies
+from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
-from rankxform.values import dataclass
 
 from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
 from .inputs import read_shapes
 from .request import Request
 
 
-def derive_strategy(given: Given, source: Strategy, shapes: str | None) -> Derived:
+def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:
     """Derive a strategy from another one; `shapes` is what `extents_at` reads.
 
     Raises DerivationError, UsageError.
@@ -104,7 +101,7 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     return found
 
 
-def stated(given: Given, sizes: Sequence[Parallel | None], rules: Any) -> Given:
+def stated(given: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any) -> DeriveRequest:
     """Return a question with rules and the sizes of both jobs as a program gives them.
 
     Raises UsageError.
@@ -160,7 +157,7 @@ def sizes_of(request: Request) -> Parallel:
 
 def explain_strategy(
     source: Strategy, sizes: Parallel, preset: str | None, shapes: str | None
-) -> tuple[Role, ...]:
+) -> tuple[ShardingRow, ...]:
     """Return which mesh axes shard the parameters of a strategy, as rows of a table.
 
     Raises DerivationError where the sizes do not explain it.
@@ -188,71 +185,6 @@ def explain_strategy(
         shard = "yes" if one.layout.opt_shards > 1 else "no"
         row = (pattern_of(name), " or ".join(map(str, found[name])), shard, entry(one.layout))
         rows[row] = rows.get(row, 0) + 1
-    return tuple(Role(p, n, spec, shard, src, "") for (p, spec, shard, src), n in rows.items())
-
-
-# -- compared -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StrategyDifference:
-    """Parameters of which two strategies differ alike: why, in words, and their names."""
-
-    why: str
-    names: tuple[str, ...]
-
-
-def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
-    """Return where two strategies give a rank different boxes, or list different parameters.
-
-    Layouts that are written otherwise and give every rank the same box are equal. Gradients that
-    are in no checkpoint are left out.
-    """
-    found: dict[str, list[str]] = {}
-    if (a.stage_size, len(a.stages)) != (b.stage_size, len(b.stages)):
-        found[f"the first is of {a.extent}, the second of {b.extent}"] = []
-    for name in sorted({*a.stages_of, *b.stages_of}):
-        if state_of(name) == NEVER_SAVED:
-            continue
-        why = _difference(a, b, name)
-        if why:
-            found.setdefault(why, []).append(name)
-    return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
-
-
-def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
-    if name not in a or name not in b:
-        return f"only the {'first' if name in a else 'second'} lists it"
-    mine, theirs = a.stages_of[name], b.stages_of[name]
-    if len(a.stages) == len(b.stages) and mine != theirs:
-        return f"on {_stages(mine)}, in the second on {_stages(theirs)}"
-    before, after = a.stages[mine[0]][name], b.stages[theirs[0]][name]
-    if same_boxes(before, after):
-        return None
-    if before.ranks == after.ranks and before.counts == after.counts:
-        return f"{in_words(before)}; in the second other ranks hold these slices"
-    return f"{in_words(before)}; in the second {in_words(after)}"
-
-
-def _stages(numbers: tuple[int, ...]) -> str:
-    return ("stage " if len(numbers) == 1 else "stages ") + ", ".join(map(str, numbers))
-
-
-def in_words(layout: Layout) -> str:
-    """Say how a layout shards a parameter.
-
-    >>> in_words(Layout((2, 4), ((0,), ()), 4, -1))
-    'axis 0 into 8 (4 x 2 by the optimizer), 1 copy'
-    >>> in_words(Layout((8,), ((),)))
-    'whole, 8 copies'
-    """
-    parts = []
-    plain = without_optimizer(layout)
-    for axis, (count, own) in enumerate(zip(layout.counts, plain.counts)):
-        if count > 1:
-            more = f" ({own} x {count // own} by the optimizer)" if count != own > 1 else ""
-            more = " by the optimizer" if count != own == 1 else more
-            parts.append(f"axis {axis} into {count}{more}")
-    copies = layout.free_ranks // layout.opt_shards
-    copied = f"{copies} cop" + ("y" if copies == 1 else "ies")
-    return f"{' and '.join(parts) or 'whole'}, {copied}"
+    return tuple(
+        ShardingRow(p, n, spec, shard, src, "") for (p, spec, shard, src), n in rows.items()
+    )

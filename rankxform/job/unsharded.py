@@ -39,12 +39,12 @@ def unsharded(
         more = f"{path}: was taken for a complete checkpoint, and {len(siblings) - 1} more rank "
         return WholeStrategy(), [f"{more}folders lie beside it"] if siblings else []
     shapes: dict[str, dict[Shape, int]] = {}
-    repeated: set[str] = set()
+    repeated: dict[str, None] = {}  # in the files' order, so that messages are the same each time
     for rank in ranks:
         schema = indexes[rank].schema
         for name, shape in zip(schema.names, schema.shapes):
             if name in shapes:
-                repeated.add(name)
+                repeated[name] = None
             shapes.setdefault(name, {}).setdefault(shape, rank)
     sharded = [name for name in repeated if len(shapes[name]) > 1]
     if sharded:

@@ -316,3 +316,19 @@ def _holders(layout: Layout) -> Mapping[Cell, tuple[int, ...]]:
 def whole(ndim: int) -> Layout:
     """Return the layout of a parameter that one rank holds complete."""
     return Layout((1,), ((),) * ndim)
+
+
+def without_optimizer(layout: Layout) -> Layout:
+    """Return a layout without its optimizer shard."""
+    return replace(layout, opt_step=0, opt_size=0) if layout.opt_step or layout.opt_size else layout
+
+
+def same_boxes(a: Layout, b: Layout) -> bool:
+    """Tell whether two layouts give every rank of a stage the same box, whatever the shape."""
+    if a is b or a == b:
+        return True
+    if a.ranks != b.ranks or a.counts != b.counts:
+        return False
+    if (a.split_rows, a.field) != (b.split_rows, b.field):
+        return False
+    return all(a.cell(rank) == b.cell(rank) for rank in range(a.ranks))

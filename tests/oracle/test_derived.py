@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.layout.derive import derive
+from rankxform.derivation.derive import derive
 from rankxform.layout.names import NEVER_SAVED, state_of
 from rankxform.storage import strategies
 from tests import reference

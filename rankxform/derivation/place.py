@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rankxform.errors import RequestError
+from rankxform.layout.names import patterns
 from rankxform.values import dataclass
 
 from .explain import Parameter, Refusals, rule_for
-from .names import patterns
 from .pipeline import homogeneous, lists_of, places_in_lists, spread
 from .rules import FIRST, LAST, SHARED, Preset, Rule
 
 
 @dataclass(frozen=True)
-class Places:
+class StageLayers:
     """What the user says of the pipeline.
 
     layers: the numbered list that the stages divide, such as ``model.layers``. counts: layers of
@@ -47,7 +47,7 @@ class Places:
 
 
 def place(
-    places: Places,
+    places: StageLayers,
     parameters: Mapping[str, Parameter],
     rules: Sequence[Rule],
     preset: Preset | None,
@@ -115,7 +115,7 @@ def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]
 
 
 def _list(
-    places: Places,
+    places: StageLayers,
     parameters: Mapping[str, Parameter],
     preset: Preset | None,
     before: int,
@@ -156,7 +156,7 @@ def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[in
 
 
 def _outside(
-    places: Places,
+    places: StageLayers,
     rules: Sequence[Rule],
     name: str,
     one: Parameter,

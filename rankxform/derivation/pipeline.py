@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rankxform.errors import RequestError
-
-from .names import pattern_of
+from rankxform.layout.names import pattern_of
 
 _NUMBERED = re.compile(r"\.(\d{1,9})\.")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from .layout import Layout
+from rankxform.layout.layout import Layout
+
 from .mesh import Parallel
 
 

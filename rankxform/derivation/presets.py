@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankxform.errors import UsageError
-from rankxform.formats import rules_toml
-from rankxform.layout.rules import Preset
+from rankxform.storage.posix import read_bytes
 
-from .posix import read_bytes
+from . import rules_toml
+from .rules import Preset
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
 

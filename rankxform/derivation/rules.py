@@ -1,7 +1,7 @@
 """Rules: what shards the parameters whose names match; presets are rules of known networks.
 
 A rule may say four things of a parameter: the mesh and spec by which it is sharded
-(`rankxform.layout.mesh`), whether it takes part in the optimizer's shard, on which pipeline stage
+(`mesh`), whether it takes part in the optimizer's shard, on which pipeline stage
 it is, and how its shape goes with the others'. The first matching rule that says a thing is used.
 """
 
@@ -13,10 +13,10 @@ from math import prod
 
 from rankxform.errors import RequestError, UsageError
 from rankxform.geometry.box import Shape
+from rankxform.layout.names import expression
 from rankxform.values import dataclass
 
 from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, checked_spec, parse_spec
-from .names import expression
 
 FIRST, LAST, LAYER, SHARED = "first", "last", "layer", "shared"
 STAGES = (FIRST, LAST, LAYER, SHARED)

@@ -12,13 +12,13 @@ from functools import cache
 
 from rankxform.errors import RequestError
 from rankxform.geometry.box import Shape
+from rankxform.layout.layout import Layout, same_boxes, without_optimizer
+from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
+from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
-from .layout import Layout
 from .mesh import EXPERT, LAYOUT, MESHES, Meaning, Parallel, layout_of, meanings, mesh_axes
-from .names import NEVER_SAVED, parameter_of, state_of, summarize_names
 from .rules import Rule
-from .strategy import Strategy
 
 
 class Refusals:
@@ -242,22 +242,6 @@ def rule_for(rules: Iterable[Rule], name: str, *said: str) -> Rule | None:
         ),
         None,
     )
-
-
-def without_optimizer(layout: Layout) -> Layout:
-    """Return a layout without its optimizer shard."""
-    return replace(layout, opt_step=0, opt_size=0) if layout.opt_step or layout.opt_size else layout
-
-
-def same_boxes(a: Layout, b: Layout) -> bool:
-    """Tell whether two layouts give every rank of a stage the same box, whatever the shape."""
-    if a is b or a == b:
-        return True
-    if a.ranks != b.ranks or a.counts != b.counts:
-        return False
-    if (a.split_rows, a.field) != (b.split_rows, b.field):
-        return False
-    return all(a.cell(rank) == b.cell(rank) for rank in range(a.ranks))
 
 
 def check_hidden(

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .explain import Parameter, Refusals, rule_for, without_optimizer
-from .given import Given
-from .layout import Layout
+from rankxform.layout.layout import Layout, without_optimizer
+from rankxform.layout.names import pattern_of
+
+from .explain import Parameter, Refusals, rule_for
 from .mesh import Parallel
-from .names import pattern_of
 from .optimizer import divide, shard
 from .pipeline import in_layers
+from .request import DeriveRequest
 
 
 def taking_part(
-    given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
+    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
 ) -> dict[str, bool | None]:
     """Tell which parameters take part in the optimizer's shard; None where that is not known."""
-    seen = _seen_taking_part(given, parameters, refusals)
+    seen = _seen_taking_part(request, parameters, refusals)
     found: dict[str, bool | None] = {}
     by_pattern: dict[str, set[bool]] = {}
     for name, value in seen.items():
@@ -29,16 +30,18 @@ def taking_part(
         value = seen.get(name)
         if value is None and len(alike) == 1:
             value = next(iter(alike))
-        found[name] = _stated(given, name, value, refusals)
+        found[name] = _stated(request, name, value, refusals)
     return found
 
 
-def _stated(given: Given, name: str, seen: bool | None, refusals: Refusals) -> bool | None:
+def _stated(
+    request: DeriveRequest, name: str, seen: bool | None, refusals: Refusals
+) -> bool | None:
     """Return what the user or a rule says of a parameter, or else what was seen."""
-    on, off = (any(one.search(name) for one in some) for some in (given.opt_on, given.opt_off))
+    on, off = (any(one.search(name) for one in some) for some in (request.opt_on, request.opt_off))
     if on and off:
         refusals.add("--opt-on and --opt-off both match it", "Change one of them", name)
-    rule = rule_for(given.all_rules, name, "optimizer")
+    rule = rule_for(request.all_rules, name, "optimizer")
     said, who = (on, f"--opt-{'on' if on else 'off'}") if on or off else (None, "")
     if said is None and rule is not None:
         said, who = rule.optimizer, rule.label
@@ -56,10 +59,10 @@ def _stated(given: Given, name: str, seen: bool | None, refusals: Refusals) -> b
 
 
 def _seen_taking_part(
-    given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
+    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
 ) -> dict[str, bool | None]:
     """Tell what the source's layouts show: a shard, or none although one was possible."""
-    source, src = given.source, given.src or Parallel()
+    source, src = request.source, request.src or Parallel()
     layouts = {name: one.layout for name, one in parameters.items() if one.layout}
     sharded = [one for one in layouts.values() if one.opt_shards > 1]
     if source is None or not sharded:
@@ -71,13 +74,13 @@ def _seen_taking_part(
         )
     threshold = src.threshold_bytes
     repeats = in_layers(parameters)
-    smallest = _smallest_sharded(given, layouts)
+    smallest = _smallest_sharded(request, layouts)
     found: dict[str, bool | None] = {}
     for name, layout in layouts.items():
-        extent = given.extents.get(name)
+        extent = request.extents.get(name)
         if layout.opt_shards > 1:
             found[name] = True
-            if extent and extent.nbytes < threshold and may_shard(given):
+            if extent and extent.nbytes < threshold and may_shard(request):
                 refusals.add(
                     f"is sharded by the optimizer, although it is smaller than "
                     f"{threshold // 1024} KiB",
@@ -87,7 +90,7 @@ def _seen_taking_part(
             continue
         least = threshold if src.threshold is not None else max(threshold, smallest)
         possible = extent is not None and extent.nbytes >= least and len(extent.shape) > 0
-        if not possible or _may_be_tied(given, parameters[name], name in repeats):
+        if not possible or _may_be_tied(request, parameters[name], name in repeats):
             found[name] = None
             continue
         assert extent is not None
@@ -113,30 +116,30 @@ def _limits(sharded: Sequence[Layout], ranks: int) -> list[int | None]:
     return [None] if ranks <= max(sizes) else []
 
 
-def may_shard(given: Given) -> bool:
+def may_shard(request: DeriveRequest) -> bool:
     """Tell whether the destination's optimizer may shard anything anew."""
-    if given.predict or given.dst.optimizer_shard is False:
+    if request.predict or request.dst.optimizer_shard is False:
         return False
-    return given.dst.optimizer_shard is not None or not given.keep_mesh
+    return request.dst.optimizer_shard is not None or not request.keep_mesh
 
 
-def _smallest_sharded(given: Given, layouts: Mapping[str, Layout]) -> int:
+def _smallest_sharded(request: DeriveRequest, layouts: Mapping[str, Layout]) -> int:
     """Return the bytes of the smallest parameter with a shard: the threshold is not above it."""
-    sharded = (given.extents.get(n) for n, one in layouts.items() if one.opt_shards > 1)
+    sharded = (request.extents.get(n) for n, one in layouts.items() if one.opt_shards > 1)
     return min((extent.nbytes for extent in sharded if extent), default=0)
 
 
-def _may_be_tied(given: Given, one: Parameter, is_layer: bool) -> bool:
+def _may_be_tied(request: DeriveRequest, one: Parameter, is_layer: bool) -> bool:
     """Tell whether stages may share a parameter, which then has no shard in spite of its flag."""
-    assert given.source is not None
-    if len(given.source.stages) == 1:
+    assert request.source is not None
+    if len(request.source.stages) == 1:
         return False
     outside = one.stages == (0,) and not is_layer
-    return len(one.stages) > 1 or (outside and given.dst.pp == 1)
+    return len(one.stages) > 1 or (outside and request.dst.pp == 1)
 
 
 def with_optimizer(
-    given: Given,
+    request: DeriveRequest,
     name: str,
     one: Parameter,
     plain: Layout,
@@ -145,12 +148,12 @@ def with_optimizer(
     refusals: Refusals,
 ) -> Layout | None:
     """Return a parameter's layout with the optimizer's shard; None if it is refused."""
-    dst = replace(given.dst, optimizer_shard=False) if given.predict else given.dst
-    if dst.optimizer_shard is None and given.keep_mesh:
+    dst = replace(request.dst, optimizer_shard=False) if request.predict else request.dst
+    if dst.optimizer_shard is None and request.keep_mesh:
         return one.layout
     if dst.optimizer_shard is False or takes_part is False or plain.free_ranks == 1:
         return plain
-    extent = given.extents.get(name)
+    extent = request.extents.get(name)
     if extent is None and dst.optimizer_shard is None:
         _refuse_unstated(refusals)
         return None
@@ -178,7 +181,7 @@ def with_optimizer(
             name,
         )
         return None
-    if shared and not any(one.search(name) for one in (*given.opt_on, *given.opt_off)):
+    if shared and not any(one.search(name) for one in (*request.opt_on, *request.opt_off)):
         refusals.add(
             "is shared by two pipeline stages, and whether MindSpore then shards it differs",
             "Give --opt-on REGEX or --opt-off REGEX",

@@ -27,9 +27,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.rules import Preset, rule_of
+from rankxform.formats.toml_document import toml_document
 
-from .toml_document import toml_document
+from .rules import Preset, rule_of
 
 _KINDS = {
     "version": int, "proven": bool, "networks": str, "evidence": str, "layers": str,

@@ -12,8 +12,9 @@ from reprlib import repr
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.mesh import Parallel
 from rankxform.values import dataclass
+
+from .mesh import Parallel
 
 _SIZES = {
     "data_parallel": "dp", "model_parallel": "mp", "pipeline_stage": "pp",

@@ -29,9 +29,8 @@ from dataclasses import fields, replace
 from typing import NamedTuple
 
 from rankxform.errors import RequestError, UsageError
+from rankxform.layout.layout import MOST_RANKS, Layout
 from rankxform.values import dataclass
-
-from .layout import MOST_RANKS, Layout
 
 Spec = tuple[tuple[str, ...], ...]
 

@@ -8,12 +8,12 @@ from dataclasses import field
 from typing import Any, NamedTuple
 
 from rankxform.geometry.box import Shape
+from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
 from .mesh import Parallel
-from .place import Places
+from .place import StageLayers
 from .rules import Preset, Rule
-from .strategy import Strategy
 
 
 class Extent(NamedTuple):
@@ -24,7 +24,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class DeriveRequest:
     """All that a strategy is derived from.
 
     source: None where every parameter is whole. src: the source's sizes; with `keep_mesh` only its
@@ -47,7 +47,7 @@ class Given:
     opt_off: tuple[re.Pattern[str], ...] = ()
     unsharded: frozenset[str] = frozenset()
     predict: bool = False
-    places: Places = field(default_factory=Places)
+    places: StageLayers = field(default_factory=StageLayers)
 
     @property
     def all_rules(self) -> tuple[Rule, ...]:
@@ -61,7 +61,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Role:
+class ShardingRow:
     """Parameters that are sharded alike: a row of the table that is printed.
 
     pattern: their names, numbers as ``*``; parameters: how many. spec: which mesh axes shard them.
@@ -86,7 +86,7 @@ class Derived:
     """
 
     strategy: Strategy
-    roles: tuple[Role, ...]
+    roles: tuple[ShardingRow, ...]
     assumptions: tuple[str, ...]
 
     @property

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
+from rankxform.derivation import presets
+from rankxform.derivation.derive import derive
+from rankxform.derivation.mesh import Parallel, checked_spec, parse_parallel, parse_spec, print_spec
+from rankxform.derivation.pipeline import spread
+from rankxform.derivation.place import StageLayers
+from rankxform.derivation.request import DeriveRequest, Extent
+from rankxform.derivation.rules import parse_rule
 from rankxform.errors import DerivationError, UsageError
-from rankxform.layout.derive import derive
-from rankxform.layout.given import Extent, Given
 from rankxform.layout.layout import Layout
-from rankxform.layout.mesh import Parallel, checked_spec, parse_parallel, parse_spec, print_spec
 from rankxform.layout.names import parameter_of
-from rankxform.layout.pipeline import spread
-from rankxform.layout.place import Places
-from rankxform.layout.rules import parse_rule
 from rankxform.layout.strategy import Strategy
-from rankxform.storage import presets
 from tests.compiled import (
     COMPILED,
     DERIVE,
@@ -208,7 +208,7 @@ def simple(layouts, sizes, dst, extents=None, **more):
     if extents is None:
         extents = {n: Extent((128,) * len(one.tensor_map), 1 << 20) for n, one in layouts.items()}
     source = Strategy((layouts,), next(iter(layouts.values())).ranks, "S")
-    return Given(source, parse_parallel(dst, "dst"), parse_parallel(sizes, "src"),
+    return DeriveRequest(source, parse_parallel(dst, "dst"), parse_parallel(sizes, "src"),
                  extents=extents, **more)  # fmt: skip
 
 
@@ -326,7 +326,7 @@ class TestRefusals:
             {"embed": Layout((2,), ((), ()), 1, -1), "h.1.w": Layout((2,), ((), ()), 1, -1)},
         )
         extents = {n: Extent((128, 128), 1 << 20) for some in stages for n in some}
-        given = Given(Strategy(stages, 2, "S"), Parallel(dp=4, pp=2, optimizer_shard=True),
+        given = DeriveRequest(Strategy(stages, 2, "S"), Parallel(dp=4, pp=2, optimizer_shard=True),
                       Parallel(dp=2, pp=2), extents=extents)  # fmt: skip
         self.refused(given, "shared by two pipeline stages", "--opt-on")
         found = derive(replace(given, opt_on=(re.compile("embed"),))).strategy
@@ -336,7 +336,7 @@ class TestRefusals:
         layouts = {name: Layout((2,), ((), ())) for name in ("e", "h.0.w", "h.1.w", "f")}
         given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
         self.refused(given, "--first REGEX")
-        places = Places(first=(re.compile("e"),), last=(re.compile("f"),))
+        places = StageLayers(first=(re.compile("e"),), last=(re.compile("f"),))
         found = derive(replace(given, places=places)).strategy
         assert [list(some) for some in found.stages] == [["e", "h.0.w"], ["h.1.w", "f"]]
 
@@ -344,7 +344,7 @@ class TestRefusals:
         layouts = {f"h.{n}.w": Layout((2,), ((), ())) for n in range(5)}
         given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
         self.refused(given, "5 layers do not spread over 2 stages", "--layers-per-stage")
-        found = derive(replace(given, places=Places(counts=(1, 4)))).strategy
+        found = derive(replace(given, places=StageLayers(counts=(1, 4)))).strategy
         assert [len(some) for some in found.stages] == [1, 4]
 
     def test_an_embedding_in_uneven_rows(self):
@@ -363,9 +363,9 @@ class TestRefusals:
             ((3, -1), "a negative number"),
         ):
             self.refused(
-                replace(given, places=Places(counts=counts, first=(re.compile("e"),))), text
+                replace(given, places=StageLayers(counts=counts, first=(re.compile("e"),))), text
             )
-        one = replace(given, dst=Parallel(), places=Places(counts=(1, 1)))
+        one = replace(given, dst=Parallel(), places=StageLayers(counts=(1, 1)))
         self.refused(one, "--layers-per-stage lists several stages")
 
     def test_two_lists_that_the_stages_divide(self):
@@ -374,10 +374,10 @@ class TestRefusals:
             {f"{list_}.{n}.w": layout for list_ in ("model.h", "trace.model.h") for n in some}
             for some in ((0, 1), (2, 3))
         )
-        given = Given(Strategy(stages, 2, "S"), Parallel(dp=2, pp=4), Parallel(dp=2, pp=2),
+        given = DeriveRequest(Strategy(stages, 2, "S"), Parallel(dp=2, pp=4), Parallel(dp=2, pp=2),
                       predict=True)  # fmt: skip
         self.refused(given, "--layers")
-        self.refused(replace(given, places=Places(layers="model.h")), "trace.model.h.*.w",
+        self.refused(replace(given, places=StageLayers(layers="model.h")), "trace.model.h.*.w",
                      "several pipeline stages divide another list")  # fmt: skip
 
     def test_layers_within_a_numbered_container(self):
@@ -385,7 +385,9 @@ class TestRefusals:
         layouts = {name: Layout((2,), ((), ())) for name in names}
         given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
         self.refused(given, "there is net or net.1.h")
-        places = Places(layers="net.1.h", first=(re.compile("table"),), last=(re.compile("[23]"),))
+        places = StageLayers(
+            layers="net.1.h", first=(re.compile("table"),), last=(re.compile("[23]"),)
+        )
         found = derive(replace(given, places=places)).strategy
         assert [list(some) for some in found.stages] == [list(names[:3]), list(names[3:])]
 
@@ -426,15 +428,15 @@ class TestRefusals:
     def test_what_is_said_of_other_parameters_leaves_the_layers_where_they_are(self):
         layout = Layout((2,), ((), ()))
         stages = ({"e": layout, "h.0.w": layout}, {f"h.{n}.w": layout for n in (1, 2, 3)})
-        given = Given(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
-                      predict=True, places=Places(last=(re.compile("^e"),)))  # fmt: skip
+        given = DeriveRequest(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
+                      predict=True, places=StageLayers(last=(re.compile("^e"),)))  # fmt: skip
         found = derive(given).strategy
         assert [sorted(some) for some in found.stages] == [
             ["h.0.w"], ["e", "h.1.w", "h.2.w", "h.3.w"]
         ]  # fmt: skip
 
     def test_nothing_to_derive(self):
-        self.refused(Given(None, Parallel(dp=2)), "there is no parameter")
+        self.refused(DeriveRequest(None, Parallel(dp=2)), "there is no parameter")
 
 
 def test_what_the_source_shows_of_the_optimizers_shard_size():
@@ -457,12 +459,12 @@ def test_what_the_source_shows_of_the_optimizers_shard_size():
 
 def test_a_configuration_that_states_the_layers_goes_before_the_source():
     stages = tuple({f"h.{n}.w": Layout((2,), ((), ())) for n in some} for some in ((0, 1, 2), (3,)))
-    given = Given(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
+    given = DeriveRequest(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
                   predict=True)  # fmt: skip
     found = derive(given)
     assert found.strategy.stages == stages
     assert "where the source has them" in " ".join(found.assumptions)
-    found = derive(replace(given, places=Places(stated=True)))
+    found = derive(replace(given, places=StageLayers(stated=True)))
     assert [len(some) for some in found.strategy.stages] == [2, 2]
 
 

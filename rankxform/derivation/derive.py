@@ -1,6 +1,6 @@
 """The strategy of a job that was never compiled, from another strategy and both jobs' sizes.
 
-The source's layouts are explained (`rankxform.layout.explain`), or a preset's rules say what they
+The source's layouts are explained (`explain`), or a preset's rules say what they
 mean; the same meanings are then written for the destination's sizes as MindSpore's compiler writes
 them. What follows holds if the network's ``shard()`` calls do not change. Whatever is not known is
 refused, all at once, each reason with the option that answers it.
@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankxform.errors import DerivationError, RequestError
+from rankxform.layout.layout import Layout, same_boxes, without_optimizer
+from rankxform.layout.names import NEVER_SAVED, pattern_of, state_of
+from rankxform.layout.strategy import Strategy
 
 from .explain import (
     Parameter,
@@ -21,57 +24,54 @@ from .explain import (
     parameters_in,
     parameters_of,
     rule_for,
-    same_boxes,
-    without_optimizer,
 )
-from .given import Derived, Extent, Given, Role
-from .layout import Layout
 from .mesh import EXPERT, FLAT, Meaning, layout_of, print_spec
-from .names import NEVER_SAVED, pattern_of, state_of
 from .participation import may_shard, taking_part, with_optimizer
 from .pipeline import in_layers
 from .place import place
+from .request import Derived, DeriveRequest, Extent, ShardingRow
 from .rules import Rule, mismatched_shapes, sizes_by_name
-from .strategy import Strategy
 
 
-def derive(given: Given, label: str = "derived") -> Derived:
+def derive(request: DeriveRequest, label: str = "derived") -> Derived:
     """Derive the destination's strategy. Raises DerivationError with all that stands against it."""
     refusals = Refusals()
-    source, rules = given.source, given.all_rules
+    source, rules = request.source, request.all_rules
     if source is None:
-        parameters = parameters_in(given.shapes, rules, refusals)
+        parameters = parameters_in(request.shapes, rules, refusals)
     else:
         parameters = parameters_of(source, refusals)
     if not parameters:
         refusals.add("there is no parameter", "Give the strategy or the shapes of a network")
-    _check_patterns(given, parameters, refusals)
-    _check_preset(given, parameters, refusals)
-    found = _meanings(given, parameters, refusals)
-    takes_part = taking_part(given, parameters, refusals)
-    stages = place(given.places, parameters, rules, given.preset, given.dst.pp, refusals)
+    _check_patterns(request, parameters, refusals)
+    _check_preset(request, parameters, refusals)
+    found = _meanings(request, parameters, refusals)
+    takes_part = taking_part(request, parameters, refusals)
+    stages = place(request.places, parameters, rules, request.preset, request.dst.pp, refusals)
     layouts: dict[str, Layout] = {}
     for name, one in parameters.items():
-        plain = _plain(given, name, one, found.get(name), refusals)
+        plain = _plain(request, name, one, found.get(name), refusals)
         if plain is None:
             continue
         shared = len(stages.get(name, ())) > 1
-        layout = with_optimizer(given, name, one, plain, takes_part[name], shared, refusals)
+        layout = with_optimizer(request, name, one, plain, takes_part[name], shared, refusals)
         if layout is not None:
             layouts[name] = layout
     if refusals:
         raise DerivationError.of(refusals.texts())
-    strategy = _strategy(given, parameters, layouts, stages, label)
-    roles = _roles(given, parameters, found, takes_part, layouts)
-    return Derived(strategy, roles, _assumptions(given))
+    strategy = _strategy(request, parameters, layouts, stages, label)
+    roles = _roles(request, parameters, found, takes_part, layouts)
+    return Derived(strategy, roles, _assumptions(request))
 
 
-def _check_patterns(given: Given, parameters: Mapping[str, Parameter], refusals: Refusals) -> None:
+def _check_patterns(
+    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
+) -> None:
     """Refuse what the user says of names that are not there."""
-    places = given.places
-    said = [(rule.label, rule.names) for rule in given.rules]
+    places = request.places
+    said = [(rule.label, rule.names) for rule in request.rules]
     for flag, some in (
-        ("--opt-on", given.opt_on), ("--opt-off", given.opt_off), ("--first", places.first),
+        ("--opt-on", request.opt_on), ("--opt-off", request.opt_off), ("--first", places.first),
         ("--last", places.last), ("--shared", places.shared),
     ):  # fmt: skip
         said += [(f"{flag} {one.pattern!r}", one) for one in some]
@@ -80,12 +80,14 @@ def _check_patterns(given: Given, parameters: Mapping[str, Parameter], refusals:
             refusals.add(f"{label} matches no parameter", "Change it, or leave it out")
 
 
-def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: Refusals) -> None:
+def _check_preset(
+    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
+) -> None:
     """Refuse a preset that does not know every name, or whose shapes are others."""
-    preset = given.preset
+    preset = request.preset
     if preset is None:
         return
-    unknown = [n for n in parameters if rule_for(given.all_rules, n, "spec") is None]
+    unknown = [n for n in parameters if rule_for(request.all_rules, n, "spec") is None]
     if parameters and len(unknown) == len(parameters):
         text = (
             f"Choose the network's own preset:\n     {preset.label} has no rule for any parameter"
@@ -97,18 +99,18 @@ def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: R
             "Add --rule 'REGEX=(tp, None)', or choose the network's own preset",
             *unknown,
         )
-    shapes = {name: extent for name, extent in given.shapes.items() if name in parameters}
+    shapes = {name: extent for name, extent in request.shapes.items() if name in parameters}
     for name, wanted in mismatched_shapes(preset.rules, shapes).items():
         refusals.add(
             f"has shape {list(shapes[name])}, which {preset.label} expects as {wanted}",
             "Choose the preset of this network and version",
             name,
         )
-    experts, ep = sizes_by_name(preset.rules, shapes).get("experts", 0), given.dst.ep
+    experts, ep = sizes_by_name(preset.rules, shapes).get("experts", 0), request.dst.ep
     if experts % ep:
         refusals.add(f"{experts} experts do not divide by ep={ep}", "Change --dst-parallel")
     for name, value, why in preset.requires:
-        if getattr(given.dst, name) is not value and given.dst.mp > 1 and not given.keep_mesh:
+        if getattr(request.dst, name) is not value and request.dst.mp > 1 and not request.keep_mesh:
             refusals.add(
                 f"{preset.label} is proven for {name}={str(value).lower()} only, because {why}",
                 f"State {name}={str(value).lower()} in --dst-parallel, if that is so; else compile "
@@ -117,46 +119,46 @@ def _check_preset(given: Given, parameters: Mapping[str, Parameter], refusals: R
 
 
 def _meanings(
-    given: Given, parameters: Mapping[str, Parameter], refusals: Refusals
+    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
 ) -> Mapping[str, tuple[Meaning, ...]]:
     """Return by which meshes and specs each parameter may be sharded, as far as that is needed."""
-    source, src, dst, rules = given.source, given.src, given.dst, given.all_rules
-    if given.keep_mesh:
+    source, src, dst, rules = request.source, request.src, request.dst, request.all_rules
+    if request.keep_mesh:
         return {}
     if source is None:
-        known = bool(given.preset and given.preset.complete)  # unknown names are refused then
+        known = bool(request.preset and request.preset.complete)  # unknown names are refused then
         return _meanings_by_rule(parameters, rules, None if known else refusals)
     assert src is not None
     if not fits(source, src, "--src-parallel", refusals):
         return {}
-    found = explain(parameters, src, rules, given.shapes, refusals)
-    check_hidden(found, rules, src, dst, given.unsharded, refusals)
+    found = explain(parameters, src, rules, request.shapes, refusals)
+    check_hidden(found, rules, src, dst, request.unsharded, refusals)
     for flag in ("vocab_emb_dp", "use_seq_parallel"):
         before, after = getattr(src, flag), getattr(dst, flag)
-        if before != after and given.preset is None and max(src.mp, dst.mp) > 1:
+        if before != after and request.preset is None and max(src.mp, dst.mp) > 1:
             refusals.add(
                 f"{flag} is {_flag(before)} in the source and {_flag(after)} in the destination; "
                 "which parameters depend on it, only a preset knows",
                 f"Give --preset; or state {flag} for both, if it is the same",
             )
-    _check_vocabulary(given, found, refusals)
+    _check_vocabulary(request, found, refusals)
     return found
 
 
 def _check_vocabulary(
-    given: Given, found: Mapping[str, tuple[Meaning, ...]], refusals: Refusals
+    request: DeriveRequest, found: Mapping[str, tuple[Meaning, ...]], refusals: Refusals
 ) -> None:
     """Refuse to guess vocab_emb_dp where the source replicates what looks like a vocabulary.
 
     That is a matrix outside the layers which is not sharded although the job has tensor parallel.
     """
-    src, dst = given.src, given.dst
+    src, dst = request.src, request.dst
     if src is None or dst.vocab_emb_dp is not None or min(src.mp, dst.mp) == 1:
         return
     repeats = in_layers(found)
     for name, several in found.items():
         plain = several and len(several[0].spec) > 1 and not any(one.axes for one in several)
-        if plain and name not in repeats and not rule_for(given.all_rules, name, "spec"):
+        if plain and name not in repeats and not rule_for(request.all_rules, name, "spec"):
             refusals.add(
                 f"is replicated although mp={src.mp}, as with vocab_emb_dp; whether the "
                 "destination's job replicates it too is not stated",
@@ -191,16 +193,16 @@ def _meanings_by_rule(
 
 
 def _plain(
-    given: Given,
+    request: DeriveRequest,
     name: str,
     one: Parameter,
     found: tuple[Meaning, ...] | None,
     refusals: Refusals,
 ) -> Layout | None:
     """Return a parameter's layout at the destination, without the optimizer's shard."""
-    if given.keep_mesh:
+    if request.keep_mesh:
         assert one.layout is not None
-        if (one.layout.field or one.layout.split_rows) and may_shard(given):
+        if (one.layout.field or one.layout.split_rows) and may_shard(request):
             refusals.add(
                 "an embedding in fields or uneven rows is the network's own",
                 "Leave --optimizer-shard out, or compile the destination's strategy",
@@ -209,8 +211,8 @@ def _plain(
         return without_optimizer(one.layout)
     if not found:
         return None  # refused already
-    dst, extent = given.dst, given.extents.get(name)
-    rule = rule_for(given.all_rules, name, "spec")
+    dst, extent = request.dst, request.extents.get(name)
+    rule = rule_for(request.all_rules, name, "spec")
     layouts = []
     for mesh, spec in found:
         try:
@@ -263,42 +265,42 @@ def _divides(layout: Layout, name: str, extent: Extent | None, refusals: Refusal
 
 
 def _strategy(
-    given: Given,
+    request: DeriveRequest,
     parameters: Mapping[str, Parameter],
     layouts: Mapping[str, Layout],
     stages: Mapping[str, tuple[int, ...]],
     label: str,
 ) -> Strategy:
     """Collect the layouts by stage, states beside their parameters."""
-    pp = given.dst.pp
+    pp = request.dst.pp
     found: list[dict[str, Layout]] = [{} for _ in range(pp)]
-    before = len(given.source.stages) if given.source else 1
+    before = len(request.source.stages) if request.source else 1
     for name, one in parameters.items():
         states: list[str] = []
-        if not given.predict:
+        if not request.predict:
             states = [state for state in one.states if state_of(state) != NEVER_SAVED]
             gradients = f"{NEVER_SAVED}.{name}"
             if (pp > 1 and one.trained) or (pp == before == 1 and gradients in one.states):
                 states.append(gradients)
         for stage in stages[name]:
             found[stage].update((every, layouts[name]) for every in (name, *states))
-    size = max(layout.ranks for layout in layouts.values()) if layouts else given.dst.stage_size
+    size = max(layout.ranks for layout in layouts.values()) if layouts else request.dst.stage_size
     return Strategy(tuple(found), size, label, derived=True)
 
 
 def _roles(
-    given: Given,
+    request: DeriveRequest,
     parameters: Mapping[str, Parameter],
     found: Mapping[str, tuple[Meaning, ...]],
     takes_part: Mapping[str, bool | None],
     layouts: Mapping[str, Layout],
-) -> tuple[Role, ...]:
+) -> tuple[ShardingRow, ...]:
     rows: dict[tuple[str, str, str, str, str], int] = {}
-    nothing = given.predict or given.dst.optimizer_shard is False
+    nothing = request.predict or request.dst.optimizer_shard is False
     words = {True: "yes", False: "no", None: "-"}
     for name, one in parameters.items():
-        rule = None if given.keep_mesh else rule_for(given.all_rules, name, "spec")
-        spec = "as it is" if given.keep_mesh else _spec_in_words(given, name, found[name], rule)
+        rule = None if request.keep_mesh else rule_for(request.all_rules, name, "spec")
+        spec = "as it is" if request.keep_mesh else _spec_in_words(request, name, found[name], rule)
         row = (
             pattern_of(name),
             spec,
@@ -308,17 +310,19 @@ def _roles(
         )
         rows[row] = rows.get(row, 0) + 1
     return tuple(
-        Role(pattern, count, spec, optimizer, src, dst)
+        ShardingRow(pattern, count, spec, optimizer, src, dst)
         for (pattern, spec, optimizer, src, dst), count in rows.items()
     )
 
 
-def _spec_in_words(given: Given, name: str, found: tuple[Meaning, ...], rule: Rule | None) -> str:
+def _spec_in_words(
+    request: DeriveRequest, name: str, found: tuple[Meaning, ...], rule: Rule | None
+) -> str:
     """Write the spec at the destination, and whether a rule replicates the parameter there."""
     mesh, spec = found[0]
-    extent, more = given.extents.get(name), ""
+    extent, more = request.extents.get(name), ""
     if rule and rule.spec is not None:
-        spec = rule.meaning(mesh, given.dst, extent.shape if extent else None).spec
+        spec = rule.meaning(mesh, request.dst, extent.shape if extent else None).spec
         more = "" if spec == rule.spec else ", replicated"
     return (mesh if mesh in (EXPERT, FLAT) else "") + print_spec(spec) + more
 
@@ -333,22 +337,24 @@ def entry(layout: Layout) -> str:
     return f"{list(layout.device_matrix)} {layout.printable_map}{shards}"
 
 
-def _assumptions(given: Given) -> tuple[str, ...]:
+def _assumptions(request: DeriveRequest) -> tuple[str, ...]:
     texts = ["This holds if the network's shard() calls do not change."]
-    if given.preset is None and given.dst.vocab_emb_dp is None and not given.keep_mesh:
+    if request.preset is None and request.dst.vocab_emb_dp is None and not request.keep_mesh:
         texts[0] += (
             " They may depend on vocab_emb_dp and use_seq_parallel: these are taken as equal."
         )
-    if given.preset:
-        proof = f"was proven on {given.preset.networks}" if given.preset.networks else "is yours"
-        texts.append(f"{given.preset.label} {proof}.")
-        if not given.preset.proven:
-            texts[-1] = f"{given.preset.label} is NOT proven: {given.preset.evidence}."
-    stages = len(given.source.stages) if given.source else 1
-    if stages == given.dst.pp > 1 and not given.places.says_counts:
+    if request.preset:
+        proof = (
+            f"was proven on {request.preset.networks}" if request.preset.networks else "is yours"
+        )
+        texts.append(f"{request.preset.label} {proof}.")
+        if not request.preset.proven:
+            texts[-1] = f"{request.preset.label} is NOT proven: {request.preset.evidence}."
+    stages = len(request.source.stages) if request.source else 1
+    if stages == request.dst.pp > 1 and not request.places.says_counts:
         texts.append("Layers are taken to be on the pipeline stages where the source has them.")
-    if given.dst.shards and not given.predict:
+    if request.dst.shards and not request.predict:
         texts.append(
-            f"The optimizer shards parameters of {given.dst.threshold_bytes // 1024} KiB or more."
+            f"The optimizer shards parameters of {request.dst.threshold_bytes // 1024} KiB or more."
         )
     return tuple(texts)

@@ -1,0 +1,73 @@
+"""Where two strategies differ, and how a layout shards a parameter, in words."""
+
+from __future__ import annotations
+
+from rankxform.values import dataclass
+
+from .layout import Layout, same_boxes, without_optimizer
+from .names import NEVER_SAVED, state_of
+from .strategy import Strategy
+
+
+@dataclass(frozen=True)
+class StrategyDifference:
+    """Parameters of which two strategies differ alike: why, in words, and their names."""
+
+    why: str
+    names: tuple[str, ...]
+
+
+def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
+    """Return where two strategies give a rank different boxes, or list different parameters.
+
+    Layouts that are written otherwise and give every rank the same box are equal. Gradients that
+    are in no checkpoint are left out.
+    """
+    found: dict[str, list[str]] = {}
+    if (a.stage_size, len(a.stages)) != (b.stage_size, len(b.stages)):
+        found[f"the first is of {a.extent}, the second of {b.extent}"] = []
+    for name in sorted({*a.stages_of, *b.stages_of}):
+        if state_of(name) == NEVER_SAVED:
+            continue
+        why = _difference(a, b, name)
+        if why:
+            found.setdefault(why, []).append(name)
+    return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
+
+
+def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
+    if name not in a or name not in b:
+        return f"only the {'first' if name in a else 'second'} lists it"
+    mine, theirs = a.stages_of[name], b.stages_of[name]
+    if len(a.stages) == len(b.stages) and mine != theirs:
+        return f"on {_stages(mine)}, in the second on {_stages(theirs)}"
+    before, after = a.stages[mine[0]][name], b.stages[theirs[0]][name]
+    if same_boxes(before, after):
+        return None
+    if before.ranks == after.ranks and before.counts == after.counts:
+        return f"{in_words(before)}; in the second other ranks hold these slices"
+    return f"{in_words(before)}; in the second {in_words(after)}"
+
+
+def _stages(numbers: tuple[int, ...]) -> str:
+    return ("stage " if len(numbers) == 1 else "stages ") + ", ".join(map(str, numbers))
+
+
+def in_words(layout: Layout) -> str:
+    """Say how a layout shards a parameter.
+
+    >>> in_words(Layout((2, 4), ((0,), ()), 4, -1))
+    'axis 0 into 8 (4 x 2 by the optimizer), 1 copy'
+    >>> in_words(Layout((8,), ((),)))
+    'whole, 8 copies'
+    """
+    parts = []
+    plain = without_optimizer(layout)
+    for axis, (count, own) in enumerate(zip(layout.counts, plain.counts)):
+        if count > 1:
+            more = f" ({own} x {count // own} by the optimizer)" if count != own > 1 else ""
+            more = " by the optimizer" if count != own == 1 else more
+            parts.append(f"axis {axis} into {count}{more}")
+    copies = layout.free_ranks // layout.opt_shards
+    copied = f"{copies} cop" + ("y" if copies == 1 else "ies")
+    return f"{' and '.join(parts) or 'whole'}, {copied}"
