@@ -22,9 +22,10 @@ from rankxform.checkpoints.checkpoint2 import Checkpoint2
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
-from rankxform.planning.catalog import build_catalog
+from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
+from rankxform.planning.table import catalog_of
 from rankxform.planning.transfers import SliceRange, needed_bytes
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
@@ -72,7 +73,7 @@ def plan():
     paths = {rank: f"rank_{rank}" for rank in schemas}
     before = rss()
     began = time.perf_counter()
-    source = build_catalog(src, schemas, paths, schemas)
+    source = catalog_of(Description(src.label, src), schemas, paths, schemas)
     planner = Planner(source, dst, select(source, dst))
     everything = [SliceRange(rank, 0, len(planner.names(rank))) for rank in range(dst.ranks)]
     transfers = planner.transfers(everything)
@@ -151,7 +152,8 @@ def metadata(folder="/tmp/rankxform-bench/metadata"):
     src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     schemas = schemas_of(src, params)
-    source = build_catalog(src, schemas, {rank: f"rank_{rank}" for rank in schemas}, schemas)
+    paths = {rank: f"rank_{rank}" for rank in schemas}
+    source = catalog_of(Description(src.label, src), schemas, paths, schemas)
     planner = Planner(source, src, select(source, src))
     found = {"parameters": len(params)}
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -46,11 +46,10 @@ def test_parts_need_not_be_equal(seed, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [(8, 6), (3, 5), (7, 1), (1, 7), (64, 56), (12, 18)])
-@pytest.mark.parametrize("replicas", ["spread", "mindspore"])
-def test_numbers_of_ranks_need_no_common_factor(ranks, replicas, tmp_path):
+def test_numbers_of_ranks_need_no_common_factor(ranks, tmp_path):
     for seed in range(3 if max(ranks) > 20 else 8):
         case = random_case(seed, mindspore_agrees=False, ranks=ranks, whole=False)
-        assert convert(case, tmp_path / str(seed), replicas=replicas)[0] == []
+        assert convert(case, tmp_path / str(seed))[0] == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -329,6 +328,5 @@ def test_files_that_differ_in_a_counter_are_not_linked(tmp_path):
         lambda rank: {"step": ("Int32", np.array([rank], "<i4"))},
     )  # fmt: skip
     a = reference.write_strategy(tmp_path / "a.ckpt", layouts)
-    for options in ({"link": "hard"}, {"link": "hard", "replicas": "mindspore"}):
-        report = rankxform.transform(folder, tmp_path / "dst", a, a, overwrite=True, **options)
-        assert report.files_linked == 0
+    report = rankxform.transform(folder, tmp_path / "dst", a, a, link="hard")
+    assert report.files_linked == 0

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from rankxform.errors import UsageError
 from rankxform.formats.base import Format
-from rankxform.geometry.box import Shape
 from rankxform.layout.names import ranges
-from rankxform.layout.strategy import Strategy
+from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.values import dataclass
@@ -47,29 +46,6 @@ class Listing:
         return Listing(
             self.is_file or other.is_file, self.is_folder or other.is_folder, files, named
         )
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a checkpoint says of itself, beside its files' headers.
-
-    source: the file that says it, for messages. strategy: how its parameters are sharded; None if
-    all are whole. ranks: by file the global rank whose slices it holds; {} if the tensors are
-    whole. listed: by file the parameters that it is said to hold. stated: by name type and full
-    shape, in elements. loose: the file with values that are listed nowhere, if there is one.
-    common: facts on the training, such as its global_step. gone: by rank a file that is spoken of
-    and not there. notices: what to know.
-    """
-
-    source: str = ""
-    strategy: Strategy | None = None
-    ranks: Mapping[int, int] = field(default_factory=dict)
-    listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    stated: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
-    loose: int | None = None
-    common: Mapping[str, Any] = field(default_factory=dict)
-    gone: Mapping[int, str] = field(default_factory=dict)
-    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

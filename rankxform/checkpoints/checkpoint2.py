@@ -22,6 +22,7 @@ from typing import Any
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats import checkpoint2 as documents
 from rankxform.layout.names import COUNTERS, ranges, state_of
+from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage import metadata
@@ -29,7 +30,7 @@ from rankxform.storage.metadata import Slices
 from rankxform.values import dataclass
 
 from . import folder
-from .base import Arrangement, Description, Listing, Naming, Shards, Wish
+from .base import Arrangement, Listing, Naming, Shards, Wish
 from .rank_folders import LATEST
 
 TRACKER, METADATA, COMMON = "latest_checkpointed_iteration.txt", "metadata.json", "common.json"
@@ -330,11 +331,11 @@ def _described(chosen: _Iteration, searched: str) -> Shards:
         said=Description(
             str(path),
             said.strategy,
-            {ids[name]: rank for name, rank in ranks.items()},
-            {ids[name]: listed for name, listed in said.listed.items()},
-            said.stated,
+            ranks={ids[name]: rank for name, rank in ranks.items()},
+            listed={ids[name]: listed for name, listed in said.listed.items()},
+            stated=said.stated,
             common=_common(chosen, searched),
-            gone={ranks[name]: str(chosen.folder / name) for name in lost},
+            missing_files={ranks[name]: str(chosen.folder / name) for name in lost},
             notices=tuple(notices),
         ),
     )

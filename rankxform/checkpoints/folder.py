@@ -11,9 +11,10 @@ from rankxform.formats.base import suffixes
 from rankxform.formats.dtype import INT4
 from rankxform.formats.json_stream import load
 from rankxform.layout.names import natural
+from rankxform.planning.description import Description
 from rankxform.storage.posix import read_bytes
 
-from .base import Description, Listing, Shards, Wish
+from .base import Listing, Shards, Wish
 from .rank_folders import LATEST
 
 SUFFIX = ".safetensors"

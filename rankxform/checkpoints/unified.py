@@ -143,4 +143,4 @@ def is_loose(planner: Planner, tensor: TensorSpec) -> bool:
     """Tell whether a tensor is no parameter of the network: a counter, or one value that no
     strategy lists."""
     parameter = planner.parameter(tensor.name)
-    return parameter.src_name in COUNTERS or (not parameter.listed and prod(tensor.shape) == 1)
+    return parameter.src_name in COUNTERS or (not parameter.declared and prod(tensor.shape) == 1)

@@ -52,7 +52,7 @@ def page(
     step = f", step {plan.step}" if plan.step else ""
     to = f" to {request.dst}" if request.dst else ""
     title = f"{what} of {plan.src or 'shapes alone'}{to}"
-    source, dst = conversion.planner.catalog.strategy, conversion.planner.dst
+    source, dst = conversion.planner.catalog, conversion.planner.dst
     lead = (
         f"{source.extent}{step} to {dst.extent}; {count(plan.parameters, 'tensor')}; "
         f"{size(plan.bytes_needed)} of the "
@@ -253,13 +253,13 @@ def _made(
     done: Report | None,
     verdict: Verdict | None,
 ) -> str:
-    from rankxform.job.manifest import digest
+    from rankxform.job.manifest import described, digest
 
     planner = conversion.planner
-    source, dst = planner.catalog.strategy, planner.dst
+    source, dst = planner.catalog, planner.dst
     rows = [
         ("source", plan.src or "shapes alone"),
-        ("source strategy", f"{source.label} ({source.extent}), digest {digest(source)}"),
+        ("source strategy", f"{source.label} ({source.extent}), digest {described(source)}"),
         ("destination", conversion.request.dst or "-"),
         ("destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"),
         ("read of the source", f"{plan.bytes_read:,} bytes, {plan.bytes_needed:,} needed"),

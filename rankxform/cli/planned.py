@@ -176,7 +176,7 @@ def _facts(
         "step": conversion.files.shards.step_name,
         "processes": processes,
         "nodes": nodes,
-        "src_ranks": planner.catalog.strategy.ranks,
+        "src_ranks": planner.catalog.ranks,
         "dst_ranks": planner.dst.ranks,
         "src_placement": src_placement,
         "dst_placement": request.dst_placement,

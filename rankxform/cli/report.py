@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankxform.job.prepare import Conversion, SourceFiles
     from rankxform.job.report import Report
     from rankxform.layout.strategy import Strategy
+    from rankxform.planning.catalog import Catalog
     from rankxform.planning.selection import LeftOut
 
 _LONG_SECONDS = 10.0
@@ -48,7 +49,7 @@ def header(conversion: Conversion, processes: int) -> str:
                 "from",
                 f"{shown_path(request.src) or 'shapes alone'}: {_found(files)}{_step(files)}"
                 + (f", {size(total)}" if request.src else ""),
-                strategy_words(source.strategy),
+                catalog_words(source),
             ),
             labelled(
                 "to",
@@ -93,6 +94,13 @@ def strategy_words(strategy: Strategy) -> str:
     if strategy.label == "none":
         return "no strategy: whole tensors"
     return f"{shown_path(strategy.label)}: {strategy.extent}"
+
+
+def catalog_words(catalog: Catalog) -> str:
+    """Name what describes a source, and what that is."""
+    if catalog.strategy is not None:
+        return strategy_words(catalog.strategy)
+    return f"{shown_path(catalog.label)}: {catalog.extent}"
 
 
 def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:

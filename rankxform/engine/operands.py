@@ -93,7 +93,7 @@ def _read_runs(
     data, done, item = values.view(np.uint8).data, 0, item_size(parameter.src_dtype)
     for start, count in contiguous_runs(box, shape):
         room = data[done : done + count * item]
-        sources.read(file, parameter.src_name_of(cell), start * item, room)
+        sources.read(file, parameter.entry(cell, file), start * item, room)
         done += count * item
 
 

@@ -180,7 +180,8 @@ class Pipeline:
         name = parameter.name
         for fetch, store in work.direct:
             began = perf_counter()
-            file, src_name = transfer.readers[fetch.cell], parameter.src_name_of(fetch.cell)
+            file = transfer.readers[fetch.cell]
+            src_name = parameter.entry(fetch.cell, file)
             first, start = fetch.start + repeat * fetch.step, store.start + repeat * store.step
             place, nbytes = sources.place(file, src_name, first), len(store.data)
             sinks = [self._sinks[rank] for rank in transfer.targets[store.cell]]
@@ -217,10 +218,10 @@ class Pipeline:
 
     def _read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Read for a tile, unless that is what the last one has left in the arena."""
-        readers, name_of = transfer.readers, transfer.parameter.src_name_of
+        readers, entry = transfer.readers, transfer.parameter.entry
         if work.arena and not self._p2p:
             found = [
-                (cell, readers[cell], name_of(cell), start, len(room), run, stride)
+                (cell, readers[cell], entry(cell, readers[cell]), start, len(room), run, stride)
                 for cell, start, _, room, _, run, stride in work.fetches
             ]
             if (work.arena, found) == self._in_arena:
@@ -230,10 +231,11 @@ class Pipeline:
             self._in_arena = None
         sources = self._sources
         for cell, start, step, room, sparse, run, stride in work.fetches:
+            file = readers[cell]
             if run:
-                sources.read_runs(readers[cell], name_of(cell), start, room, sparse, run, stride)
+                sources.read_runs(file, entry(cell, file), start, room, sparse, run, stride)
             else:
-                sources.read(readers[cell], name_of(cell), start + repeat * step, room, sparse)
+                sources.read(file, entry(cell, file), start + repeat * step, room, sparse)
 
     def _send(
         self, name: str, packs: Sequence[View], messages: Sequence[tuple[int, Buffer]], tag: int

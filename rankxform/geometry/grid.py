@@ -18,6 +18,35 @@ Copies = tuple[tuple[Cell, Box], ...]
 """(cell of one grid, region) for all that makes up a box; regions in the array's elements."""
 
 
+class Boxed(Protocol):
+    """What has cells, each a box of one array, that can be found by region."""
+
+    def __hash__(self) -> int:
+        """Tensors that are sharded alike share what is planned for them."""
+
+    @property
+    def shape(self) -> Shape:
+        """The array's extents, in elements."""
+
+    def box(self, cell: Cell) -> Box:
+        """Return the region of a cell, in the array's elements."""
+
+    def cells_over(self, box: Box) -> Iterator[Cell]:
+        """Yield the cells that share at least one element with `box`, in row-major order."""
+
+
+def overlaps_of(tiling: Boxed, box: Box) -> Copies:
+    """Return what makes up a box: (cell, common region)."""
+    if not box.size:
+        return ()
+    found = []
+    for cell in tiling.cells_over(box):
+        common = tiling.box(cell).intersect(box)
+        assert common is not None
+        found.append((cell, common))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Grid:
     """Boundaries on every axis: ``edges[j]`` ascends from 0 to the extent of axis j, in elements.
@@ -88,23 +117,16 @@ class Grid:
         """Return where a region of `cell` lies in the tensor that is made: where it is."""
         return box
 
-    def overlaps(self, dst: Grid, cell: Cell) -> Copies:
+    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
         """Return what makes up `cell` of `dst`: (cell of this grid, common region)."""
-        box = dst.box(cell)
-        if not box.size:
-            return ()
-        found = []
-        for at in self.cells_over(box):
-            common = self.box(at).intersect(box)
-            assert common is not None
-            found.append((at, common))
-        return tuple(found)
+        return overlaps_of(self, dst.box(cell))
 
 
-class Stored(Protocol):
+class Tiling(Protocol):
     """How a tensor is stored: in cells, each a box, of tensors that are sharded.
 
-    A `Grid` is the usual one; `rankxform.geometry.pieces` has one for tensors made of others.
+    A `Grid` is the usual one; `rankxform.geometry.boxes` has one of other boxes, and
+    `rankxform.geometry.pieces` one for tensors made of others.
     """
 
     def __hash__(self) -> int:
@@ -126,12 +148,12 @@ class Stored(Protocol):
     def made(self, cell: Cell, box: Box) -> Box:
         """Return the smallest box of the tensor that is made with a region of a cell."""
 
-    def overlaps(self, dst: Grid, cell: Cell) -> Copies:
+    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
         """Return what makes up `cell` of `dst`: (cell, region)."""
 
 
 @cache
-def overlaps(src: Stored, dst: Grid, cell: Cell) -> Copies:
+def overlaps(src: Tiling, dst: Boxed, cell: Cell) -> Copies:
     """Return what makes up `cell` of `dst`: (cell of `src`, common region), in row-major order.
 
     Both tile one array. A cell without elements is made up of nothing.

@@ -17,7 +17,7 @@ from math import prod
 from rankxform.values import dataclass
 
 from .box import Box, Shape
-from .grid import Cell, Copies, Grid
+from .grid import Boxed, Cell, Copies
 
 NO_AXIS = -1
 
@@ -270,11 +270,11 @@ def inverses(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
 class PieceGrid:
     """How a tensor is made of pieces of sharded tensors; it equals itself alone.
 
-    Stands where the `Grid` of a tensor stands that is sharded as it is. Its cells are (number of
-    the piece, cell of the source's grid), and their boxes count in the piece.
+    Stands where the tiling of a tensor stands that is stored as it is. Its cells are (number of
+    the piece, cell of the source's tiling), and their boxes count in the piece.
     """
 
-    def __init__(self, assembly: Assembly, grids: Sequence[Grid]) -> None:
+    def __init__(self, assembly: Assembly, grids: Sequence[Boxed]) -> None:
         """`grids`: by number of the source."""
         self.assembly, self.grids = assembly, tuple(grids)
         self.shape = assembly.shape
@@ -304,7 +304,7 @@ class PieceGrid:
         """Return the smallest box of the made tensor with a region of a piece."""
         return self.piece(cell).dst_box(box)
 
-    def overlaps(self, dst: Grid, cell: Cell) -> Copies:
+    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
         """Return what makes up `cell` of `dst`: (cell, region), regions counted in the pieces."""
         found = []
         box = dst.box(cell)

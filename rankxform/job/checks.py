@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ from rankxform.checkpoints.base import Form
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.geometry.box import Box
-from rankxform.planning.catalog import Catalog, Parameter
+from rankxform.layout.names import summarize_names
+from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
     Sample,
     check_each_differs,
     check_extra_rank,
     check_slices_differ,
-    check_unlisted,
+    check_undeclared,
+    differing_values,
     extra_to_sample,
+    own_candidates,
     sharded_by_pattern,
     to_compare,
     to_sample,
@@ -134,20 +138,23 @@ Samples = dict[int, dict[str, Sample]]
 for others a sample."""
 
 
-def compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
-    """Check by digests that the folder fits its strategy; return the bytes read, and notices.
+def compare_ranks(conversion: Conversion, team: Team) -> tuple[Conversion, int, list[str]]:
+    """Check by digests that the folder fits its strategy. Collective.
 
-    An adapter's folder is checked alike.
+    Returns the conversion, planned with what is known now of ranks' own values; the bytes read; and
+    notices. An adapter's folder is checked alike.
     """
-    nbytes, notices = _compare_ranks(conversion, team)
+    own, nbytes, notices = _compare_ranks(conversion, team)
     if conversion.adapter is not None:
-        more, others = _compare_ranks(conversion.adapter, team)
+        _, more, others = _compare_ranks(conversion.adapter, team)
         nbytes, notices = nbytes + more, [*notices, *others]
     if conversion.cut:
         team.agree(lambda: check_cut(conversion) if team.rank == 0 else None)
     if conversion.repeated:
         team.agree(lambda: check_repeated(conversion) if team.rank == 0 else None)
-    return nbytes, notices
+    if own:
+        conversion = replace(conversion, planner=conversion.planner.with_own(own))
+    return conversion, nbytes, notices
 
 
 def check_repeated(conversion: Conversion) -> None:
@@ -206,7 +213,7 @@ def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
     return read_box(parameter, box, sources)
 
 
-def _compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
+def _compare_ranks(conversion: Conversion, team: Team) -> tuple[frozenset[str], int, list[str]]:
     request, files, planner = conversion.request, conversion.files, conversion.planner
     catalog, selection = planner.catalog, planner.selection
     looks = team.allgather_work(
@@ -215,7 +222,7 @@ def _compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
     digests = {file: found for some, _ in looks for file, found in some.items()}
     sampled = {file: found for _, some in looks for file, found in some.items()}
 
-    def check() -> list[str]:
+    def check() -> tuple[frozenset[str], list[str]]:
         by_pattern = sharded_by_pattern(selection, catalog)
         if by_pattern and not request.allow_equal_slices:
             check_each_differs(catalog, sampled, by_pattern)
@@ -223,15 +230,24 @@ def _compare_ranks(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
             check_slices_differ(catalog, sampled, to_sample(selection, catalog))
         for rank in () if request.allow_extra_ranks else files.extra:
             check_extra_rank(catalog, sampled, rank, str(files.paths[rank]))
-        return check_unlisted(catalog, digests, request.unlisted == "take-one")
+        differing = differing_values(catalog, digests)
+        listed = {name for name in differing if name in own}
+        others = {name: files for name, files in differing.items() if name not in listed}
+        take_one = request.unlisted == "take-one"
+        notices = check_undeclared(catalog, others, take_one, selection.name_of)
+        if listed:
+            notices.append(
+                f"{summarize_names(listed, 2)} differ between ranks, as running statistics do; "
+                "each destination rank gets one source rank's"
+            )
+        return frozenset(differing), notices
 
-    notices = team.agree(check)
+    own = set(own_candidates(selection, catalog))
+    differing, notices = team.agree(check)
     nbytes = sum(
-        files.indexes[file].nbytes(catalog.src_name(name))
-        for file, found in digests.items()
-        for name in found
+        files.indexes[file].nbytes(name) for file, found in digests.items() for name in found
     )
-    return nbytes, notices
+    return differing, nbytes, notices
 
 
 def _look(
@@ -239,24 +255,19 @@ def _look(
 ) -> tuple[Digests, Samples]:
     every = {**files.indexes, **files.extra}
     catalog, selection = planner.catalog, planner.selection
-    unlisted = src_names(catalog, to_compare(selection, catalog))
+    compared = [*to_compare(selection, catalog), *own_candidates(selection, catalog)]
     extra = extra_to_sample(catalog, files.extra)
     by_pattern = sharded_by_pattern(selection, catalog)
-    sampled = src_names(catalog, [*to_sample(selection, catalog), *extra, *by_pattern])
+    sampled = [*to_sample(selection, catalog), *extra, *by_pattern]
     digests: Digests = {}
     some: Samples = {}
     for file in files.visibility.partition(every)[process]:
         path, index = files.paths[file], every[file]
         if request.check_crc:
             samples.check_crc(path, index, on_progress)
-        if unlisted and file in files.indexes:
-            digests[file] = samples.digest_all(path, index, unlisted, on_progress)
+        if compared and file in files.indexes:
+            digests[file] = samples.digest_all(path, index, compared, on_progress)
         if sampled:
             some[file] = samples.sample(path, index, sampled)
         on_progress(0)
     return digests, some
-
-
-def src_names(catalog: Catalog, names: Iterable[str]) -> Mapping[str, str]:
-    """Return what the source's files call each of `names`."""
-    return {name: catalog.src_name(name) for name in names}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Naming, Shards
+from rankxform.checkpoints.base import FORMS, USUAL, Form, Naming, Shards
 from rankxform.errors import RequestError, UsageError
 from rankxform.formats.base import Format, Index
 from rankxform.formats.dtype import item_size
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.planning.description import Description
 from rankxform.planning.selection import Selection
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.sources import Sources

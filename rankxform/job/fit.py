@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from rankxform.checkpoints.base import Shards, Target
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.geometry.grid import Grid
-from rankxform.layout.layout import Layout
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
 from rankxform.planning.visibility import Visibility
@@ -63,31 +61,30 @@ def fits(conversion: Conversion) -> bool:
 
 
 def _same_slices(planner: Planner) -> bool:
-    src, dst = planner.catalog.strategy, planner.dst
-    if (src.ranks, src.stage_size) != (dst.ranks, dst.stage_size):
+    """Tell whether every rank holds the boxes that it is to get."""
+    catalog, dst = planner.catalog, planner.dst
+    src = catalog.strategy
+    if src is None or (src.ranks, src.stage_size) != (dst.ranks, dst.stage_size):
         return False
-    known: dict[tuple[Sharding, Layout], bool] = {}
+    file_of = {catalog.rank_of(file): file for file in catalog.paths}
+    known: dict[object, bool] = {}
     for rank in range(0, dst.ranks, dst.stage_size):  # all ranks of a stage hold the same names
-        every = set(dst.ranks_in(rank // dst.stage_size))
+        ranks = dst.ranks_in(rank // dst.stage_size)
         for (parameter, _), wanted in zip(planner.slices(rank), planner.names(rank).values()):
             sharding = parameter.sharding
             if not isinstance(sharding, Sharding):
                 return False
-            if (sharding, wanted) not in known:
-                grid = wanted.grid(parameter.shape)
-                known[sharding, wanted] = every <= {*sharding.ranks} and _same_boxes(
-                    sharding, wanted, grid, dst.stage_size
+            key = sharding, wanted, ranks
+            if key not in known:
+                grid, cells_of = wanted.grid(parameter.shape), sharding.placement.cells_of
+                known[key] = all(
+                    [sharding.grid.box(cell) for cell in cells_of.get(file_of.get(one, -1), ())]
+                    == [grid.box(wanted.cell(one - ranks.start))]
+                    for one in ranks
                 )
-            if not known[sharding, wanted]:
+            if not known[key]:
                 return False
     return True
-
-
-def _same_boxes(sharding: Sharding, wanted: Layout, grid: Grid, ranks: int) -> bool:
-    return all(
-        sharding.grid.box(sharding.layout.cell(rank)) == grid.box(wanted.cell(rank))
-        for rank in range(ranks)
-    )
 
 
 def _is_choice(request: Request, shards: Shards, target: Target) -> bool:

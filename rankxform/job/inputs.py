@@ -264,9 +264,11 @@ def _needed_ranks(src: Strategy, dst: Strategy | DeriveRequest, request: Request
     all_names = request.map is not None or request.masters
     if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
         return list(range(src.ranks))
-    src = Derivation.of(vars(request)).strategy(src)
+    derivation = Derivation.of(vars(request))
+    derivation.check_names(src.stages_of)
+    name_of = derivation.name_of
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
-    needed = {s for stage in stages for s in needed_stages(src, dst, stage)}
+    needed = {s for stage in stages for s in needed_stages(src, dst, stage, name_of)}
     return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
 
 

@@ -50,7 +50,6 @@ class LoadOptions(DeriveOptions, total=False):
     vocab_cut: bool
     unmatched: str
     unlisted: str
-    replicas: str
     dst_parallel: str | None
     dst_config: str | None
     src_parallel: str | None

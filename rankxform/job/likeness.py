@@ -18,7 +18,7 @@ from rankxform.geometry.box import Box
 from rankxform.ops.base import Tensor
 from rankxform.ops.mapping import Link, NameMap
 from rankxform.planning.catalog import Catalog
-from rankxform.planning.derived import Derived
+from rankxform.planning.derived import TensorMaker
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
@@ -116,7 +116,7 @@ def _score(
             if part not in known:
                 continue
             tensors = made.taken_apart(link, there[link.whole].dtype)
-            parameter = Derived(catalog).parameter(tensors[1])
+            parameter = TensorMaker(catalog).parameter(tensors[1])
             rows = min(_ROWS, parameter.shape[0])
             box = Box((0, 0), (rows, parameter.shape[1]))
             if known[part].shape != parameter.shape:

@@ -15,7 +15,7 @@ from rankxform.engine.compare_sink import Expected
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.catalog import Parameter
+from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Composed
 from rankxform.storage import strategies
@@ -39,7 +39,7 @@ def identity(conversion: Conversion) -> dict[str, Any]:
     return {
         "options": {**plain, "format": conversion.target.container.name},
         "source": request.src if request.files is None else None,
-        "source strategy": digest(planner.catalog.strategy),
+        "source strategy": described(planner.catalog),
         "destination strategy": digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
         "source files": _files(files, request.src),
@@ -50,7 +50,7 @@ def identity(conversion: Conversion) -> dict[str, Any]:
 def _adapter(adapter: Conversion) -> dict[str, Any]:
     return {
         "adapter files": _files(adapter.files, adapter.request.src),
-        "adapter strategy": digest(adapter.planner.catalog.strategy),
+        "adapter strategy": described(adapter.planner.catalog),
     }
 
 
@@ -81,6 +81,16 @@ def _tensors(parameters: Iterable[Parameter]) -> str | None:
         state.update(f"\n{one.name!r} {one.dtype} {names!r} {one.steps!r}".encode())
         state.update(known[composed] if composed is not None else b"")
     return state.hexdigest() if every else None
+
+
+def described(catalog: Catalog) -> str:
+    """Return a digest of what a source's strategy, or its stated boxes, say."""
+    if catalog.strategy is not None:
+        return digest(catalog.strategy)
+    state = blake2b(digest_size=16)
+    for name, boxes in sorted(catalog.description.boxes.items()):
+        state.update(f"\n{name!r} {boxes!r}".encode())
+    return state.hexdigest()
 
 
 def digest(strategy: Strategy) -> str:

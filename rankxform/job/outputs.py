@@ -8,7 +8,7 @@ from pathlib import Path
 from rankxform.checkpoints.base import Target
 from rankxform.engine.file_sink import Output
 from rankxform.formats.base import BLOCK, FileLayout, Index
-from rankxform.planning.plan import SPREAD, Planner
+from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.publish.links import NONE, REFLINK, can_reflink
 from rankxform.transport import Team
@@ -20,12 +20,9 @@ from .request import Request
 def equal_files(
     request: Request, planner: Planner, placement: Placement, ranks: Iterable[int], team: Team
 ) -> dict[int, list[int]]:
-    """Return which files of `ranks` are written, each with the ranks that get its bytes.
-
-    Where MindSpore's replicas are wanted, ranks with equal boxes may differ.
-    """
+    """Return which files of `ranks` are written, each with the ranks that get its bytes."""
     each = {rank: [rank] for rank in ranks}
-    if request.link == NONE or request.replicas != SPREAD:
+    if request.link == NONE:
         return each
     apart = [[rank for rank in each if rank in root.ranks] for root in placement.roots]
     found = {first: some for mine in apart for first, some in planner.equal_files(mine).items()}
@@ -67,12 +64,11 @@ class Layouts:
     def _source(self, rank: int) -> Index:
         """Return the file of the lowest source rank of a destination rank's stage."""
         planner = self._planner
-        src, rank_of = planner.catalog.strategy, planner.catalog.rank_of
         return next(
             one
             for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
             for file, one in self._indexes.items()
-            if src.stage_of(rank_of(file)) == stage
+            if planner.catalog.stage_of(file) == stage
         )
 
     def _metadata(self, rank: int, source: Index) -> Mapping[str, str]:

@@ -100,7 +100,7 @@ class Kind:
 def flow(plan: Plan, conversion: Conversion) -> Flow:
     """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
     planner = conversion.planner
-    src, dst = planner.catalog.strategy, planner.dst
+    src, dst = planner.catalog, planner.dst
     rows = [one.file or f"{one.rank}" for one in plan.shards]
     row_of: list[int] = list(range(len(rows)))
     row = "file" if any(one.file for one in plan.shards) else "rank"
@@ -113,11 +113,11 @@ def flow(plan: Plan, conversion: Conversion) -> Flow:
             row, rows, row_of = _grouped(rows, row)
     ranks = list(range(src.ranks))
     column, columns, column_of = "rank", [str(rank) for rank in ranks], ranks
-    stage_of = [src.stage_of(rank) for rank in ranks]
+    stage_of = [src.strategy.stage_of(rank) if src.strategy else 0 for rank in ranks]
     if src.ranks > _MOST_ROWS:
-        if 1 < len(src.stages) <= _MOST_ROWS:
-            column, columns = "stage", [str(stage) for stage in range(len(src.stages))]
-            column_of, stage_of = stage_of, list(range(len(src.stages)))
+        if 1 < src.stages <= _MOST_ROWS:
+            column, columns = "stage", [str(stage) for stage in range(src.stages)]
+            column_of, stage_of = stage_of, list(range(src.stages))
         else:
             column, columns, column_of = _grouped(columns, column)
             stage_of = [0] * len(columns)
@@ -169,10 +169,9 @@ def kinds(conversion: Conversion) -> list[Kind]:
     alike: dict[object, list[Transfer]] = {}
     for transfer in planner.transfers(files):
         parameter = transfer.parameter
-        layout = getattr(parameter.sharding, "layout", None)
         cells = islice(transfer.targets.items(), 8)
         first = [(cell, planner.part(r[0]).rank % planner.dst.stage_size) for cell, r in cells]
-        key = parameter.grid, transfer.grid, layout, tuple(first)
+        key = parameter.sharding, transfer.grid, tuple(first)
         alike.setdefault(key, []).append(transfer)
     every = [_kind(planner, some) for some in alike.values()]
     every.sort(key=lambda kind: (kind.whole, -kind.nbytes))
@@ -198,29 +197,37 @@ def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
                 ranks = (planner.part(file).rank for file in files)
                 wanted[cell] = tuple(sorted({*wanted.get(cell, ()), *ranks}))
     dst = Side(tuple((grid.box(cell), ranks) for cell, ranks in sorted(wanted.items())))
-    src = _source(parameter)
+    src = _source(planner, parameter)
     shown = patterns(names)
     name = shown[0] + (f" and {more_patterns(len(shown) - 1)}" if shown[1:] else "")
     states = tuple(sorted({state for name in parameters if (state := state_of(name))}))
     runs = _runs(first, item) if src else None
-    layout = getattr(parameter.sharding, "layout", None)
     return Kind(
         name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,
-        in_words(layout) if layout is not None else None,
+        _src_words(planner, parameter, src),
         in_words(planner.names_of(dst.boxes[0][1][0])[parameter.name]), runs,
     )  # fmt: skip
 
 
-def _source(parameter: Parameter) -> Side | None:
+def _source(planner: Planner, parameter: Parameter) -> Side | None:
     """Return how the source shards a tensor; None if it is made of several."""
-    sharding = parameter.sharding
+    sharding, rank_of = parameter.sharding, planner.catalog.rank_of
     if not isinstance(sharding, Sharding):
         return None
-    held: dict[Cell, list[int]] = {}
-    for file, rank in zip(sharding.holders, sharding.ranks):
-        held.setdefault(sharding.cell(file), []).append(rank)
-    boxes = ((sharding.grid.box(cell), tuple(ranks)) for cell, ranks in sorted(held.items()))
-    return Side(tuple(boxes))
+    held = sorted(sharding.files.items())
+    return Side(tuple((sharding.grid.box(cell), tuple(map(rank_of, some))) for cell, some in held))
+
+
+def _src_words(planner: Planner, parameter: Parameter, src: Side | None) -> str | None:
+    """Say what each source rank holds of a tensor; None if it is made of several."""
+    strategy, name = planner.catalog.strategy, parameter.src_name
+    if src is None:
+        return None
+    if strategy is None or name not in strategy.stages_of:
+        copies = f"{src.copies} cop" + ("y" if src.copies == 1 else "ies")
+        return f"{'whole' if src.pieces == 1 else f'{src.pieces} boxes'}, {copies}"
+    layout = strategy.stages[strategy.stages_of[name][0]][name]
+    return in_words(layout.fold(parameter.shape, slices=False))
 
 
 def _box(transfer: Transfer, cell: Cell) -> Box:

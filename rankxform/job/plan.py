@@ -93,7 +93,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
     everything = [planner.whole_file(file) for file in conversion.made]
     return Plan(
         src=request.src,
-        src_ranks=planner.catalog.strategy.ranks,
+        src_ranks=planner.catalog.ranks,
         dst_ranks=planner.dst.ranks,
         processes=processes,
         step=conversion.files.shards.step_name,

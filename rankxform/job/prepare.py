@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import FORMS, USUAL, Description, Form, Shards, Target
+from rankxform.checkpoints.base import FORMS, USUAL, Form, Shards, Target
 from rankxform.checkpoints.checks import check_files, own_names, repaired
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import FORMATS, Format, Index, Schema
@@ -16,13 +16,14 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
-from rankxform.planning.catalog import Catalog, build_catalog
+from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import sharded_by_pattern
 from rankxform.planning.derived import tensors_of
-from rankxform.planning.infer import complete, resolve
+from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
-from rankxform.planning.selection import select
+from rankxform.planning.selection import select, with_followers
 from rankxform.planning.stages import check_ranks
+from rankxform.planning.table import catalog_of, written_out
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.index import Indexer, container
 from rankxform.transport import Team
@@ -161,19 +162,25 @@ def _planned(
     derivation = derivation_of(
         request, found.operation, adapter.planner.catalog if adapter else None
     )
-    src, dst, catalog, tensors, derived = _catalog(found, src, files, derivation, searched)
+    catalog = _catalog(found, src, files, derivation, searched)
+    _check_extra_names(found, files, catalog.label)
+    tensors = tensors_of(catalog, derivation)
+    listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
+    derivation.check_names([*listed, *(one.name for one in catalog.parameters)])
+    derived, dst = _wanted(found, catalog, tensors, derivation)
     check_steps(tensors, visibility, adapter.files.visibility if adapter else visibility)
     if derived is not None:
         request = replace(request, dst_strategy=dst.label if request.dst else dst)
     ranks = check_ranks(request.ranks, dst)
-    selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors)
+    dst, apart = with_followers(catalog, dst, derivation)
+    selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)
     check_loose(found.shards, inside, selection, dst)
-    planner = Planner(catalog, dst, selection, request.replicas)
+    planner = Planner(catalog, dst, selection)
     for rank in ranks:
         planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
     by_pattern = sharded_by_pattern(selection, catalog)
     if by_pattern:
-        notices.append(f"{src.label} shards {summarize_names(by_pattern)}")
+        notices.append(f"{catalog.label} shards {summarize_names(by_pattern)}")
     target = _target(request, planner, files, common)
     if target.arrangement.parts:
         planner = planner.with_parts(target.arrangement.parts)
@@ -213,8 +220,7 @@ def _compared(
 
     def catalog() -> tuple[SourceFiles, Catalog]:
         src, files = _source_files(found, indexes, visibility)
-        derivation = Derivation.of({"rename": request.rename})
-        return files, _catalog(found, src, files, derivation, searched)[2]
+        return files, _catalog(found, src, files, Derivation(), searched)
 
     files, known = team.agree(catalog)
     operation = chosen(request, found.operation, known, files, reference, team)
@@ -273,75 +279,73 @@ def _container(request: Request, form: Form, files: SourceFiles) -> Format:
 
 def _catalog(
     found: Inputs, src: Strategy, files: SourceFiles, derivation: Derivation, searched: str
-) -> tuple[Strategy, Strategy, Catalog, list[Tensor], Derived | None]:
-    """Return both strategies, completed by what the files hold, the source's catalog, and what
-    becomes of its tensors.
-
-    All use the names at the destination, but a pattern of the source matches the source's names.
-    Where tensors are composed under other names, source and catalog keep the source's.
-    """
+) -> Catalog:
+    """Return the source's catalog, in the source's names."""
     read = own_names(found.shards, files.indexes)
     shards = repaired(found.shards, read)
     check_files(shards, read, derivation.drops)
     said = shards.said or Description()
-    if shards is not found.shards and said.strategy is not None:
-        src = said.strategy
+    if shards is not found.shards:
         found.notices.extend(one for one in said.notices[-1:] if one not in found.notices)
-    ranks = said.ranks
-    src = resolve(src, read)
-    listed = list(src.stages_of)
-    src = derivation.strategy(src)
-    schemas, src_names = derivation.schemas(read, listed)
-    derived, wanted = (None, src) if derivation.renames else _wanted(found, src, schemas)
-    src, dst = complete(src, wanted, schemas, ranks)
-    _check_extra_names(found, files, src)
-    paths = {rank: str(path) for rank, path in files.paths.items()}
-    catalog = build_catalog(src, schemas, paths, found.wanted, searched, src_names, ranks)
-    catalog = replace(catalog, gone=said.gone)
-    tensors = tensors_of(catalog, derivation)
-    if derivation.renames:
-        made = {0: _made_schema(tensors)}
-        derived, dst = _wanted(found, WholeStrategy(), made)
-        dst = resolve(dst, made)
-    return src, dst, catalog, tensors, derived
+    paths = {file: str(path) for file, path in files.paths.items()}
+    if not said.boxes and said.strategy is None:
+        said = replace(said, strategy=src)
+    return catalog_of(said, read, paths, found.wanted, searched)
 
 
 def _wanted(
-    found: Inputs, src: Strategy, schemas: Mapping[int, Schema]
+    found: Inputs, catalog: Catalog, tensors: Sequence[Tensor], derivation: Derivation
 ) -> tuple[Derived | None, Strategy]:
     """Return the destination's strategy, and how it was derived if it was not given."""
+    made = [one for one in tensors if not (one.dropped and derivation.renames)]
+    schema = Schema(
+        tuple(one.name for one in made),
+        tuple(one.dtype for one in made),
+        tuple(one.shape for one in made),
+    )
     wanted = found.dst
     if isinstance(wanted, Strategy):
-        return None, wanted
+        states = catalog.is_whole and not derivation.renames
+        return None, written_out(wanted, [schema], states=states)
     from .beside import path_beside
     from .derived import derive_from
 
-    derived = derive_from(wanted, src, schemas)
+    if derivation.renames or catalog.is_whole or catalog.strategy is None:
+        derived = derive_from(wanted, WholeStrategy(), {0: schema})
+    else:
+        schemas = {
+            rank: group.schema
+            for groups in catalog.groups
+            for group in groups
+            for rank in group.ranks
+        }
+        named = derivation.schemas(schemas)
+        derived = derive_from(wanted, derivation.strategy(_without_followers(catalog)), named)
     strategy = derived.strategy
     if found.request.dst is not None:
         strategy = replace(strategy, label=str(path_beside(found.request.dst)))
     return derived, strategy
 
 
-def _made_schema(tensors: Iterable[Tensor]) -> Schema:
-    """Return what a file would hold that held all tensors whole, as the destination has them."""
-    some = [one for one in tensors if not one.dropped]
-    return Schema(
-        tuple(one.name for one in some),
-        tuple(one.dtype for one in some),
-        tuple(one.shape for one in some),
-    )
+def _without_followers(catalog: Catalog) -> Strategy:
+    """Return the source's strategy as it was given, without states that follow parameters."""
+    strategy = catalog.strategy
+    assert strategy is not None
+    more = {p.name for p in catalog.parameters if p.follows is not None}
+    if not more:
+        return strategy
+    stages = tuple({n: one for n, one in some.items() if n not in more} for some in strategy.stages)
+    return replace(strategy, stages=stages)
 
 
-def _check_extra_names(found: Inputs, files: SourceFiles, src: Strategy) -> None:
+def _check_extra_names(found: Inputs, files: SourceFiles, label: str) -> None:
     """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
     known = {name for one in files.indexes.values() for name in one.schema.names}
     for rank, one in files.extra.items():
         new = [n for n in one.schema.names if n not in known and n not in found.src]
         if new:
             raise CheckpointError(
-                f"{files.paths[rank]}: holds {summarize_names(new, 2)}, which {src.label} "
-                "does not list"
+                f"{files.paths[rank]}: holds {summarize_names(new, 2)}, which {label} does not list"
             )
 
 
@@ -351,11 +355,11 @@ def _unmatched(
     """Yield options, and texts on their patterns that match no parameter of files or strategy."""
     if not (request.rename or request.include or request.exclude):
         return
-    names = {*catalog.listed, *catalog.unlisted, *catalog.strategy.stages_of}
+    own = [parameter.name for parameter in catalog.parameters]
+    own += catalog.strategy.stages_of if catalog.strategy is not None else ()
+    names = set(map(derivation.name_of, own))
     if derivation.renames:  # a source tensor that is left out keeps its name
         names = {one.name for one in tensors}
-    own = [parameter.src_name for parameter in catalog.parameters]
-    own += [catalog.src_name(name) for name in catalog.strategy.stages_of]
     for rule in rename.unmatched(request.rename, own):
         yield (
             "rename",

@@ -88,13 +88,13 @@ def _compare(
 ) -> tuple[tuple[Unequal, ...], int]:
     """Return where replicas differ, and the bytes that were compared."""
     catalog, indexes = planner.catalog, files.indexes
-    wanted: dict[int, dict[str, str]] = {file: {} for file in indexes}
+    wanted: dict[int, list[str]] = {file: [] for file in indexes}
     for parameter in catalog.parameters:
         for holders in parameter.sharding.files.values():
             for file in holders if len(holders) > 1 else ():
-                wanted[file][parameter.name] = parameter.src_name
+                wanted[file].append(parameter.name)
     mine = files.visibility.partition(indexes)[team.rank]
-    total = sum(indexes[file].nbytes(n) for file, some in wanted.items() for n in some.values())
+    total = sum(indexes[file].nbytes(n) for file, some in wanted.items() for n in some)
     show = begin(total) if team.rank == 0 else quiet
 
     def digest(on_progress: OnProgress) -> dict[int, dict[str, bytes]]:

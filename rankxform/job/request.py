@@ -18,7 +18,6 @@ from rankxform.errors import UsageError
 from rankxform.formats.base import FORMATS
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.cost_model import Costs
-from rankxform.planning.plan import REPLICAS, SPREAD
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.selection import ERROR, UNMATCHED
 from rankxform.publish.links import LINKS, REFLINK
@@ -85,11 +84,6 @@ class Request(Operations):
         ERROR, WHAT, "parameters in no strategy that differ between ranks: take one rank's "
         "(default: error)", BYTES, COMPARE, LOAD, choices=(ERROR, "take-one"),
     )  # fmt: skip
-    replicas: str = option(
-        SPREAD, WHAT, "which of equal source copies is read: one for all, or the one that "
-        "MindSpore reads (default: spread)", BYTES, COMPARE, LOAD, choices=REPLICAS,
-    )  # fmt: skip
-
     dst_parallel: str | None = option(
         None, DERIVED, "sizes of the destination job (dp, mp, pp, cp, ep); vocab_emb_dp and "
         "use_seq_parallel are true or false; same keeps the source's sizes within a stage, and "

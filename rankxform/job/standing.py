@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankxform.checkpoints.base import FORMS, Description, Listing, Shards, Wish, form_of
+from rankxform.checkpoints.base import FORMS, Listing, Shards, Wish, form_of
 from rankxform.checkpoints.checks import file_faults, own_names
 from rankxform.engine.compare_sink import Difference
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.grid import Cell
+from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
@@ -106,7 +107,7 @@ def _compare(
         *((source, fault) for fault in file_faults(shards, schemas, lambda name: False)),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
-            for path in said.gone.values()
+            for path in said.missing_files.values()
         ),
         *(("common.json", fault) for fault in _common_faults(conversion, said)),
     ]

@@ -68,7 +68,7 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
     """Carry out a conversion that is prepared. The request is its own, with absolute paths."""
     request = conversion.request
     with phases.phase("compare"), conversion.explained(team):
-        compared, notices = _check(conversion, team)
+        conversion, compared, notices = _check(conversion, team)
     with phases.phase("plan"):
         target, all_ranks = conversion.target, conversion.planner.dst.ranks
         one = target.form.title if target.arrangement.parts else None
@@ -77,7 +77,7 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
         )
     with _target_folder(conversion, team, placement) as (folder, state):
         with phases.phase("plan"), conversion.explained(team):
-            work = _work(conversion, team, state, placement, agreed=not notices)
+            work = _work(conversion, team, state, placement)
         first = team.rank == placement.of(team.rank).processes[0]
         team.agree(lambda: check_beside(conversion) if first else None)
         total = sum(team.allgather(lambda: bytes_to_write(work.plan.transfers)))
@@ -105,16 +105,16 @@ def _check_root(conversion: Conversion) -> None:
         )
 
 
-def _check(conversion: Conversion, team: Team) -> tuple[int, list[str]]:
-    """See that the source fits and the target is free; return bytes compared, and notices."""
+def _check(conversion: Conversion, team: Team) -> tuple[Conversion, int, list[str]]:
+    """See that the source fits and the target is free; return as `compare_ranks` does."""
     request, files, planner = conversion.request, conversion.files, conversion.planner
     team.agree(lambda: _check_root(conversion))
     check_target(request, files.paths.values(), conversion.finals.values(), team)
     check_strangers(request, conversion.target.form, conversion.finals.values(), team)
-    compared, notices = compare_ranks(conversion, team)
+    conversion, compared, notices = compare_ranks(conversion, team)
     if request.check_replicas != "no":
         notices += check_replicas(request, files, planner, team)
-    return compared, notices
+    return conversion, compared, notices
 
 
 def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: int) -> Report:
@@ -127,12 +127,12 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: 
     every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
     needed = team.bcast(lambda: needed_bytes(planner.transfers(work.everything)))
     catalog, selection = planner.catalog, planner.selection
-    derived, unlisted = work.conversion.derived, catalog.unlisted or catalog.listed
+    derived, compared_ones = work.conversion.derived, catalog.undeclared or catalog.declared
     return Report(
         src=work.request.src,
         dst=str(work.request.dst),
         step=work.conversion.files.shards.step_name,
-        src_ranks=catalog.strategy.ranks,
+        src_ranks=catalog.ranks,
         dst_ranks=planner.dst.ranks,
         parameters=len(selection.parameters),
         files=tuple(map(str, work.conversion.finals.values())),
@@ -144,7 +144,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: 
         bytes_written=sum(one.written for one, _, _ in every),
         bytes_sent=sum(one.sent for one, _, _ in every),
         bytes_compared=compared,
-        compared_names=tuple(patterns(unlisted.keys())) if compared else (),
+        compared_names=tuple(patterns(compared_ones.keys())) if compared else (),
         seconds=seconds,
         processes=team.size,
         peak_memory_bytes=max(peak for _, peak, _ in every),
@@ -206,16 +206,12 @@ def _mark(conversion: Conversion) -> tuple[Path, bytes] | None:
     return None if mark is None else (Path(conversion.request.dst or "") / mark[0], mark[1])
 
 
-def _work(
-    conversion: Conversion, team: Team, state: State, placement: Placement, *, agreed: bool
-) -> Work:
-    """Plan what every process does. `agreed`: unlisted parameters are the same on all ranks."""
+def _work(conversion: Conversion, team: Team, state: State, placement: Placement) -> Work:
+    """Plan what every process does."""
     request, files, planner = conversion.request, conversion.files, conversion.planner
     layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
     ranks = [file for file in conversion.made if file not in state.kept]
-    groups = {rank: [rank] for rank in ranks}
-    if agreed:
-        groups = equal_files(request, planner, placement, ranks, team)
+    groups = equal_files(request, planner, placement, ranks, team)
     state = _with_same_layouts(state, team, layouts)
     done = state.completed.done
 
@@ -313,8 +309,8 @@ def convert_one(request: Request, path: Path) -> None:
     """
     team = Serial()
     conversion = prepare(request, team)
+    conversion, _, _ = compare_ranks(conversion, team)
     files, planner = conversion.files, conversion.planner
-    compare_ranks(conversion, team)
     if any(is_same(path, source) for source in files.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,) = conversion.ranks

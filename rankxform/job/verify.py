@@ -46,9 +46,9 @@ def verify(
     began = time.monotonic()
     request, standing, as_first = standing_files(request, team)
     conversion = prepare(request, team)
-    files, planner, target = conversion.files, conversion.planner, conversion.target
     with conversion.explained(team):
-        _, notices = compare_ranks(conversion, team)
+        conversion, _, notices = compare_ranks(conversion, team)
+    files, planner, target = conversion.files, conversion.planner, conversion.target
     there, searched = standing.there, searched_nodes(team)
     paths = (standing.shards or team.bcast(lambda: _choose(conversion, there, searched))).paths
     visibility, _ = visibility_of(team, paths, as_first)

@@ -55,7 +55,7 @@ def check_stated(request: Request, where: Path, shards: Shards) -> None:
 
 @contextmanager
 def explained(
-    team: Team, request: Request, shards: Shards, src: Strategy, dst: object
+    team: Team, request: Request, shards: Shards, src: Strategy | None, dst: object
 ) -> Iterator[None]:
     """Where a check fails, say what else than the given strategies may be meant, if anything.
 
@@ -72,16 +72,18 @@ def explained(
 
 
 def _meant_if_readable(
-    request: Request, shards: Shards, src: Strategy, dst: object
+    request: Request, shards: Shards, src: Strategy | None, dst: object
 ) -> tuple[bool, str] | None:
     with suppress(RankxformError, OSError):  # the check's own error is what counts
         return _meant(request, shards, src, dst)
     return None
 
 
-def _meant(request: Request, shards: Shards, src: Strategy, dst: object) -> tuple[bool, str] | None:
+def _meant(
+    request: Request, shards: Shards, src: Strategy | None, dst: object
+) -> tuple[bool, str] | None:
     """Return what may be meant, and whether that is likelier than what the error says."""
-    if shards.said is not None or request.files is not None:
+    if shards.said is not None or request.files is not None or src is None:
         return None
     ranks = max(shards.paths, default=-1) + 1
     given = strategies.path_of(request.src_strategy)

@@ -194,27 +194,17 @@ class Derivation:
         same = all(list(a) == list(b) for a, b in zip(stages, src.stages))
         return src if same else replace(src, stages=tuple(stages))
 
-    def schemas(
-        self, schemas: Mapping[int, Schema], listed: Iterable[str] = ()
-    ) -> tuple[Mapping[int, Schema], Mapping[str, str]]:
-        """Return the schemas of files with the new names; and the source's names of renamed
-        tensors, by new name.
-
-        `listed` are the names in the source's strategy. Raises RequestError where two tensors, of
-        the files or the strategy, get one name.
-        """
-        if not self._of_names:
-            return schemas, {}
-        alike = dict.fromkeys(schemas.values())
-        new = self._renamed([*listed, *(name for one in alike for name in one.names)])
-        src_names = {name: old for old, name in new.items() if name != old}
-        if not src_names:
-            return schemas, {}
+    def schemas(self, schemas: Mapping[int, Schema]) -> Mapping[int, Schema]:
+        """Return the schemas of files with the names that their tensors get."""
         renamed = {
-            one: Schema(tuple(new[name] for name in one.names), one.dtypes, one.shapes)
-            for one in alike
+            one: Schema(tuple(map(self.name_of, one.names)), one.dtypes, one.shapes)
+            for one in dict.fromkeys(schemas.values())
         }
-        return {file: renamed[one] for file, one in schemas.items()}, src_names
+        return {file: renamed[one] for file, one in schemas.items()}
+
+    def check_names(self, src_names: Iterable[str]) -> None:
+        """Raise RequestError where two tensors, of the files or the strategy, get one name."""
+        self._renamed(src_names)
 
     def _renamed(self, names: Iterable[str]) -> dict[str, str]:
         if not self._of_names:

@@ -8,15 +8,15 @@ shards must not be the same everywhere, or the folder holds complete parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
-from rankxform.formats.dtype import item_size
+from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box
-from rankxform.layout.names import summarize_names
-from rankxform.layout.strategy import SHARD_PREFIX, WholeStrategy
+from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
@@ -24,6 +24,8 @@ from .selection import Selection, sources_of
 
 _SAMPLED = 12
 _LEAST_SAMPLE = 64
+_LARGEST_OWN = 64 << 10
+"""Bytes of values that are compared whole, where each rank may have its own."""
 
 
 @dataclass(frozen=True)
@@ -40,57 +42,86 @@ def to_compare(selection: Selection, catalog: Catalog) -> list[str]:
     Without a source strategy these are all parameters, even those not selected: a difference
     in one casts doubt on the others.
     """
-    if isinstance(catalog.strategy, WholeStrategy):
-        return [p.name for p in catalog.listed.values() if len(p.holders) > 1]
+    if catalog.is_whole:
+        return [p.name for p in catalog.declared.values() if len(p.holders) > 1]
     sources = sources_of(selection.parameters, catalog)
-    return [p.name for p in sources if not p.listed and len(p.holders) > 1]
+    return [p.name for p in sources if not p.declared and len(p.holders) > 1]
 
 
-def check_unlisted(
+def own_candidates(selection: Selection, catalog: Catalog) -> list[str]:
+    """Return the parameters that the strategy lists and of which each rank may have its own values.
+
+    Running statistics, and counters of experts' load, are listed as any parameter that every rank
+    holds whole, and no optimizer has states of them. They are small; larger ones are weights.
+    """
+    with_states = {parameter_of(name) for name in catalog.declared if parameter_of(name) != name}
+    if not with_states or catalog.is_whole:
+        return []
+    return [
+        p.name
+        for p in selection.sources(catalog)
+        if p.declared
+        and len(p.sharding.files) == 1 < len(p.holders)
+        and parameter_of(p.name) == p.name not in with_states
+        and content_bytes(p.src_dtype, p.shape) <= _LARGEST_OWN
+    ]
+
+
+def differing_values(
+    catalog: Catalog, digests: Mapping[int, Mapping[str, bytes]]
+) -> dict[str, tuple[int, int]]:
+    """Return the parameters that not all holders hold alike, each with two files that differ.
+
+    `digests` is by file and name.
+    """
+    known = {**catalog.undeclared, **catalog.declared}
+    first: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
+    for file in sorted(digests):
+        for name, digest in digests[file].items():
+            if digest != digests[first.setdefault(name, file)][name]:
+                found.setdefault(name, (first[name], file))
+    for name in differing_shapes(catalog, first):
+        found.setdefault(name, (first[name], known[name].holders[-1]))
+    return found
+
+
+def check_undeclared(
     catalog: Catalog,
-    digests: Mapping[int, Mapping[str, bytes]],
+    differing: Mapping[str, tuple[int, int]],
     take_one: bool,
+    name_of: Callable[[str], str] = str,
 ) -> list[str]:
     """Refuse parameters in no strategy that differ between ranks; return notices about the rest.
 
-    `digests` is by source rank and name. One element may differ (a counter): a notice. More
-    elements mean a parameter that was sharded, unless the source has a strategy and `take_one`
-    says to take one rank's as it is. Raises CheckpointError.
+    One element may differ (a counter): a notice. More elements mean a parameter that was sharded,
+    unless the source has a strategy and `take_one` says to take one rank's as it is. `name_of`
+    tells the name at the destination, which --exclude matches. Raises CheckpointError.
     """
-    known = {**catalog.unlisted, **catalog.listed}
-    first: dict[str, int] = {}
-    differing: dict[str, int] = {}
-    for rank in sorted(digests):
-        for name, digest in digests[rank].items():
-            if digest != digests[first.setdefault(name, rank)][name]:
-                differing.setdefault(name, rank)
-    for name in differing_shapes(catalog, first):
-        differing.setdefault(name, known[name].holders[-1])
+    known = {**catalog.undeclared, **catalog.declared}
     large = [n for n in differing if _is_large(known[n])]
-    if large and isinstance(catalog.strategy, WholeStrategy):
+    if large and catalog.is_whole:
         name = large[0]
-        shown = catalog.src_name(name)
+        a, b = (catalog.paths[file] for file in differing[name])
         raise CheckpointError(
             f"give the strategy; --src-strategy none says that every rank holds whole parameters, "
-            f"but {shown!r} is not the same in {catalog.paths[first[name]]} and "
-            f"{catalog.paths[differing[name]]}, one of {len(large):,} that differ: they are "
-            "shards, or replicas that differ"
+            f"but {name!r} is not the same in {a} and {b}, one of {len(large):,} that differ: they "
+            "are shards, or replicas that differ"
         )
     if large and not take_one:
         name = large[0]
-        shown = catalog.src_name(name)
+        a, b = (catalog.paths[file] for file in differing[name])
         raise CheckpointError(
-            f"{summarize_names(map(catalog.src_name, large))}: {catalog.strategy.label} does not "
-            f"list {'it' if len(large) == 1 else 'these'}, and {shown!r} differs between "
-            f"{catalog.paths[first[name]]} and {catalog.paths[differing[name]]}. A frozen "
-            "parameter is sharded without being listed, and how is not known; leave it out "
-            f"(--exclude '^{re.escape(name)}$'), or take one rank's bytes as they are "
-            "(--unlisted take-one)"
+            f"{summarize_names(large)}: {catalog.label} does not "
+            f"list {'it' if len(large) == 1 else 'these'}, and {name!r} differs between {a} and "
+            f"{b}. A frozen parameter is sharded without being listed, and how is not known; leave "
+            f"it out (--exclude '^{re.escape(name_of(name))}$'), or take one rank's bytes as they "
+            "are (--unlisted take-one)"
         )
     return [
-        f"{catalog.src_name(name)!r} is in no strategy and differs between rank {first[name]} and "
-        f"rank {rank}; each destination rank gets one source rank's, as with MindSpore"
-        for name, rank in differing.items()
+        f"{name!r} is in no strategy and differs between rank {catalog.rank_of(a)} and rank "
+        f"{catalog.rank_of(b)}; each destination rank gets one source rank's, as with MindSpore"
+        for name, (a, b) in differing.items()
     ]
 
 
@@ -109,6 +140,13 @@ def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
     return found
 
 
+def _first_box(parameter: Parameter) -> Box:
+    """Return the region that the first holder of a parameter has."""
+    files, first = parameter.sharding.files, parameter.holders[0]
+    cell = next(cell for cell, some in files.items() if first in some)
+    return parameter.grid.box(cell)
+
+
 def _is_large(parameter: Parameter) -> bool:
     return prod(parameter.shape) > 1
 
@@ -118,9 +156,9 @@ def to_sample(selection: Selection, catalog: Catalog) -> list[str]:
     sharded = [
         p
         for p in selection.sources(catalog)
-        if p.listed
+        if p.declared
         and len(p.sharding.files) > 1
-        and p.box(p.holders[0]).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
+        and _first_box(p).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
     ]
     step = max(1, len(sharded) // _SAMPLED)
     return [p.name for p in sharded[::step][:_SAMPLED]]
@@ -128,10 +166,10 @@ def to_sample(selection: Selection, catalog: Catalog) -> list[str]:
 
 def sharded_by_pattern(selection: Selection, catalog: Catalog) -> list[str]:
     """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
-    if not catalog.strategy.label.startswith(SHARD_PREFIX):
+    if not catalog.label.startswith(SHARD_PREFIX):
         return []
     sources = selection.sources(catalog)
-    return [p.name for p in sources if p.listed and len(p.sharding.files) > 1]
+    return [p.name for p in sources if p.declared and len(p.sharding.files) > 1]
 
 
 def check_each_differs(
@@ -143,10 +181,10 @@ def check_each_differs(
     CheckpointError.
     """
     for name in names:
-        found = [samples[r][name] for r in catalog.listed[name].holders if name in samples[r]]
+        found = [samples[r][name] for r in catalog.declared[name].holders if name in samples[r]]
         if len({one.digest for one in found}) == 1 and not found[0].constant and len(found) > 1:
             raise CheckpointError(
-                f"{catalog.strategy.label!r} shards {catalog.src_name(name)!r}, and all ranks hold "
+                f"{catalog.label!r} shards {name!r}, and all ranks hold "
                 "the same bytes of it: it was not sharded. Let the expression match fewer names, "
                 "or say --allow-equal-slices if the slices really are equal"
             )
@@ -165,18 +203,19 @@ def check_slices_differ(
     """
     telling: dict[str, set[bytes]] = {}
     for name in sampled:
-        found = [samples[r][name] for r in catalog.listed[name].holders if name in samples[r]]
+        found = [samples[r][name] for r in catalog.declared[name].holders if name in samples[r]]
         if not all(one.constant for one in found):
             telling[name] = {one.digest for one in found}
     if not telling or any(len(digests) > 1 for digests in telling.values()):
         return
     name = sorted(telling)[0]
-    parameter = catalog.listed[name]
+    parameter = catalog.declared[name]
     rank = parameter.holders[0]
-    counts = " x ".join(map(str, parameter.layout.counts))
+    box = _first_box(parameter)
+    counts = " x ".join(str(n // own if own else 1) for n, own in zip(parameter.shape, box.shape))
     raise CheckpointError(
-        f"{catalog.paths[rank]}: {catalog.strategy.label} shards {parameter.src_name!r} into "
-        f"{counts} slices of {list(parameter.box(rank).shape)}, "
+        f"{catalog.paths[rank]}: {catalog.label} shards {name!r} into "
+        f"{counts} slices of {list(box.shape)}, "
         f"but every rank holds the same bytes, of this and of all {len(telling)} parameters looked "
         "at. The files seem to hold complete parameters: give one of them as SRC with "
         "--src-strategy none, or say --allow-equal-slices if the slices really are equal"
@@ -185,9 +224,8 @@ def check_slices_differ(
 
 def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
-    listed = {parameter.src_name: name for name, parameter in catalog.listed.items()}
     every = (name for one in extra.values() for name in one.schema.names)
-    names = [listed[name] for name in every if name in listed]
+    names = [name for name in every if name in catalog.declared]
     step = max(1, len(names) // _SAMPLED)
     return names[::step][:_SAMPLED]
 
@@ -200,14 +238,13 @@ def check_extra_rank(
     `samples` are by rank and name. Such a checkpoint was sharded by a strategy of more ranks.
     """
     for name, one in samples.get(rank, {}).items():
-        holders = catalog.listed[name].holders
+        holders = catalog.declared[name].holders
         if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
-            ranks = catalog.strategy.ranks
             raise CheckpointError(
-                f"{path}: rank {rank} holds a slice of {catalog.src_name(name)!r} that none of the "
-                f"ranks 0 to {ranks - 1} has; {catalog.strategy.label} describes only {ranks} "
-                "ranks and is not this checkpoint's. Give the right strategy, or say "
-                "--allow-extra-ranks if these ranks are left over from another run"
+                f"{path}: rank {rank} holds a slice of {name!r} that none of the "
+                f"ranks 0 to {catalog.ranks - 1} has; {catalog.label} describes only "
+                f"{catalog.ranks} ranks and is not this checkpoint's. Give the right strategy, or "
+                "say --allow-extra-ranks if these ranks are left over from another run"
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rankxform.geometry.grid import Grid
 from rankxform.geometry.pieces import Assembly, PieceGrid
 from rankxform.ops.base import Derivation, Tensor
 
@@ -18,7 +17,7 @@ def tensors_of(catalog: Catalog, derivation: Derivation) -> list[Tensor]:
     return derivation(Tensor.of(p.src_name, p.src_dtype, p.shape) for p in catalog.parameters)
 
 
-class Derived:
+class TensorMaker:
     """Makes parameters of tensors, with one sharding for all that are composed alike."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -57,8 +56,8 @@ class Derived:
         shardings = [_stored(source) for source in sources]
         key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
-            grids: list[Grid] = [one.grid for one in shardings]
-            self._known[key] = Composed(PieceGrid(assembly, grids), shardings)
+            grid = PieceGrid(assembly, [one.grid for one in shardings])
+            self._known[key] = Composed(grid, shardings)
         return self._known[key]
 
 
@@ -67,13 +66,12 @@ def _stored(parameter: Parameter) -> Sharding:
     return parameter.sharding
 
 
-def by_source(parameters: Iterable[Parameter], catalog: Catalog) -> Mapping[str, tuple[str, ...]]:
-    """Return by the catalog's name of a source tensor which parameters it is the first source of.
+def by_source(parameters: Iterable[Parameter]) -> Mapping[str, tuple[str, ...]]:
+    """Return by name of a source tensor which parameters it is the first source of.
 
     The order of files is that of the source tensors.
     """
-    named = {parameter.src_name: parameter.name for parameter in catalog.parameters}
     found: dict[str, list[str]] = {}
     for parameter in parameters:
-        found.setdefault(named[parameter.src_name], []).append(parameter.name)
+        found.setdefault(parameter.src_name, []).append(parameter.name)
     return {name: tuple(some) for name, some in found.items()}

@@ -231,7 +231,7 @@ def assign_readers(
     exchanges = []
     for request in requests:
         parameter, group = request.parameter, request.group
-        names = alike.setdefault((parameter.layout, parameter.shape, request.grid), {})
+        names = alike.setdefault((parameter.sharding, request.grid), {})
         number = names.setdefault(parameter.name, len(names))
         if group not in fan_out:
             fan_out[group] = _max_fan_out(group.receivers, visibility.node)

@@ -21,12 +21,9 @@ def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[L
     found: dict[tuple[int, ...], list[Loss]] = {}
     for parameter in parameters:
         sharding = parameter.sharding
-        if isinstance(sharding, Sharding) and sharding.listed:
-            held, grid = sharding.files, sharding.grid
-            for cell, ranks in sharding.layout.holders.items():
-                if cell not in held:
-                    should = tuple(sharding.first_rank + rank for rank in ranks)
-                    found.setdefault(should, []).append((parameter, grid.box(cell)))
+        if isinstance(sharding, Sharding):
+            for cell, should in sharding.placement.lacking.items():
+                found.setdefault(should, []).append((parameter, sharding.grid.box(cell)))
     return found
 
 
@@ -39,9 +36,8 @@ def losses_message(
     the ranks whose files are not there. Parameters come before optimizer states, much before
     little.
     """
-    own = map(catalog.src_name, lost)
-    names = summarize_names(sorted(own, key=lambda name: (parameter_of(name) != name, name)), 2)
-    label, searched = catalog.strategy.label, catalog.searched
+    names = summarize_names(sorted(lost, key=lambda name: (parameter_of(name) != name, name)), 2)
+    label, searched = catalog.label, catalog.searched
     groups = lost_slices(parameters)
     if not groups:
         ranks = sorted({rank for some in lost.values() for rank in some})
@@ -54,7 +50,8 @@ def losses_message(
     parameter, box = max(gone, key=_weight)
     files = {catalog.rank_of(file): file for file in catalog.paths}
     missing = [rank for rank in should if rank not in files]
-    gone_files = [catalog.gone[rank] for rank in should if rank in catalog.gone]
+    missing_files = catalog.description.missing_files
+    gone_files = [missing_files[rank] for rank in should if rank in missing_files]
     if gone_files:
         where = f"{gone_files[0]}: is not there"
     elif missing:

@@ -30,11 +30,9 @@ from .losses import losses_message
 from .parts import Part
 from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
-from .sharding import Sharding, Shared, Targets
+from .sharding import Shared, Targets
 from .stages import source_stages
 from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
-
-SPREAD, MINDSPORE = REPLICAS = ("spread", "mindspore")
 
 Readers = Mapping[Cell, int]
 """For every cell of a source grid that is needed, the id of the file to read it from."""
@@ -59,13 +57,17 @@ class Planner:
         catalog: Catalog,
         dst: Strategy,
         selection: Selection,
-        replicas: str = SPREAD,
         parts: Mapping[int, Part] = MappingProxyType({}),
+        own: frozenset[str] = frozenset(),
     ) -> None:
-        """`parts` are the destination's files by id; a file that is none of them is a rank's."""
+        """`parts` are the destination's files by id; a file that is none of them is a rank's.
+
+        `own` are source tensors of which the holders have values of their own, such as running
+        statistics: a destination rank gets all of them from one source rank.
+        """
         self.catalog, self.dst, self.selection, self.parts = catalog, dst, selection, parts
-        self._mindspore = replicas == MINDSPORE
-        chosen = replicas_to_read(catalog.listed.values())
+        self.own = own
+        chosen = replicas_to_read(catalog.declared.values())
         self._replicas = {p.src_name: chosen.get(p.name, 0) for p in catalog.parameters}
         self._stages: dict[int, dict[str, Layout]] = {}
         self._src_stages: dict[int, list[int]] = {}
@@ -80,8 +82,11 @@ class Planner:
 
     def with_parts(self, parts: Mapping[int, Part]) -> Planner:
         """Return the planner of the same conversion for other files."""
-        replicas = MINDSPORE if self._mindspore else SPREAD
-        return Planner(self.catalog, self.dst, self.selection, replicas, parts)
+        return Planner(self.catalog, self.dst, self.selection, parts, self.own)
+
+    def with_own(self, own: frozenset[str]) -> Planner:
+        """Return the planner of the same conversion where these source tensors are ranks' own."""
+        return Planner(self.catalog, self.dst, self.selection, self.parts, own)
 
     def part(self, file: int) -> Part:
         """Return whose slices a file holds, and of which parameters."""
@@ -152,13 +157,28 @@ class Planner:
             found.setdefault(first.setdefault(self.replica_key(file), file), []).append(file)
         return found
 
-    def replica_key(self, file: int) -> tuple[int, int, tuple[Cell, ...]]:
-        """Return stage, names as a number, and cells of a file: they are equal for files that
-        hold the same boxes."""
-        part, layouts = self.part(file), dict.fromkeys(self.names(file).values())
+    def replica_key(self, file: int) -> tuple[int, int, tuple[Cell, ...], tuple[int, ...]]:
+        """Return stage, names as a number, cells, and which ranks' own values a file gets: they are
+        equal for files that hold the same bytes."""
+        part, names = self.part(file), self.names(file)
         stage = self.dst.stage_of(part.rank)
         number = self._numbers.setdefault((stage, part.names), len(self._numbers))
-        return stage, number, tuple(self.cell(one, file) for one in layouts)
+        own: tuple[int, ...] = ()
+        if self.own:
+            parameters = map(self.parameter, names)
+            own = tuple(self._congruent_file(p, file) for p in parameters if p.src_name in self.own)
+        return (
+            stage,
+            number,
+            tuple(self.cell(one, file) for one in dict.fromkeys(names.values())),
+            own,
+        )
+
+    def is_own(self, parameter: Parameter) -> bool:
+        """Tell whether a destination rank gets a parameter from its congruent source rank."""
+        if parameter.composed:
+            return False
+        return not parameter.declared or parameter.src_name in self.own
 
     # -- which copies make them up --------------------------------------------------------------
 
@@ -237,7 +257,7 @@ class Planner:
         self, parameter: Parameter, layout: Layout, pairs: Pairs
     ) -> Iterator[tuple[Targets, Pairs]]:
         """Yield the files that may be read for each source cell, and the `pairs` for which."""
-        if parameter.composed or (parameter.listed and not self._mindspore):
+        if not self.is_own(parameter):
             yield parameter.sharding.files, pairs
             return
         ranks = tuple(rank for _, rank in pairs)
@@ -261,22 +281,14 @@ class Planner:
         self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], visible: Visible = None
     ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
         """Yield the readers of `parameter`, and the destination ranks that share them."""
+        if not self.is_own(parameter):
+            yield self._readers_of(parameter, layout, ranks, visible), ranks
+            return
         by: dict[int, list[int]] = {}
-        if parameter.composed:
-            yield self._readers_of(parameter, layout, ranks, visible), ranks
-        elif not parameter.listed:
-            for rank in ranks:
-                by.setdefault(self._unlisted_file(parameter, rank), []).append(rank)
-            for file, alike in by.items():
-                yield {(0,) * len(parameter.shape): file}, tuple(alike)
-        elif self._mindspore:
-            for rank in ranks:
-                own = self.part(rank).rank % self.dst.stage_size % parameter.layout.ranks
-                by.setdefault(parameter.layout.replica(own), []).append(rank)
-            for replica, alike in by.items():
-                yield self._mindspores(parameter, layout, tuple(alike), replica), tuple(alike)
-        else:
-            yield self._readers_of(parameter, layout, ranks, visible), ranks
+        for rank in ranks:
+            by.setdefault(self._congruent_file(parameter, rank), []).append(rank)
+        for file, alike in by.items():
+            yield {(0,) * len(parameter.shape): file}, tuple(alike)
 
     def _cells(
         self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...]
@@ -309,21 +321,6 @@ class Planner:
             self._readers[key] = readers
         return self._readers[key]
 
-    def _mindspores(
-        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], replica: int
-    ) -> Readers:
-        """Choose for each cell the file of the holder at position `replica`; if there is none, the
-        first file that has the cell."""
-        key = parameter.sharding, layout, ranks, replica, MINDSPORE
-        if key not in self._readers:
-            readers = {}
-            sharding = parameter.sharding
-            for cell, found in self._cells(parameter, layout, ranks):
-                rank = sharding.first_rank + sharding.layout.holders[cell][replica]
-                readers[cell] = next((f for f in found if sharding.rank(f) == rank), found[0])
-            self._readers[key] = readers
-        return self._readers[key]
-
     def replica(self, parameter: Parameter) -> int:
         """Return which of the equal copies of a parameter is read, as a number to be reduced."""
         return self._replicas[parameter.src_name] % parameter.sharding.period
@@ -334,17 +331,18 @@ class Planner:
         wanted = self.selection.sources(self.catalog)
         raise CheckpointError(losses_message(self.catalog, wanted, {}))
 
-    def _unlisted_file(self, parameter: Parameter, file: int) -> int:
-        """Return whose copy of an unlisted parameter a destination file gets, as MindSpore does.
+    def _congruent_file(self, parameter: Parameter, file: int) -> int:
+        """Return whose copy of ranks' own values a destination file gets, as MindSpore does.
 
         It is that of the rank that is congruent to the destination's stage-local rank, in the
         lowest stage that MindSpore loads for the destination's stage.
         """
         src, dst_rank = self.catalog.strategy, self.part(file).rank
+        if src is None:
+            return parameter.holders[0]
         stages = self.source_stages(self.dst.stage_of(dst_rank))
         local = dst_rank % self.dst.stage_size % src.stage_size
-        assert isinstance(parameter.sharding, Sharding)
-        file_of = parameter.sharding.file_of
+        file_of = {self.catalog.rank_of(file): file for file in parameter.holders}
         for stage in stages:
             if src.ranks_in(stage)[local] in file_of:
                 return file_of[src.ranks_in(stage)[local]]
@@ -364,14 +362,16 @@ class Planner:
         sharded: dict[str, Layout] = {}
         rest: dict[str, Layout] = {}
         names = self.catalog.names_in(self.source_stages(stage))
-        if self.catalog.ranks:  # a checkpoint that stores each slice once has counters once too
+        if (
+            self.catalog.description.ranks
+        ):  # a checkpoint that stores each slice once has counters once too
             names = list(dict.fromkeys([*names, *self.selection.replicated]))
         for name in (made for one in names for made in self.selection.in_place_of(one)):
-            replicated = name in self.selection.replicated
-            if replicated or name in self.selection.sharded:
+            whole = name in self.selection.replicated
+            if whole or name in self.selection.sharded:
                 layout = self._layout(name, stage)
                 if layout is not None:
-                    (rest if replicated else sharded)[name] = layout
+                    (rest if whole else sharded)[name] = layout
         return {**sharded, **rest}
 
     def _layout(self, name: str, stage: int) -> Layout | None:
@@ -385,6 +385,6 @@ class Planner:
         except RequestError as error:
             raise RequestError(
                 f"{self.dst.label}: {name!r}: {error} (the shape is what "
-                f"{self.catalog.strategy.label} makes of the source's slices)"
+                f"{self.catalog.label} makes of the source's slices)"
             ) from error
         return layout

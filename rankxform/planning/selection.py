@@ -6,7 +6,7 @@ optimizer state that the destination has no use for, or a question that the user
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
@@ -17,9 +17,10 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
 from rankxform.values import dataclass
 
-from .catalog import Catalog, Parameter, effective_layout
-from .derived import Derived, by_source, tensors_of
+from .catalog import Catalog, Parameter
+from .derived import TensorMaker, by_source, tensors_of
 from .losses import losses_message
+from .table import effective_layout, with_states
 
 _STATE = "optimizer state that the destination strategy does not list"
 _UNMATCHED = "only one of the two strategies lists it"
@@ -43,19 +44,22 @@ class Selection:
     replicated: whole on every destination rank, as one source rank holds it.
     left_out: what is not written.
     absent: names that the strategies list and no file holds.
-    derived: by the catalog's name of a source tensor, which parameters come where it stands in the
-        files; {}: each parameter is one source tensor, under the same name.
+    made_of: by name of a source tensor, which parameters come where it stands in the files.
+    composed: whether tensors may be made of several, or under names that others have.
+    name_of: tells what a source tensor is called at the destination, as far as its name tells.
     """
 
     sharded: Mapping[str, Parameter]
     replicated: Mapping[str, Parameter]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
-    derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    made_of: Mapping[str, tuple[str, ...]]
+    composed: bool = False
+    name_of: Callable[[str], str] = field(default=str, compare=False)
 
     def in_place_of(self, name: str) -> tuple[str, ...]:
         """Return which parameters come where a source tensor stands in the files."""
-        return self.derived.get(name, ()) if self.derived else (name,)
+        return self.made_of.get(name, ())
 
     def sources(self, catalog: Catalog) -> list[Parameter]:
         """Return the source tensors that the sharded parameters are made of, in their order."""
@@ -80,20 +84,22 @@ def select(
     unmatched: str = ERROR,
     ranks: Iterable[int] = (),
     tensors: Sequence[Tensor] | None = None,
+    apart: Collection[str] = (),
 ) -> Selection:
     """Decide for every parameter of the source what becomes of it.
 
     `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
     `derivation` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
     says what happens to one that only one strategy lists: "error"; "drop"; or "replicate", which
-    takes the side that does not list it to hold it whole on every rank. Raises RequestError for
-    unmatched names, UsageError where nothing is left to convert.
+    takes the side that does not list it to hold it whole on every rank. `apart`: see
+    `with_followers`. Raises RequestError for unmatched names, UsageError where nothing is left to
+    convert.
     """
     derivation = derivation or Derivation()
     sharded: dict[str, Parameter] = {}
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
-    make = Derived(catalog)
+    make = TensorMaker(catalog)
     every = tensors_of(catalog, derivation) if tensors is None else tensors
     for tensor in every:
         parameter = make.parameter(tensor)
@@ -101,10 +107,11 @@ def select(
             reasons.setdefault(tensor.dropped, []).append(parameter)
             continue
         name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
-        here = parameter.listed and not isinstance(catalog.strategy, WholeStrategy)
-        if name in dst and parameter.listed:
+        declared = parameter.declared and parameter.src_name not in apart
+        here = declared and not catalog.is_whole
+        if name in dst and declared:
             sharded[name] = parameter
-        elif parameter.listed and parameter_of(name) in dst:
+        elif declared and parameter_of(name) in dst:
             reasons.setdefault(_STATE, []).append(parameter)
         elif not here and not there:
             replicated[name] = parameter
@@ -115,15 +122,19 @@ def select(
     left_out = tuple(
         _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
     )
+    chosen = [*sharded.values(), *replicated.values()]
     if derivation.renames:
         missing = set(dst.stages_of) - set(sharded) - set(replicated)
-        derived = by_source([*sharded.values(), *replicated.values()], catalog)
     else:
-        known = {*catalog.strategy.stages_of, *dst.stages_of}
-        missing, derived = known - set(catalog.listed) - set(catalog.unlisted), {}
-    found = Selection(sharded, replicated, left_out, tuple(sorted(missing)), derived)
+        stated = catalog.strategy.stages_of if catalog.strategy is not None else ()
+        missing = {*map(derivation.name_of, stated), *dst.stages_of}
+        missing -= {derivation.name_of(parameter.name) for parameter in catalog.parameters}
+    found = Selection(
+        sharded, replicated, left_out, tuple(sorted(missing)), by_source(chosen),
+        derivation.renames, derivation.name_of,
+    )  # fmt: skip
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
-    _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation))
+    _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation), derivation)
     if dst.stages_of and not any(one.name in dst or parameter_of(one.name) in dst for one in every):
         raise RequestError(
             f"{dst.label} lists none of the tensors, such as {found.parameters[0].name}; it "
@@ -133,29 +144,50 @@ def select(
     return found
 
 
+def with_followers(
+    catalog: Catalog, dst: Strategy, derivation: Derivation
+) -> tuple[Strategy, frozenset[str]]:
+    """Return a destination's strategy with the states that follow parameters.
+
+    Jobs that shard by pattern list no states, so one that neither side lists follows its parameter
+    on both. Names of those that the destination alone lists are returned too: these do not follow.
+    """
+    if derivation.renames or isinstance(dst, WholeStrategy):
+        return dst, frozenset()
+    follows = {p.name: p.follows for p in catalog.parameters if p.follows is not None}
+    apart = frozenset(name for name in follows if derivation.name_of(name) in dst)
+    more = {
+        derivation.name_of(name): derivation.name_of(base)
+        for name, base in follows.items()
+        if name not in apart
+    }
+    return (with_states(dst, more) if more else dst), apart
+
+
 def _check(
     found: Selection,
     catalog: Catalog,
     dst: Strategy,
     refused: list[Parameter],
     lost: Mapping[str, tuple[int, ...]],
+    derivation: Derivation,
 ) -> None:
     """Refuse a selection that cannot be meant: of unmatched names, with losses, or of nothing."""
     if refused and not found.sharded:
         raise RequestError(
-            f"{catalog.strategy.label} and {dst.label} share none of the checkpoint's parameters, "
+            f"{catalog.label} and {dst.label} share none of the checkpoint's parameters, "
             f"such as {summarize_names([p.name for p in refused], 3)}; one of them is another "
             "network's"
         )
     if lost:
         raise CheckpointError(losses_message(catalog, found.sources(catalog), lost))
     if refused:
-        raise RequestError(_unmatched_message(refused, catalog, dst))
+        raise RequestError(_unmatched_message(refused, catalog, dst, derivation))
     if not found.parameters:
         raise UsageError("no parameter is left to convert; check --include and --exclude")
-    if not catalog.listed:
+    if not catalog.declared:
         raise RequestError(
-            f"{catalog.strategy.label} lists none of the parameters in {_first(catalog.paths)}; "
+            f"{catalog.label} lists none of the parameters in {_first(catalog.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
 
@@ -183,9 +215,9 @@ def _lost(
     return {
         name: missing
         for name, missing in catalog.unreachable.items()
-        if not derivation.drops(catalog.src_name(name))
-        and (derivation.renames or name in dst)
-        and (derivation.renames or made.intersection(dst.stages_of.get(name, made)))
+        if not derivation.drops(name)
+        and (derivation.renames or (new := derivation.name_of(name)) in dst)
+        and (derivation.renames or made.intersection(dst.stages_of.get(new, made)))
     }
 
 
@@ -194,15 +226,17 @@ def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
 
 
-def _unmatched_message(alone: list[Parameter], catalog: Catalog, dst: Strategy) -> str:
+def _unmatched_message(
+    alone: list[Parameter], catalog: Catalog, dst: Strategy, derivation: Derivation
+) -> str:
     parts = []
     for label, names in (
-        (catalog.strategy.label, [p.src_name for p in alone if p.listed]),
-        (dst.label, [p.name for p in alone if not p.listed]),
+        (catalog.label, [p.src_name for p in alone if p.declared]),
+        (dst.label, [p.name for p in alone if not p.declared]),
     ):
         if names:
             parts.append(f"only {label} lists {summarize_names(names, 3)}")
-    if catalog.src_names:
+    if any(derivation.name_of(p.name) != p.name for p in catalog.parameters):
         parts.append(f"with --rename, {dst.label} must list the new names")
     return (
         "; ".join(parts) + ". Say what to do: --unmatched drop, or --unmatched replicate if "

@@ -1,15 +1,21 @@
-"""How tensors lie in source files: which file holds which cell."""
+"""How tensors lie in source files: a tiling of the tensor, and which files hold each cell.
+
+A model has many tensors and few ways to store them, so both are shared: tensors that are stored
+alike have one `Sharding`, and those of other shapes that lie in the same files one `Placement`.
+Both equal themselves alone, so that what is planned for one is found again by its identity.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 from math import lcm
 from typing import TypeVar
 
-from rankxform.geometry.grid import Cell, Grid, Stored
+from rankxform.geometry.boxes import Boxes
+from rankxform.geometry.grid import Cell, Grid
 from rankxform.geometry.pieces import PieceGrid
-from rankxform.layout.layout import Layout, whole
 from rankxform.values import dataclass
 
 K = TypeVar("K")
@@ -28,52 +34,43 @@ class Shared(dict[K, V]):
 
 
 Targets = Shared[Cell, "tuple[int, ...]"]
-"""By cell of a grid the files that hold it, or the global ranks that get it; ascending."""
+"""By cell of a tiling the files that hold it, or the global ranks that get it; ascending."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sharding:
-    """How tensors that are stored alike lie in the source files; one object for all of them.
+class Placement:
+    """Which files hold each cell, whatever the tensor's shape.
 
-    grid: its cells are what files hold, in the full tensor's elements.
-    layout: how the stage that starts at global rank `first_rank` shards the tensor.
-    holders: ids of the files that hold a cell, ascending. ranks: of which global rank each is.
-    listed: whether the source strategy speaks of it; if not, every holder has it whole.
+    files: by cell, ids of files, ascending. suffixes: by (cell, file) what stands behind the
+    tensor's name in that file's table of contents, where anything does. lacking: by cell that no
+    file holds the ranks whose files should. own: whether each holder may have a value of its own,
+    as of a counter; otherwise they agree.
     """
 
-    grid: Grid
-    layout: Layout
-    first_rank: int
-    holders: tuple[int, ...]
-    ranks: tuple[int, ...]
-    listed: bool = True
-
-    def rank(self, file: int) -> int:
-        """Return the global rank whose slice a file holds."""
-        return self._rank_of[file]
+    files: Targets
+    suffixes: Mapping[tuple[Cell, int], str] = field(default_factory=dict)
+    lacking: Mapping[Cell, tuple[int, ...]] = field(default_factory=dict)
+    own: bool = False
 
     @cached_property
-    def _rank_of(self) -> Mapping[int, int]:
-        return dict(zip(self.holders, self.ranks))
+    def holders(self) -> tuple[int, ...]:
+        """All files that hold a cell, ascending."""
+        return tuple(sorted({file for some in self.files.values() for file in some}))
 
     @cached_property
-    def file_of(self) -> Mapping[int, int]:
-        """By global rank the file that holds its slice."""
-        return dict(zip(self.ranks, self.holders))
-
-    def cell(self, file: int) -> Cell:
-        """Return the cell that a file holds."""
-        if not self.listed:
-            return (0,) * len(self.grid.edges)
-        return self.layout.cell(self.rank(file) - self.first_rank)
+    def cells_of(self) -> Mapping[int, tuple[Cell, ...]]:
+        """By file the cells that it holds."""
+        found: dict[int, tuple[Cell, ...]] = {}
+        for cell, files in self.files.items():
+            for file in files:
+                found[file] = (*found.get(file, ()), cell)
+        return found
 
     @cached_property
-    def files(self) -> Targets:
-        """For each cell the files that hold it, ascending."""
-        found: dict[Cell, list[int]] = {}
-        for file in self.holders:
-            found.setdefault(self.cell(file), []).append(file)
-        return Shared({cell: tuple(files) for cell, files in found.items()})
+    def copies(self) -> int:
+        """How many files should hold a cell, at most."""
+        every = (*self.files.values(), *self.lacking.values())
+        return max(map(len, every), default=1)
 
     @cached_property
     def period(self) -> int:
@@ -81,27 +78,44 @@ class Sharding:
         return lcm(*map(len, self.files.values()))
 
 
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """How tensors that are stored alike lie in the source files; one object for all of them.
+
+    grid: its cells are what files hold, in the full tensor's elements. declared: whether the
+    checkpoint's description speaks of it; if not, every holder has it whole.
+    """
+
+    grid: Grid | Boxes
+    placement: Placement
+    declared: bool = True
+
+    @property
+    def files(self) -> Targets:
+        """For each cell the files that hold it, ascending."""
+        return self.placement.files
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        return self.placement.holders
+
+    @property
+    def period(self) -> int:
+        return self.placement.period
+
+
 class Composed:
     """How tensors lie in the source files that are made of others in one way; one object for all.
 
-    grid: its cells are (number of the piece, cell of the source's grid). parts: by number of the
+    grid: its cells are (number of the piece, cell of the source's tiling). parts: by number of the
     source, how that is sharded. Stands where a `Sharding` stands.
     """
 
     def __init__(self, grid: PieceGrid, parts: Sequence[Sharding]) -> None:
-        self.grid: Stored = grid
+        self.grid = grid
         self.pieces, self.parts = grid, tuple(parts)
-        self.layout = whole(len(grid.shape))
-        self.first_rank = parts[0].first_rank
-        of_file = {file: one.rank(file) for one in parts for file in one.holders}
-        self.holders = tuple(sorted(of_file))
-        self.ranks = tuple(of_file[file] for file in self.holders)
-        self._rank_of = of_file
-        self.listed = any(one.listed for one in parts)
-
-    def rank(self, file: int) -> int:
-        """Return the global rank of a file."""
-        return self._rank_of[file]
+        self.holders = tuple(sorted({file for one in parts for file in one.holders}))
+        self.declared = any(one.declared for one in parts)
 
     @cached_property
     def files(self) -> Targets:

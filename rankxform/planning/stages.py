@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rankxform.errors import UsageError
 from rankxform.layout.strategy import Strategy
@@ -10,8 +10,11 @@ from rankxform.layout.strategy import Strategy
 from .catalog import Catalog
 from .selection import Selection
 
+Naming = Callable[[str], str]
+"""Tells what a source tensor is called at the destination, as far as its name tells."""
 
-def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
+
+def needed_stages(src: Strategy, dst: Strategy, dst_stage: int, name_of: Naming = str) -> list[int]:
     """Return the source stages that MindSpore loads for a destination stage, ascending.
 
     These are the stages of all parameters that the source lists, except parameters that the
@@ -21,7 +24,7 @@ def needed_stages(src: Strategy, dst: Strategy, dst_stage: int) -> list[int]:
         return [0]
     elsewhere = {name for name, stages in dst.stages_of.items() if dst_stage not in stages}
     return sorted(
-        {s for name, stages in src.stages_of.items() if name not in elsewhere for s in stages}
+        {s for n, stages in src.stages_of.items() if name_of(n) not in elsewhere for s in stages}
     )
 
 
@@ -33,14 +36,16 @@ def source_stages(
     Those that MindSpore loads, ascending, and then any that alone hold what the destination
     stage lists and the source strategy does not, if that is taken as replicated.
     """
-    if selection.derived:
+    if catalog.strategy is None:
+        return [0]
+    if selection.composed:
         return list(range(len(catalog.strategy.stages)))
-    needed = needed_stages(catalog.strategy, dst, dst_stage)
+    needed = needed_stages(catalog.strategy, dst, dst_stage, selection.name_of)
     there = set(catalog.names_in(needed))
     more = {
-        catalog.strategy.stage_of(parameter.sharding.rank(parameter.holders[0]))
+        catalog.stage_of(parameter.holders[0])
         for name, parameter in selection.sharded.items()
-        if not parameter.listed and name not in there
+        if not parameter.declared and parameter.src_name not in there
         and dst_stage in dst.stages_of.get(name, ())
     }  # fmt: skip
     return [*needed, *sorted(more.difference(needed))]

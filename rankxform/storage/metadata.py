@@ -249,7 +249,7 @@ def _in_stage(
 def is_stated(planner: Planner, name: str) -> bool:
     """Tell whether metadata.json states a parameter: not what no strategy lists, and no counter."""
     parameter = planner.parameter(name)
-    return parameter.listed and parameter.src_name not in COUNTERS
+    return parameter.declared and parameter.src_name not in COUNTERS
 
 
 def _follows(name: str, layouts: Iterable[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,35 +18,32 @@ _SAMPLE = 4096
 
 
 def digest_all(
-    path: Path, index: Index, names: Mapping[str, str], on_progress: OnProgress
+    path: Path, index: Index, names: Iterable[str], on_progress: OnProgress
 ) -> dict[str, bytes]:
-    """Return a digest of all bytes of each tensor of `names` that the file holds.
-
-    names: by the name in the result, the tensor's name in the file.
-    """
+    """Return a digest of all bytes of each tensor of `names` that the file holds."""
     found = {}
     with opened(path) as (fd, status):
         check_unchanged(path, status, index)
-        for label, name in names.items():
+        for name in names:
             if name in index:
                 state = blake2b(digest_size=16)
                 for part in blocks(fd, path)(index.spans(name)):
                     state.update(part)
                     on_progress(len(part))
-                found[label] = state.digest()
+                found[name] = state.digest()
     return found
 
 
-def sample(path: Path, index: Index, names: Mapping[str, str]) -> dict[str, Sample]:
+def sample(path: Path, index: Index, names: Iterable[str]) -> dict[str, Sample]:
     """Return a digest of some bytes of each tensor of `names` that the file holds.
 
-    names: as for `digest_all`. The bytes are from the start, the middle and the end of the content.
+    The bytes are from the start, the middle and the end of the content.
     """
     found = {}
     with opened(path) as (fd, status):
         check_unchanged(path, status, index)
         read_at = range_reader(fd, path)
-        for label, name in names.items():
+        for name in names:
             if name in index:
                 spans, nbytes = index.spans(name), index.nbytes(name)
                 starts = sorted({0, nbytes // 2, max(0, nbytes - _SAMPLE)})
@@ -55,7 +52,7 @@ def sample(path: Path, index: Index, names: Mapping[str, str]) -> dict[str, Samp
                     for start in starts
                     for span in locate(spans, start, min(_SAMPLE, nbytes - start))
                 )
-                found[label] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
+                found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
     return found
 
 

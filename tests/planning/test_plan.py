@@ -13,9 +13,10 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import patterns
 from rankxform.planning.assign import assign, partition_evenly
-from rankxform.planning.catalog import build_catalog
+from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
+from rankxform.planning.table import catalog_of
 from rankxform.planning.transfers import Copy, SliceRange, needed_bytes
 from rankxform.storage import strategies
 from tests import reference
@@ -23,7 +24,7 @@ from tests import reference
 DEEPSEEK = Path(__file__).parents[1] / "data" / "models" / "deepseek_v3"
 
 
-def catalog_of(strategy, params):
+def described(strategy, params):
     """Describe a checkpoint that holds `params` as `strategy` shards them, without any file."""
     schemas = {}
     for stage, layouts in enumerate(strategy.stages):
@@ -35,15 +36,16 @@ def catalog_of(strategy, params):
         )
         for rank in strategy.ranks_in(stage):
             schemas[rank] = schema
-    return build_catalog(strategy, schemas, {rank: f"rank_{rank}" for rank in schemas}, schemas)
+    paths = {rank: f"rank_{rank}" for rank in schemas}
+    return catalog_of(Description(strategy.label, strategy), schemas, paths, schemas)
 
 
-def planner(tmp, src, dst, params, replicas="spread"):
+def planner(tmp, src, dst, params):
     a, b = (
         strategies.load(reference.write_strategy(tmp / n, s)) for n, s in (("a", src), ("b", dst))
     )
-    catalog = catalog_of(a, params)
-    return Planner(catalog, b, select(catalog, b), replicas)
+    catalog = described(a, params)
+    return Planner(catalog, b, select(catalog, b))
 
 
 def test_a_plan_worked_out_by_hand(tmp_path):
@@ -92,11 +94,15 @@ def test_destination_replicas_are_copied_from_one_source(tmp_path):
     assert len({plan.plan(rank).slices[0].copies for rank in range(4)}) == 1
 
 
-def test_mindspores_choice_reads_each_ranks_own_replica(tmp_path):
-    params = {"w": ((8,), "Float32")}
-    stages = [{"w": ([4], [-1], 0, 0)}]
-    plan = planner(tmp_path, stages, stages, params, replicas="mindspore")
-    assert [plan.plan(rank).src_ranks for rank in range(4)] == [(0,), (1,), (2,), (3,)]
+def test_ranks_own_values_come_from_the_congruent_rank(tmp_path):
+    """All of them from one rank, so that no file mixes the statistics of several."""
+    params = dict.fromkeys(("mean", "variance", "w"), ((8,), "Float32"))
+    src, dst = ([dict.fromkeys(params, ([n], [-1], 0, 0))] for n in (4, 2))
+    plan = planner(tmp_path, src, dst, params).with_own(frozenset({"mean", "variance"}))
+    for rank in range(2):
+        mean, variance, _ = plan.plan(rank).slices
+        assert [copy.src_rank for copy in (*mean.copies, *variance.copies)] == [rank, rank]
+    assert plan.equal_files((0, 1)) == {0: [0], 1: [1]}
 
 
 def test_copies_tile_every_slice(tmp_path):
@@ -201,7 +207,7 @@ def deepseek():
         for state in ("", "adam_m.", "adam_v."):
             if state + name in src and "expert_load" not in name:
                 params[state + name] = full, "Float32"
-    catalog = catalog_of(src, params)
+    catalog = described(src, params)
     return src, dst, params, Planner(catalog, dst, select(catalog, dst))
 
 

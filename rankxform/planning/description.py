@@ -1,0 +1,57 @@
+"""What is stated of a checkpoint before a header is read: by a strategy, metadata, an index.
+
+A description is no table yet: a MindSpore strategy knows no shape, and what headers contradict is
+a fault. `rankxform.planning.table` makes the catalog of a description and the files' headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, NamedTuple
+
+from rankxform.geometry.box import Box, Shape
+from rankxform.layout.strategy import Strategy
+from rankxform.values import dataclass
+
+
+class StatedBox(NamedTuple):
+    """A box of a tensor that a file is said to hold.
+
+    suffix: what stands behind the tensor's name in the file's table of contents.
+    """
+
+    file: int
+    box: Box
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is stated of a checkpoint, beside its files' headers.
+
+    source: what states it, for messages. strategy: the rule by which ranks hold slices; None if
+    there is none. boxes: by tensor what each file holds of it, where that is stated box by box.
+    With neither, all tensors are whole, each in one file.
+    ranks: by file the global rank that it is of; {}: ids are ranks, or files are of no rank.
+    listed: by file the names that it is said to hold. stated: by name type and full shape, in
+    elements. loose: the file with values that are listed nowhere, if there is one. common: facts on
+    the training, such as its global_step. missing_files: by rank a file that is spoken of and not
+    there. notices: what to know.
+    """
+
+    source: str = ""
+    strategy: Strategy | None = None
+    boxes: Mapping[str, tuple[StatedBox, ...]] = field(default_factory=dict)
+    ranks: Mapping[int, int] = field(default_factory=dict)
+    listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
+    loose: int | None = None
+    common: Mapping[str, Any] = field(default_factory=dict)
+    missing_files: Mapping[int, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors are whole, each in one file."""
+        return self.strategy is None and not self.boxes

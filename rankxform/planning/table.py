@@ -1,0 +1,442 @@
+"""`catalog_of`: the table that a description and the files' headers make; nothing else makes boxes.
+
+What is stated becomes a table only together with the headers. This is where a checkpoint that does
+not fit its strategy is found, before a byte is written. A strategy may say less than the files
+hold: patterns are written out, and an optimizer state that no strategy lists follows its parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from rankxform.errors import CheckpointError, RequestError
+from rankxform.formats.base import Schema
+from rankxform.geometry.box import Shape
+from rankxform.geometry.boxes import Boxes, tiling_of
+from rankxform.geometry.grid import Cell, Grid
+from rankxform.layout.layout import Layout, whole
+from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+
+from .catalog import Catalog, FileGroup, Parameter
+from .description import Description, StatedBox
+from .sharding import Placement, Sharding, Shared
+
+_FEW_TIED = 2
+"""Parameters that pipeline stages usually share: an embedding, and one more."""
+
+
+def catalog_of(
+    description: Description,
+    schemas: Mapping[int, Schema],
+    paths: Mapping[int, str],
+    wanted: Iterable[int],
+    searched: str = "",
+) -> Catalog:
+    """Return the catalog of a source whose files hold `schemas`, by id.
+
+    Files of ranks beyond the strategy's must have been left out by the caller; `wanted` are the
+    ids of files that were looked for, found or not. Raises CheckpointError where types or shapes
+    differ between ranks that should agree, or where boxes do not tile their tensor.
+    """
+    if description.boxes:
+        return _of_boxes(description, schemas, paths, searched)
+    strategy = description.strategy
+    if strategy is None:  # an id stands for a rank that holds what it holds whole
+        strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
+    return _Ranks(description, strategy, schemas, paths, searched).catalog(frozenset(wanted))
+
+
+def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:
+    """Return a strategy that lists what its pattern means among the tensors of files.
+
+    Any other strategy is returned as it is. states: list the optimizer states too.
+    """
+    if not isinstance(strategy, PatternStrategy):
+        return strategy
+    shapes = {
+        name: shape
+        for schema in dict.fromkeys(schemas)
+        for name, shape in zip(schema.names, schema.shapes)
+    }
+    return strategy.over(shapes, states=states)
+
+
+def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> Layout:
+    """Return the layout of `name`, an optimizer state's uneven rows taken from its parameter.
+
+    The compiler states `param_split_shape` for an embedding and not for its moments, which it
+    shards alike.
+    """
+    layout = strategy.layout(name, stage, ndim)
+    base = strategy.stages[stage].get(parameter_of(name), layout)
+    same = (base.device_matrix, base.tensor_map) == (layout.device_matrix, layout.tensor_map)
+    if base.split_rows and not layout.split_rows and same:
+        return replace(layout, split_rows=base.split_rows, split_offsets=base.split_offsets)
+    return layout
+
+
+# -- boxes that are stated ------------------------------------------------------------------------
+
+
+def _of_boxes(
+    description: Description,
+    schemas: Mapping[int, Schema],
+    paths: Mapping[int, str],
+    searched: str,
+) -> Catalog:
+    """Return the catalog of a checkpoint whose boxes are stated one by one."""
+    declared: dict[str, Parameter] = {}
+    known: dict[object, tuple[Grid | Boxes, Placement]] = {}
+    shardings: dict[tuple[int, int], Sharding] = {}
+    for name, boxes in description.boxes.items():
+        dtype, shape = description.stated[name]
+        for one in boxes:
+            if one.file in schemas:
+                _check_entry(name, one, dtype, schemas[one.file], paths[one.file])
+        key = shape, boxes
+        if key not in known:
+            known[key] = _tiled(name, shape, boxes, schemas, description.source)
+        tiling, placement = known[key]
+        sharding = shardings.setdefault((id(tiling), id(placement)), Sharding(tiling, placement))
+        declared[name] = Parameter(name, dtype, sharding, name, dtype)
+    entries = {one.file: set[str]() for boxes in description.boxes.values() for one in boxes}
+    for name, boxes in description.boxes.items():
+        for one in boxes:
+            entries[one.file].add(name + one.suffix)
+    holders: dict[str, list[int]] = {}
+    for file, schema in schemas.items():
+        for name in schema.names:
+            if name not in entries.get(file, ()) and name not in declared:
+                holders.setdefault(name, []).append(file)
+    undeclared = {name: _undeclared(name, files, schemas, paths) for name, files in holders.items()}
+    return Catalog(description, None, paths, (), declared, undeclared, {}, searched)
+
+
+def _check_entry(name: str, one: StatedBox, dtype: str, schema: Schema, path: str) -> None:
+    """Refuse a header that contradicts what is stated of an entry. Raises CheckpointError."""
+    at = schema.position.get(name + one.suffix)
+    if at is None:
+        raise CheckpointError(
+            f"{path}: does not hold {name + one.suffix!r}, which is stated to be box {one.box} of "
+            f"{name!r}; copy the file again"
+        )
+    if (schema.dtypes[at], schema.shapes[at]) != (dtype, one.box.shape):
+        raise CheckpointError(
+            f"{path}: {name + one.suffix!r} is {schema.dtypes[at]} {list(schema.shapes[at])}, and "
+            f"{dtype} {list(one.box.shape)} is stated; the files are not of one checkpoint"
+        )
+
+
+def _tiled(
+    name: str,
+    shape: Shape,
+    boxes: tuple[StatedBox, ...],
+    schemas: Mapping[int, Schema],
+    source: str,
+) -> tuple[Grid | Boxes, Placement]:
+    try:
+        tiling, cells = tiling_of(shape, [one.box for one in boxes])
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {name!r}: {error}; copy it again") from error
+    files: dict[Cell, dict[int, None]] = {}
+    suffixes: dict[tuple[Cell, int], str] = {}
+    for one, cell in zip(boxes, cells):
+        if cell or not shape:
+            held = files.setdefault(cell, {})
+            if one.file in schemas:
+                held[one.file] = None
+                suffixes[cell, one.file] = one.suffix
+    found = Shared({cell: tuple(sorted(held)) for cell, held in files.items() if held})
+    lacking = {
+        cell: tuple(sorted({one.file for one, at in zip(boxes, cells) if at == cell}))
+        for cell, held in files.items()
+        if not held
+    }
+    return tiling, Placement(found, suffixes if any(suffixes.values()) else {}, lacking)
+
+
+def _undeclared(
+    name: str, files: list[int], schemas: Mapping[int, Schema], paths: Mapping[int, str]
+) -> Parameter:
+    groups = [FileGroup(schemas[file], (file,), (file,)) for file in sorted(files)]
+    dtype = _one_dtype(name, groups, paths)
+    shape = _slice_shape(name, groups[0])
+    cell = (0,) * len(shape)
+    placement = Placement(Shared({cell: tuple(sorted(files))}), own=True)
+    sharding = Sharding(whole(len(shape)).grid(shape), placement, declared=False)
+    return Parameter(name, dtype, sharding, name, dtype)
+
+
+# -- ranks' files under a strategy ----------------------------------------------------------------
+
+
+class _Ranks:
+    """Makes the catalog of files that are ranks', under a strategy."""
+
+    def __init__(
+        self,
+        description: Description,
+        strategy: Strategy,
+        schemas: Mapping[int, Schema],
+        paths: Mapping[int, str],
+        searched: str,
+    ) -> None:
+        self._description, self._paths, self._searched = description, paths, searched
+        self._schemas, self._ranks = schemas, description.ranks
+        strategy = written_out(strategy, schemas.values())
+        self._follows = _following(strategy, schemas, self._ranks)
+        self._strategy = with_states(strategy, self._follows) if self._follows else strategy
+        self._shardings: dict[object, Sharding] = {}
+        self._placements: dict[object, Placement] = {}
+
+    def catalog(self, wanted: frozenset[int]) -> Catalog:
+        strategy, groups = self._strategy, self._groups()
+        found: dict[str, list[tuple[int, FileGroup]]] = {}
+        for stage, some in enumerate(groups):
+            for group in some:
+                for name in group.schema.names:
+                    found.setdefault(name, []).append((stage, group))
+        for stage, some in enumerate(groups):
+            for group in some:
+                self._check_stage(stage, group)
+        declared: dict[str, Parameter] = {}
+        undeclared: dict[str, Parameter] = {}
+        for name, places in found.items():
+            listing = next((s for s, _ in places if _lists(strategy, name, s)), None)
+            if listing is None and name in strategy:
+                continue  # a copy outside the stages that list it, such as a tied embedding
+            # Where files say themselves what they hold, all stages that list a tensor serve it.
+            here = [group for s, group in places if listing in (None, s) or self._ranks]
+            dtype = _one_dtype(name, here, self._paths)
+            if listing is None:
+                sharding = self._undeclared(name, here)
+            else:
+                sharding = self._declared(name, listing, here)
+            to = undeclared if listing is None else declared
+            follows = self._follows.get(name)
+            to[name] = Parameter(name, dtype, sharding, name, dtype, follows=follows)
+        saved = {state_of(name) for name in found}
+        absent = [
+            name
+            for name in strategy.stages_of
+            if name not in declared and (state_of(name) != NEVER_SAVED or NEVER_SAVED in saved)
+        ]
+        missing = {self._ranks.get(file, file) for file in wanted - frozenset(self._schemas)}
+        lost = _unreachable(strategy, absent, frozenset(missing))
+        return Catalog(
+            self._description, strategy, self._paths, groups, declared, undeclared, lost,
+            self._searched,
+        )  # fmt: skip
+
+    def _groups(self) -> tuple[tuple[FileGroup, ...], ...]:
+        """Return the groups of each stage, those with the highest ranks first."""
+        strategy, schemas = self._strategy, self._schemas
+        alike: tuple[dict[Schema, list[tuple[int, int]]], ...] = tuple({} for _ in strategy.stages)
+        for rank, file in sorted((self._ranks.get(file, file), file) for file in schemas):
+            alike[strategy.stage_of(rank)].setdefault(schemas[file], []).append((rank, file))
+        stages = (
+            [
+                FileGroup(schema, tuple(f for _, f in some), tuple(r for r, _ in some))
+                for schema, some in stage.items()
+            ]
+            for stage in alike
+        )
+        return tuple(
+            tuple(
+                sorted(groups, key=lambda group: (group.ranks[-1], group.files[-1]), reverse=True)
+            )
+            for groups in stages
+        )
+
+    def _check_stage(self, stage: int, group: FileGroup) -> None:
+        """Refuse files that hold much of what the strategy places in other pipeline stages.
+
+        A copy of a tied embedding is usual; a quarter of the parameters is another strategy's file.
+        """
+        strategy = self._strategy
+        every = {parameter_of(name) for name in group.schema.names}
+        foreign = {
+            base
+            for name in group.schema.names
+            if (base := parameter_of(name)) in strategy.stages_of
+            and not _lists(strategy, base, stage)
+        }
+        if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
+            raise CheckpointError(
+                f"{self._paths[group.files[0]]}: holds {len(foreign)} parameters that "
+                f"{strategy.label} places in other pipeline stages than its {stage}, such as "
+                f"{summarize_names(foreign, 2)}; the strategy is not this checkpoint's"
+            )
+
+    def _undeclared(self, name: str, groups: list[FileGroup]) -> Sharding:
+        """Return the sharding of a tensor that every file of `groups` holds whole."""
+        shape = _slice_shape(name, groups[0])
+        return self._sharding(shape, whole(len(shape)), None, groups)
+
+    def _declared(self, name: str, stage: int, groups: list[FileGroup]) -> Sharding:
+        """Return how `stage` shards a tensor. Raises CheckpointError where slices do not fit."""
+        slice_shape, strategy = _slice_shape(name, groups[0]), self._strategy
+        layout = effective_layout(strategy, name, stage, len(slice_shape))
+        stated = layout.expanded_shape
+        try:
+            layout = layout.fold(slice_shape, slices=True)
+            shape = layout.full_shape(slice_shape)
+            if stated and layout.expanded_shape and not layout.split_rows and stated != shape:
+                raise RequestError(
+                    f"{layout.counts} slices of {list(slice_shape)} make {list(shape)}, "
+                    f"the strategy states {list(stated)}"
+                )
+            if layout.expanded_shape is not None:
+                layout = replace(layout, expanded_shape=None)
+            sharding = self._sharding(shape, layout, strategy.ranks_in(stage), groups)
+        except RequestError as error:
+            raise CheckpointError(
+                f"{self._paths[groups[0].files[0]]}: {name!r} does not fit {strategy.label}: "
+                f"{error}"
+            ) from error
+        even = not layout.split_rows
+        for group in groups:
+            self._check_slices(name, sharding, group, even)
+        return sharding
+
+    def _sharding(
+        self, shape: Shape, layout: Layout, ranks: range | None, groups: list[FileGroup]
+    ) -> Sharding:
+        """Return a sharding, one object for all tensors that are stored alike.
+
+        ranks: the global ranks of the stage that lists them; None if none does.
+        """
+        pairs = tuple(sorted(pair for group in groups for pair in zip(group.files, group.ranks)))
+        placed = layout, ranks, pairs
+        if placed not in self._placements:
+            self._placements[placed] = _placed(layout, ranks, pairs)
+        key = shape, placed
+        if key not in self._shardings:
+            self._shardings[key] = Sharding(
+                layout.grid(shape), self._placements[placed], declared=ranks is not None
+            )
+        return self._shardings[key]
+
+    def _check_slices(self, name: str, sharding: Sharding, group: FileGroup, even: bool) -> None:
+        """Check that the ranks of a group hold slices of the shape that the layout gives them."""
+        have, cells_of = _slice_shape(name, group), sharding.placement.cells_of
+        for file in group.files[:1] if even else group.files:
+            (cell,) = cells_of[file]
+            want = sharding.grid.box(cell).shape
+            if have != want:
+                raise CheckpointError(
+                    f"{self._paths[file]}: the slice of {name!r} has shape {list(have)}, "
+                    f"expected {list(want)}; the ranks' files are not of one checkpoint, "
+                    "or the strategy is another's"
+                )
+
+
+def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]]) -> Placement:
+    """Return which files hold which cells. `pairs` are (file, global rank)."""
+    files: dict[Cell, list[int]] = {}
+    for file, rank in pairs:
+        cell = (0,) * len(layout.tensor_map) if ranks is None else layout.cell(rank - ranks.start)
+        files.setdefault(cell, []).append(file)
+    found = Shared({cell: tuple(some) for cell, some in files.items()})
+    if ranks is None:
+        return Placement(found, own=True)
+    lacking = {
+        cell: tuple(ranks.start + local for local in some)
+        for cell, some in layout.holders.items()
+        if cell not in files
+    }
+    return Placement(found, lacking=lacking)
+
+
+# -- what a strategy leaves out -------------------------------------------------------------------
+
+
+def _following(
+    strategy: Strategy, schemas: Mapping[int, Schema], ranks: Mapping[int, int]
+) -> dict[str, str]:
+    """Return the states that a strategy does not list and that follow a parameter, with that.
+
+    A state follows its parameter if its slices have the shape of the parameter's: jobs that shard
+    by pattern list no states.
+    """
+    if isinstance(strategy, WholeStrategy):
+        return {}
+    found: dict[str, str] = {}
+    seen: set[tuple[int, Schema]] = set()
+    for file, schema in schemas.items():
+        stage = strategy.stage_of(ranks.get(file, file))
+        if stage < len(strategy.stages) and (stage, schema) not in seen:
+            seen.add((stage, schema))
+            found.update(_states(schema, strategy, stage))
+    return found
+
+
+def _states(schema: Schema, strategy: Strategy, stage: int) -> Iterator[tuple[str, str]]:
+    """Yield the states of one file that follow a parameter, and that parameter."""
+    layouts = strategy.stages[stage]
+    for name, shape in zip(schema.names, schema.shapes):
+        base = parameter_of(name)
+        if base == name or base not in layouts or base not in schema.position or name in strategy:
+            continue
+        if schema.shapes[schema.position[base]] == shape:
+            yield name, base
+
+
+def with_states(strategy: Strategy, follows: Mapping[str, str]) -> Strategy:
+    """Return a strategy that lists states like the parameters that they follow."""
+    if isinstance(strategy, WholeStrategy):
+        return strategy
+    return replace(
+        strategy,
+        stages=tuple(
+            {**layouts, **{n: layouts[base] for n, base in follows.items() if base in layouts}}
+            for layouts in strategy.stages
+        ),
+    )
+
+
+def _unreachable(
+    strategy: Strategy, absent: Iterable[str], missing: frozenset[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the `absent` names that missing files may hold, each with the missing ranks.
+
+    A name is certainly not in the checkpoint if all ranks with one of its boxes are there and
+    none has it (with remove_redundancy one of them would).
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    known: dict[tuple[Layout, int], tuple[int, ...]] = {}
+    for name in absent:
+        stage = strategy.stages_of[name][0]
+        layout = strategy.stages[stage][name]
+        if (layout, stage) not in known:
+            known[layout, stage] = _missing_holders(layout, strategy.ranks_in(stage), missing)
+        if known[layout, stage]:
+            found[name] = known[layout, stage]
+    return found
+
+
+def _missing_holders(layout: Layout, ranks: range, missing: frozenset[int]) -> tuple[int, ...]:
+    gone = tuple(rank for rank in ranks if rank in missing)
+    incomplete = {layout.cell(rank - ranks.start) for rank in gone}
+    return gone if len(incomplete) == len(layout.holders) else ()
+
+
+def _lists(strategy: Strategy, name: str, stage: int) -> bool:
+    return name in strategy and stage in strategy.stages_of.get(name, (0,))
+
+
+def _one_dtype(name: str, groups: list[FileGroup], paths: Mapping[int, str]) -> str:
+    types = {group.schema.dtypes[group.schema.position[name]]: group.files[0] for group in groups}
+    if len(types) > 1:
+        (a, rank_a), (b, rank_b), *_ = sorted(types.items())
+        raise CheckpointError(
+            f"{name!r} is {a} in {paths[rank_a]} and {b} in {paths[rank_b]}; "
+            "these files are not of one checkpoint"
+        )
+    return next(iter(types))
+
+
+def _slice_shape(name: str, group: FileGroup) -> Shape:
+    return group.schema.shapes[group.schema.position[name]]

@@ -1,0 +1,109 @@
+"""The table of a source that is stated box by box, and what headers contradict."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from rankxform.errors import CheckpointError
+from rankxform.formats.base import Schema
+from rankxform.geometry.box import Box
+from rankxform.layout.layout import Layout
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.assign import assign
+from rankxform.planning.description import Description, StatedBox
+from rankxform.planning.plan import Planner
+from rankxform.planning.selection import select
+from rankxform.planning.table import catalog_of
+from tests.geometry.test_boxes import split
+
+SHAPES = {"a": (12, 10), "b": (7,), "c": (6, 4, 5)}
+
+
+def stated(seed, files=16):
+    """Deal the boxes of some tensors to files, several of one tensor in a file too."""
+    rng = random.Random(seed)
+    boxes, entries = {}, {}
+    for name, shape in SHAPES.items():
+        found = []
+        for number, box in enumerate(split(Box.whole(shape), rng)):
+            for file in rng.sample(range(files), rng.choice([1, 1, 2])):
+                found.append(StatedBox(file, box, f"/{number}"))
+                entries.setdefault(file, {})[f"{name}/{number}"] = box.shape
+        boxes[name] = tuple(found)
+    schemas = {
+        file: Schema(tuple(some), ("Float32",) * len(some), tuple(some.values()))
+        for file, some in entries.items()
+    }
+    types = {name: ("Float32", shape) for name, shape in SHAPES.items()}
+    return Description("metadata", boxes=boxes, stated=types), schemas
+
+
+def table(description, schemas):
+    return catalog_of(description, schemas, {file: f"file {file}" for file in schemas}, schemas)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_boxes_in_any_files_go_through_the_planner(seed):
+    catalog = table(*stated(seed))
+    layouts = {n: Layout((3, 2), ((0, 1), *((),) * (len(s) - 1))) for n, s in SHAPES.items()}
+    layouts["a"], layouts["b"] = Layout((3, 2), ((1,), (0,))), Layout((6,), ((),))
+    layouts["c"] = Layout((3, 2), ((1,), (0,), ()))
+    planner = Planner(
+        catalog, Strategy((layouts,), 6, "b"), select(catalog, Strategy((layouts,), 6, "b"))
+    )
+    for rank in range(6):
+        for piece in planner.plan(rank).slices:
+            marks = np.zeros(piece.parameter.shape, int)
+            for copy in piece.copies:
+                marks[copy.box.slices()] += 1
+            assert (marks[piece.box.slices()] == 1).all() and marks.sum() == piece.box.size
+    for transfer in planner.transfers([planner.whole_file(rank) for rank in range(6)]):
+        for cell, file in transfer.readers.items():
+            entry = transfer.parameter.entry(cell, file)
+            assert entry.partition("/")[0] == transfer.parameter.name
+            assert file in transfer.parameter.sharding.files[cell]
+    parts = assign(planner, range(6), 5)
+    assert sum(one.stop - one.first for some in parts for one in some) == 18
+
+
+def test_tensors_that_are_stored_alike_share_one_sharding():
+    boxes = tuple(StatedBox(n, Box((2 * n, 0), (2 * n + 2, 4))) for n in range(3))
+    names = ("u", "v", "w")
+    schema = Schema(names, ("Int8",) * 3, ((2, 4),) * 3)
+    said = Description(
+        "m", boxes=dict.fromkeys(names, boxes), stated=dict.fromkeys(names, ("Int8", (6, 4)))
+    )
+    catalog = table(said, dict.fromkeys(range(3), schema))
+    assert len({id(one.sharding) for one in catalog.parameters}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda boxes: boxes[1:], "hold 12 of 24 elements"),
+        (lambda boxes: (*boxes, StatedBox(1, Box((2, 0), (5, 4)))), "overlap"),
+        (lambda boxes: (StatedBox(0, Box((0, 0), (2, 4)), "x"), *boxes[1:]), "does not hold 'wx'"),
+        (lambda boxes: (StatedBox(0, Box((0, 0), (3, 3))), *boxes[1:]), "is stated"),
+    ],
+)  # fmt: skip
+def test_what_headers_or_the_tensor_contradict_is_refused(change, text):
+    boxes = (StatedBox(0, Box((0, 0), (3, 4))), StatedBox(1, Box((3, 0), (6, 4))))
+    schema = Schema(("w",), ("Int8",), ((3, 4),))
+    stated_types = {"w": ("Int8", (6, 4))}
+    said = Description("m", boxes={"w": boxes}, stated=stated_types)
+    assert table(said, {0: schema, 1: schema}).declared["w"].shape == (6, 4)
+    with pytest.raises(CheckpointError, match=text):
+        table(
+            Description("m", boxes={"w": change(boxes)}, stated=stated_types),
+            {0: schema, 1: schema},
+        )
+
+
+def test_a_box_whose_file_is_not_there_is_lacking():
+    boxes = (StatedBox(0, Box((0, 0), (3, 4))), StatedBox(1, Box((3, 0), (6, 4))))
+    said = Description("m", boxes={"w": boxes}, stated={"w": ("Int8", (6, 4))})
+    catalog = table(said, {0: Schema(("w",), ("Int8",), ((3, 4),))})
+    assert catalog.declared["w"].sharding.placement.lacking == {(1, 0): (1,)}
