@@ -181,7 +181,7 @@ class Derivation:
 
     def name_of(self, src_name: str) -> str:
         """Return the name that a source tensor gets before tensors are composed, written or not."""
-        return self.named(src_name).name
+        return self.named(src_name).name if self._of_names else src_name
 
     def drops(self, src_name: str) -> bool:
         """Tell whether a source tensor of this name is not written."""

@@ -308,16 +308,28 @@ class _Ranks:
 
         ranks: the global ranks of the stage that lists them; None if none does.
         """
-        pairs = tuple(sorted(pair for group in groups for pair in zip(group.files, group.ranks)))
-        placed = layout, ranks, pairs
+        placed = layout, ranks, tuple(map(id, groups))
+        if (shape, placed) not in self._shardings:
+            placement = self._placement(placed, groups)
+            made = Sharding(layout.grid(shape), placement, declared=ranks is not None)
+            self._shardings[shape, placed] = made
+        return self._shardings[shape, placed]
+
+    def _placement(
+        self, placed: tuple[Layout, range | None, object], groups: list[FileGroup]
+    ) -> Placement:
+        """Return which files of `groups` hold which cells, one object for all shapes.
+
+        Groups that differ only in what else their files hold have one, too.
+        """
         if placed not in self._placements:
-            self._placements[placed] = _placed(layout, ranks, pairs)
-        key = shape, placed
-        if key not in self._shardings:
-            self._shardings[key] = Sharding(
-                layout.grid(shape), self._placements[placed], declared=ranks is not None
-            )
-        return self._shardings[key]
+            layout, ranks, _ = placed
+            pairs = sorted(pair for group in groups for pair in zip(group.files, group.ranks))
+            key = layout, ranks, tuple(pairs)
+            if key not in self._placements:
+                self._placements[key] = _placed(layout, ranks, pairs)
+            self._placements[placed] = self._placements[key]
+        return self._placements[placed]
 
     def _check_slices(self, name: str, sharding: Sharding, group: FileGroup, even: bool) -> None:
         """Check that the ranks of a group hold slices of the shape that the layout gives them."""
