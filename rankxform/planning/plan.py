@@ -77,6 +77,7 @@ class Planner:
         self._readers: dict[object, Readers] = {}
         self._held: dict[object, Targets] = {}
         self._numbers: dict[object, int] = {}
+        self._file_of: dict[object, dict[int, int]] = {}
 
     # -- what destination files hold ------------------------------------------------------------
 
@@ -342,7 +343,10 @@ class Planner:
             return parameter.holders[0]
         stages = self.source_stages(self.dst.stage_of(dst_rank))
         local = dst_rank % self.dst.stage_size % src.stage_size
-        file_of = {self.catalog.rank_of(file): file for file in parameter.holders}
+        if parameter.sharding not in self._file_of:  # asked for each destination rank
+            rank_of = self.catalog.rank_of
+            self._file_of[parameter.sharding] = {rank_of(one): one for one in parameter.holders}
+        file_of = self._file_of[parameter.sharding]
         for stage in stages:
             if src.ranks_in(stage)[local] in file_of:
                 return file_of[src.ranks_in(stage)[local]]
