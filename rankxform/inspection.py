@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, USUAL, Form, Listing, Wish, form_of
-from rankxform.checkpoints.checks import file_faults, own_names, repaired
-from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN, find
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Form, Selected, Where
+from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import (
     RankxformError,
     StorageError,
@@ -24,8 +23,10 @@ from rankxform.formats.base import Index, suffixes
 from rankxform.layout.layout import Layout
 from rankxform.publish.companions import faults
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
+from rankxform.source.opening import Source, form_at, listing_at, look_at, open_source
 from rankxform.storage import strategies
-from rankxform.storage.index import Indexer, container, index
+from rankxform.storage.index import container, index
+from rankxform.transport import Serial
 
 
 def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
@@ -52,9 +53,9 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     if form is not None:
         return _described(path, form)
     try:
-        listing = _look(path, pattern)
-        if listing.files:
-            return _folder(path, listing, pattern)
+        files_of = _by_rank(path, pattern)
+        if files_of:
+            return _folder(path, files_of, pattern)
     except (RankxformError, OSError) as error:
         why = {"why": str(error)}
     found = [entry for entry in entries if _is_strategy(entry)]
@@ -71,7 +72,7 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
 def recognized(path: Path) -> Form | None:
     """Return the form of a folder that describes itself; None of any other."""
     with suppress(RankxformError, OSError):
-        form = form_of(path, None)
+        form = form_at(Where(str(path.absolute())))
         return form if form.described else None
     return None
 
@@ -84,42 +85,51 @@ def _described(path: Path, form: Form) -> dict[str, Any]:
         "form": form.name,
         "form_title": form.title,
     }
-    there = form.look(path, Wish())
-    try:
-        shards = form.choose(path, there, None, Wish())
-    except RankxformError as error:
-        files = [_facts(path / name) for name in there.named if name.endswith(suffixes())]
-        faults = [str(error)]
+    source = open_source(Where(str(path.absolute()), form.name), Serial())
+    faults = [fault.text for fault in source.faults if fault.file is None]
+    listing, said = source.listing, source.description
+    if not source.paths:
+        names = listing.files if listing is not None else ()
+        files = [_facts(path / name) for name in names if name.endswith(suffixes())]
         return {**known, "step": None, "steps": [], "faults": faults, "shards": files}
-    assert shards.said is not None
-    indexes: dict[int, Index] = {}
-    files, indexer = [], Indexer()
-    for number, file in shards.paths.items():
-        try:
-            indexes[number] = indexer.index(file)
-            facts: dict[str, Any] = {"file": str(file), **_totals(indexes[number])}
-        except RankxformError as error:
-            facts = {"file": str(file), "error": str(error)}
-        if number in shards.said.ranks:
-            facts["rank"] = shards.said.ranks[number]
-        files.append(facts)
-    steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
-    schemas = own_names(shards, indexes)
-    shards = repaired(shards, schemas)
-    assert shards.said is not None
+    rows = []
+    for number, row in _rows(path, source).items():
+        rank = {"rank": said.ranks[number]} if number in said.ranks else {}
+        rows.append({**row, **rank})
     return {
         **known,
-        "step": shards.step_name,
-        "steps": ["_".join(map(str, step)) for step in steps],
-        "ranks": shards.said.strategy.ranks if shards.said.strategy else None,
-        "faults": list(file_faults(shards, schemas, lambda name: False)),
-        "notices": list(shards.said.notices),
-        "shards": files,
+        **_steps(source.selected),
+        "ranks": said.strategy.ranks if said.strategy else None,
+        "faults": faults,
+        "notices": list(source.notices),
+        "shards": rows,
     }
 
 
-def _look(path: Path, pattern: str) -> Listing:
-    return FORMS[USUAL].look(path, Wish(pattern))
+def _rows(path: Path, source: Source) -> dict[int, dict[str, Any]]:
+    """Describe each file of a checkpoint, or say why it cannot be read."""
+    wrong = {fault.file: fault.text for fault in source.faults}
+    known = {**source.indexes, **source.extra}
+    return {
+        file: {
+            "file": str(path / name),
+            **(_totals(known[file]) if file in known else {"error": wrong.get(file)}),
+        }
+        for file, name in source.selected.names.items()
+        if file in source.paths
+    }
+
+
+def _steps(selected: Selected) -> dict[str, Any]:
+    """Return which step is chosen, and which there are."""
+    steps = sorted({*selected.skipped_steps, *([selected.step] if selected.step else [])})
+    return {"step": selected.step_name, "steps": ["_".join(map(str, step)) for step in steps]}
+
+
+def _by_rank(path: Path, pattern: str) -> dict[int, list[str]]:
+    """Return the checkpoint files of each rank, by names, of rank folders."""
+    where = Where(pattern=pattern)
+    return by_rank(listing_at(path, FORMS[DEFAULT_FORM], where), where.pattern)
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -157,10 +167,13 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
     form = recognized(path)
     if form is not None:
         return f"checkpoint, {form.title}"
-    ranks = _look(path, pattern).files
+    ranks = _by_rank(path, pattern)
     if ranks:
-        shards = _shards(path, pattern)
-        steps = shards.get("unclear") or ", ".join(shards["steps"])
+        try:
+            _, _, selected = look_at(Where(str(path.absolute()), DEFAULT_FORM, pattern))
+            steps = ", ".join(_steps(selected)["steps"])
+        except RankxformError as error:
+            steps = str(error)
         ours = ", written by rankxform" if (path / MANIFEST_NAME).exists() else ""
         return f"checkpoint of {len(ranks):,} ranks{ours}" + (f"; steps {steps}" if steps else "")
     entries = sorted(path.iterdir())
@@ -169,7 +182,7 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
     files = [e for e in entries if e.suffix in suffixes() and e.is_file()]
     if files:
         return f"{len(files):,} checkpoint file" + ("s" if files[1:] else "")
-    inside = [e.name for e in entries if e.is_dir() and _look(e, pattern).files]
+    inside = [e.name for e in entries if e.is_dir() and _by_rank(e, pattern)]
     return f"holds {', '.join(inside)}" if inside else None
 
 
@@ -255,28 +268,24 @@ def _facts(path: Path) -> dict[str, Any]:
         return {"file": str(path), "error": str(error)}
 
 
-def _folder(path: Path, listing: Listing, pattern: str) -> dict[str, Any]:
+def _folder(path: Path, files_of: dict[int, list[str]], pattern: str) -> dict[str, Any]:
     """Describe rank folders: the files that a conversion would take, or all if none is clear."""
-    shards = _shards(path, pattern)
-    chosen = shards.pop("paths", listing.files)
+    known = {"kind": "folder", "path": str(path)}
+    source = open_source(Where(str(path.absolute()), DEFAULT_FORM, pattern), Serial())
+    if source.paths:
+        rows = [{"rank": rank, **row} for rank, row in _rows(path, source).items()]
+        return {**known, **_steps(source.selected), **_newer(source.selected), "shards": rows}
+    unclear = source.faults[0].text
     rows = [
-        {"rank": rank, **_facts(file)} for rank, files in sorted(chosen.items()) for file in files
+        {"rank": rank, **_facts(path / name)}
+        for rank, names in sorted(files_of.items())
+        for name in names
     ]
-    return {"kind": "folder", "path": str(path), **shards, "shards": rows}
+    return {**known, "step": None, "unclear": unclear, "shards": rows}
 
 
-def _shards(path: Path, pattern: str) -> dict[str, Any]:
-    """Return which files of rank folders a conversion would take, or why it would take none."""
-    try:
-        shards = find(path, None, Wish(pattern))
-    except RankxformError as error:
-        return {"step": None, "unclear": str(error)}
-    steps = sorted({*shards.skipped_steps, *([shards.step] if shards.step else [])})
-    written = ["_".join(map(str, step)) for step in steps]
-    paths = {rank: (file,) for rank, file in shards.paths.items()}
-    step = shards.step_name
-    warning = {"warnings": [shards.newer]} if shards.newer else {}
-    return {"step": step, "steps": written, **warning, "paths": paths}
+def _newer(selected: Selected) -> dict[str, Any]:
+    return {"warnings": [selected.newer]} if selected.newer else {}
 
 
 def _destination(path: Path) -> dict[str, Any]:
@@ -292,7 +301,7 @@ def _destination(path: Path) -> dict[str, Any]:
     files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
     rows = [_written(path / name, facts) for name, facts in files]
     options = record.get("verify")
-    form = FORMS[record.get("form", USUAL)]
+    form = FORMS[record.get("form", DEFAULT_FORM)]
     return {
         **known,
         "form": form.name,

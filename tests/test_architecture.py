@@ -15,14 +15,14 @@ PACKAGE = Path(rankxform.__file__).parent
 # From the cellar up: a package imports from those before it, and from itself.
 PACKAGES = (
     "errors", "values", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
-    "derivation", "checkpoints", "engine", "publish", "job", "inspection", "api", "mindspore", "cli", "__init__",
+    "derivation", "checkpoints", "engine", "publish", "source", "job", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",
 )  # fmt: skip
 # What a package does not import although it is below.
 APART = {
     "transport": ("geometry", "layout", "formats"),
     "derivation": ("transport", "ops", "planning"),
-    "inspection": ("transport", "job"),
+    "inspection": ("job",),
     "job": ("inspection", "api"),
     "cli": ("api", "mindspore"),  # beside the API, never through it
     "mindspore": ("inspection",),
@@ -123,6 +123,35 @@ def test_few_places_know_the_outside(package, allowed):
         name = str(path.relative_to(PACKAGE))
         if any(module[0] == package for module in imports(path)):
             assert name in allowed or name.split("/")[0] in allowed, name
+
+
+def names_used(path, wanted):
+    tree = ast.walk(ast.parse(path.read_text()))
+    return {node.id for node in tree if isinstance(node, ast.Name)} & wanted
+
+
+def test_there_is_one_way_in():
+    found = {}
+    for path in files():
+        for name in names_used(path, {"PosixStore", "Indexer"}):
+            found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
+    # companions: what lies where a destination is to be written
+    assert found["PosixStore"] == {"source/opening.py", "source/reach.py", "publish/companions.py"}
+    # a destination by its manifest, and shapes for a strategy: no tensor is read
+    indexers = {"source/opening.py", "job/verify_manifest.py", "job/strategies.py"}
+    assert found["Indexer"] - {"storage/index.py"} == indexers
+
+
+def test_faults_of_a_source_are_raised_in_one_place():
+    raisers = [
+        (path, node)
+        for path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise) and "kind(" in ast.unparse(node)
+    ]
+    assert [(path.name, ast.unparse(node)[:16]) for path, node in raisers] == [
+        ("opening.py", "raise first.kind")
+    ]
 
 
 def test_methods_of_values_are_not_compiled_at_each_start():

@@ -15,52 +15,67 @@ from typing import Any, Protocol
 from rankxform.errors import UsageError
 from rankxform.formats.base import Format
 from rankxform.layout.names import ranges
+from rankxform.layout.strategy import Strategy
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
+from rankxform.storage.store import Listing, Store
 from rankxform.values import dataclass
 
 Step = tuple[int, ...]
 """Epoch and step, or an iteration alone."""
 
 
-@dataclass(frozen=True)
-class Listing:
-    """What exists at a path: a file, a folder with files, or nothing.
+DEFAULT_PATTERN = "rank_{rank}/*"
 
-    files: of rank folders, by rank. named: of other forms, by their names relative to the folder.
+
+@dataclass(frozen=True)
+class Where:
+    """Names a checkpoint: a place, and which of the files there are meant.
+
+    path: a folder or a file. form: the convention; None: it is recognized. pattern: of rank
+    folders, relative to the place, with ``{rank}`` for the rank's number and ``*``. step: ``E_S``,
+    a step or iteration alone, or ``latest``, which accepts no older step than the newest of all.
+    suffix: the end of the files' names before their extension. files: the file of each rank, in
+    place of those that are found. strategy: how ranks shard; None: nobody says so.
     """
 
-    is_file: bool = False
-    is_folder: bool = False
-    files: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
-    named: Mapping[str, Path] = field(default_factory=dict)
-
-    def joined(self, other: Listing) -> Listing:
-        """Return this listing merged with that of the same path on another node."""
-        files = {
-            file: tuple(dict.fromkeys((*self.files.get(file, ()), *other.files.get(file, ()))))
-            for file in sorted({*self.files, *other.files})
-        }
-        named = dict(sorted({**other.named, **self.named}.items()))
-        return Listing(
-            self.is_file or other.is_file, self.is_folder or other.is_folder, files, named
-        )
+    path: str = ""
+    form: str | None = None
+    pattern: str = DEFAULT_PATTERN
+    step: str | None = None
+    suffix: str | None = None
+    files: Mapping[int, str] | None = None
+    strategy: Strategy | None = None
 
 
 @dataclass(frozen=True)
-class Shards:
-    """The chosen files, by id, and the (epoch, step) they were saved at.
+class Needed:
+    """Which ranks of rank folders are needed, and which there may be.
+
+    ranks: those that are needed (None: all that are there). among: those that belong to the
+    checkpoint (None: all that are there): one that is not needed and lacks the step, or has a newer
+    one, is reported too.
+    """
+
+    ranks: Collection[int] | None = None
+    among: Collection[int] | None = None
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The chosen files: their names by id, "" for the place itself, and their (epoch, step).
 
     skipped_steps: other steps that exist. incomplete: of this step and newer ones, those that some
-    ranks lack, with these ranks. said: what the checkpoint says of itself; None of rank folders.
+    ranks lack, with these ranks. description: what the checkpoint says of itself; None of rank
+    folders, which say nothing.
     """
 
-    paths: Mapping[int, Path]
+    names: Mapping[int, str]
     step: Step | None = None
     skipped_steps: tuple[Step, ...] = ()
     incomplete: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
-    said: Description | None = None
+    description: Description | None = None
 
     @property
     def step_name(self) -> str | None:
@@ -76,15 +91,6 @@ class Shards:
         which = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {ranges(lacking)} have"
         state = "is newer but not complete" if step != self.step else "is not complete"
         return f"epoch {step[0]} step {step[1]} {state}: {which} no file of it"
-
-
-@dataclass(frozen=True)
-class Wish:
-    """Which files of a source are meant, as the user says; see `rankxform.job.request.Request`."""
-
-    pattern: str | None = None
-    step: str | None = None
-    suffix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class Arrangement:
 
 
 class Form(Protocol):
-    """One folder convention. It looks at folders, and opens no checkpoint file.
+    """One folder convention. It sees listings of plain names, and opens no checkpoint file.
 
     name: what ``--src-form`` and ``--dst-form`` call it; title: what people do.
     """
@@ -133,27 +139,19 @@ class Form(Protocol):
     described: bool
     """Whether a checkpoint says itself how it is sharded, so that no strategy is needed."""
 
-    def recognizes(self, where: Path) -> str | None:
-        """Return the file or folder by which `where` is known to be of this form, or None."""
+    def pattern(self, where: Where) -> str:
+        """Return which files it wants to be listed, as `rankxform.storage.store.Store.list`."""
 
-    def look(self, where: Path, wish: Wish) -> Listing:
-        """List the checkpoint files at `where`, as this node has them."""
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
+        """Return the file or folder by which a place is known to be of this form, or None.
 
-    def choose(
-        self,
-        where: Path,
-        there: Listing,
-        wanted: Iterable[int] | None,
-        wish: Wish,
-        searched: str = "",
-        among: Collection[int] | None = None,
-    ) -> Shards:
-        """Choose one file for each id: of those `wanted` (None: all that are there), and others.
+        `listing` has what lies directly there.
+        """
 
-        `among` are the ids that belong to the checkpoint (None: all that are there): one that is
-        not wanted and lacks the step, or has a newer one, is reported too. `searched` says, for
-        messages, which nodes were searched. Raises UsageError or CheckpointError that lists the
-        candidates; never guesses.
+    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+        """Choose one file for each id, of those that are listed by `pattern`.
+
+        Raises UsageError or CheckpointError that lists the candidates; never guesses.
         """
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
@@ -180,32 +178,35 @@ class Form(Protocol):
         complete. `common` are facts on the training, as in `Description`.
         """
 
-    def strangers(self, own: Iterable[Path]) -> list[Path]:
-        """Return checkpoint files that a reader may take for one of a destination's `own`."""
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+        """Return names of checkpoint files that a reader may take for one of a destination's.
+
+        `listing` is of the destination, by `pattern`; `own` are the names of its own files.
+        """
 
 
 FORMS: dict[str, Form] = {}
 """All forms by name; filled in the package's `__init__`."""
 
-USUAL = "ranks"
+DEFAULT_FORM = "ranks"
 
 
-def form_of(where: Path, name: str | None, option: str = "--src-form") -> Form:
-    """Return the form called `name`, or if that is None the form of `where`.
-
-    Raises UsageError for an unknown name, and where two forms are recognized.
-    """
-    if name is not None:
-        if name not in FORMS:
-            raise UsageError(f"form {name!r} is none of {', '.join(FORMS)}")
-        return FORMS[name]
-    marks = {form.name: mark for form in FORMS.values() if (mark := form.recognizes(where))}
+def recognized(listing: Listing, store: Store, option: str = "--src-form") -> Form:
+    """Return the form of what lies at a place. Raises UsageError where two are recognized."""
+    marks = {one.name: mark for one in FORMS.values() if (mark := one.recognizes(listing, store))}
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(
-            f"{where}: choose the form with {option}: {a} (by {mark_a}) or {b} (by {mark_b})"
+            f"{listing.path}: choose the form with {option}: {a} (by {mark_a}) or {b} (by {mark_b})"
         )
-    return FORMS[next(iter(marks), USUAL)]
+    return FORMS[next(iter(marks), DEFAULT_FORM)]
+
+
+def form_called(name: str) -> Form:
+    """Return the form of that name. Raises UsageError."""
+    if name not in FORMS:
+        raise UsageError(f"form {name!r} is none of {', '.join(FORMS)}")
+    return FORMS[name]
 
 
 @dataclass(frozen=True)

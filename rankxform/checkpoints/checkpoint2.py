@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
@@ -27,10 +27,11 @@ from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage import metadata
 from rankxform.storage.metadata import Slices
+from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import dataclass
 
 from . import folder
-from .base import Arrangement, Listing, Naming, Shards, Wish
+from .base import Arrangement, Naming, Needed, Selected, Where
 from .rank_folders import LATEST
 
 TRACKER, METADATA, COMMON = "latest_checkpointed_iteration.txt", "metadata.json", "common.json"
@@ -51,48 +52,40 @@ class Checkpoint2:
     container: str | None = "safetensors"
     described = True
 
-    def recognizes(self, where: Path) -> str | None:
-        if not where.is_dir():
+    def pattern(self, where: Where) -> str:
+        return "iteration_*/*"
+
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
+        if listing.kind != FOLDER:
             return None
+        files = set(listing.entries) - listing.folders
         for name in (TRACKER, COMMON):
-            if (where / name).is_file():
+            if name in files:
                 return name
-        if metadata.is_metadata(where / METADATA):
-            return METADATA
-        names = sorted(path.name for path in where.iterdir())
-        return next((n for n in names if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None)
+        if METADATA in files:
+            with store.open(METADATA) as read_at:
+                if metadata.begins_metadata(read_at):
+                    return METADATA
+        return next(
+            (n for n in listing.entries if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None
+        )
 
-    def look(self, where: Path, wish: Wish) -> Listing:
-        below: list[str] = []
-        if where.is_dir():
-            below = [path.name for path in where.iterdir() if _ITERATION.fullmatch(path.name)]
-        return folder.look(where, below)
-
-    def choose(
-        self,
-        where: Path,
-        there: Listing,
-        wanted: Iterable[int] | None,
-        wish: Wish,
-        searched: str = "",
-        among: Collection[int] | None = None,
-    ) -> Shards:
-        if wish.suffix is not None:
+    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+        if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; Checkpoint 2.0 has --step N")
-        chosen = _iteration(where, there, wish, searched)
-        own = Listing(is_folder=True, named=chosen.named)
-        if METADATA not in chosen.named:  # a job of one device has none
+        chosen = _iteration(listing, where, store)
+        if METADATA not in chosen.names:  # a job of one device has none
             _check_one_device(chosen)
-            if COMMON not in chosen.named and not any(map(_FILE.fullmatch, chosen.named)):
+            if COMMON not in chosen.names and not any(map(_FILE.fullmatch, chosen.names)):
                 raise UsageError(
-                    f"{chosen.folder}: has no file of a Checkpoint 2.0; leave out the form"
+                    f"{chosen.path}: has no file of a Checkpoint 2.0; leave out the form"
                 )
-            shards = folder.whole_tensors(chosen.folder, own, None, searched)
-            assert shards.said is not None
-            common = _common(chosen, searched)
-            said = Description(shards.said.source, common=common)
-            return Shards(shards.paths, chosen.step, chosen.others, said=said)
-        return _described(chosen, searched)
+            own = replace(listing, files=tuple(chosen.below + name for name in chosen.names))
+            found = folder.whole_tensors(own, store, None, below=chosen.below)
+            assert found.description is not None
+            said = replace(found.description, common=_common(chosen, store))
+            return Selected(found.names, chosen.step, chosen.others, description=said)
+        return _described(chosen, store)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
@@ -142,8 +135,8 @@ class Checkpoint2:
         slices = Slices.of(planner, arrangement.names, is_state=_is_optimizers)
         return {METADATA: slices.document(), COMMON: [documents.common(common)]}
 
-    def strangers(self, own: Iterable[Path]) -> list[Path]:
-        return folder.strangers(own)
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+        return folder.foreign_files(listing, own)
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -180,77 +173,97 @@ def _is_optimizers(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """An iteration: its folder and number, its files by name, and other iterations."""
+    """An iteration: its number, the names of its files, and other iterations.
 
-    folder: Path
+    below: its folder in the place, with a slash; "" if it is the place itself.
+    """
+
+    listing: Listing
+    below: str
     number: int | None
-    named: Mapping[str, Path]
+    names: tuple[str, ...]
     others: tuple[tuple[int, ...], ...] = ()
     notices: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        return self.listing.at(self.below.rstrip("/"))
+
+    def at(self, name: str) -> str:
+        return self.listing.at(self.below + name)
 
     @property
     def step(self) -> tuple[int, ...] | None:
         return None if self.number is None else (self.number,)
 
 
-def _iteration(where: Path, there: Listing, wish: Wish, searched: str) -> _Iteration:
+def _iteration(listing: Listing, where: Where, store: Store) -> _Iteration:
     """Return the iteration that is meant. Raises UsageError, CheckpointError."""
-    if not there.is_folder:
-        raise UsageError(f"{where}: no such checkpoint folder{searched}")
-    found: dict[int, dict[str, Path]] = {}
-    folders: dict[int, Path] = {}
-    for name, path in there.named.items():
-        parent, slash, own = name.rpartition("/")
+    if listing.kind != FOLDER:
+        raise UsageError(f"{listing.path}: no such checkpoint folder{listing.searched}")
+    found: dict[int, list[str]] = {}
+    folders: dict[int, str] = {}
+    for name in listing.files:
+        parent, _, own = name.rpartition("/")
         match = _ITERATION.fullmatch(parent)
-        if slash and match:
-            found.setdefault(int(match[1]), {})[own] = path
-            folders[int(match[1])] = where / parent
-    if any(folder.tensor_files([name]) for name in there.named):
-        match = _ITERATION.fullmatch(where.name)
+        if match:
+            found.setdefault(int(match[1]), []).append(own)
+            folders[int(match[1])] = parent + "/"
+    direct = tuple(name for name in listing.entries if name not in listing.folders)
+    if folder.tensor_files(direct):
+        match = _ITERATION.fullmatch(listing.name)
         number = int(match[1]) if match else None
-        if found or (wish.step not in (None, LATEST) and wish.step != str(number)):
+        if found or (where.step not in (None, LATEST) and where.step != str(number)):
             raise UsageError(
-                f"{where}: is one iteration's folder; --step chooses one in the folder above it"
+                f"{listing.path}: is one iteration's folder; --step chooses one in the folder "
+                "above it"
                 if not found
-                else f"{where}: holds files of a checkpoint beside folders of iterations; name one"
+                else f"{listing.path}: holds files of a checkpoint beside folders of iterations; "
+                "name one"
             )
-        return _Iteration(where, number, there.named)
+        return _Iteration(listing, "", number, direct)
     if not found:
-        raise CheckpointError(f"{where}: holds no iteration_N folder with files{searched}")
-    number, notices = _number(where, there, wish, sorted(found), searched)
+        raise CheckpointError(
+            f"{listing.path}: holds no iteration_N folder with files{listing.searched}"
+        )
+    number, notices = _number(listing, where, store, sorted(found))
     others = tuple((n,) for n in sorted(found) if n != number)
-    return _Iteration(folders[number], number, found[number], others, notices)
+    return _Iteration(listing, folders[number], number, tuple(found[number]), others, notices)
 
 
 def _number(
-    where: Path, there: Listing, wish: Wish, known: list[int], searched: str
+    listing: Listing, where: Where, store: Store, known: list[int]
 ) -> tuple[int, tuple[str, ...]]:
-    if wish.step not in (None, LATEST):
-        assert wish.step is not None
-        if not _is_number(wish.step) or int(wish.step) not in known:
+    if where.step not in (None, LATEST):
+        assert where.step is not None
+        if not _is_number(where.step) or int(where.step) not in known:
             raise UsageError(
-                f"--step {wish.step!r}: {where} has iterations {ranges(known)}; say one of them"
+                f"--step {where.step!r}: {listing.path} has iterations {ranges(known)}; say one of "
+                "them"
             )
-        return int(wish.step), ()
-    if TRACKER not in there.named:
+        return int(where.step), ()
+    if TRACKER not in listing.entries:
         raise CheckpointError(
-            f"{where}: has no {TRACKER}, by which a complete iteration is known; name the folder "
-            f"of the one that is meant, such as {where / f'iteration_{known[-1]:08}'}"
+            f"{listing.path}: has no {TRACKER}, by which a complete iteration is known; name the "
+            f"folder of the one that is meant, such as {listing.at(f'iteration_{known[-1]:08}')}"
         )
-    text = folder.read_own(where / TRACKER, searched).decode(errors="replace").strip()
+    text = store.read(TRACKER, listing.searched).decode(errors="replace").strip()
     if not _is_number(text) or int(text) not in known:
         raise CheckpointError(
-            f"{where / TRACKER}: says {text[:20]!r}, and the iterations that are there are "
+            f"{listing.at(TRACKER)}: says {text[:20]!r}, and the iterations that are there are "
             f"{ranges(known)}; name the folder of one of them"
         )
     newer = [n for n in known if n > int(text)]
-    if newer and wish.step == LATEST:
+    if newer and where.step == LATEST:
         raise CheckpointError(
-            f"{where}: iteration {newer[-1]} is newer than {text}, the last complete one by "
+            f"{listing.path}: iteration {newer[-1]} is newer than {text}, the last complete one by "
             f"{TRACKER}; say --step {text} if that is meant"
         )
     notices = (
-        (f"{where}: iteration {newer[-1]} is newer, and {TRACKER} does not call it complete",)
+        (
+            f"{listing.path}: iteration {newer[-1]} is newer, and {TRACKER} does not call it "
+            "complete",
+        )
         if newer
         else ()
     )
@@ -263,23 +276,22 @@ def _is_number(text: str) -> bool:
 
 def _check_one_device(chosen: _Iteration) -> None:
     """Refuse files of several ranks without metadata, which alone says how they are sharded."""
-    for name in folder.tensor_files(chosen.named):
+    for name in folder.tensor_files(chosen.names):
         match = _FILE.fullmatch(name)
         if match and int(match["of"]) > 1:
             raise CheckpointError(
-                f"{chosen.folder}: has no {METADATA}, and {name} is one of {int(match['of'])} "
+                f"{chosen.path}: has no {METADATA}, and {name} is one of {int(match['of'])} "
                 f"ranks'; copy {METADATA} from the original checkpoint, or save that again"
             )
 
 
-def _common(chosen: _Iteration, searched: str) -> dict[str, Any]:
-    if COMMON not in chosen.named:
+def _common(chosen: _Iteration, store: Store) -> dict[str, Any]:
+    if COMMON not in chosen.names:
         return {}
-    path = chosen.folder / COMMON
     try:
-        return documents.parse_common(folder.read_own(path, searched))
+        return documents.parse_common(store.read(chosen.below + COMMON, chosen.listing.searched))
     except FormatError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(f"{chosen.at(COMMON)}: {error}") from error
 
 
 def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str, int]:
@@ -300,42 +312,44 @@ def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str
     }
 
 
-def _described(chosen: _Iteration, searched: str) -> Shards:
+def _described(chosen: _Iteration, store: Store) -> Selected:
     """Return the files that metadata.json speaks of, and what it says of them."""
-    path = chosen.folder / METADATA
-    if not path.is_file():
-        folder.read_own(path, searched)  # says on which node it is not
-    said = metadata.read(path)
+    path, name = chosen.at(METADATA), chosen.below + METADATA
+    if not store.has(name):
+        store.read(name, chosen.listing.searched)  # says on which node it is not
+    with store.open(name) as read_at:
+        said = metadata.parsed(read_at, path)
     for name in said.ranks:
-        folder.in_folder(name, str(path))
-    ranks = {**said.ranks, **_more_of_ranks(said.ranks, chosen.named)}
+        folder.in_folder(name, path)
+    ranks = {**said.ranks, **_more_of_ranks(said.ranks, chosen.names)}
     files = sorted(ranks, key=lambda name: (ranks[name], name))
     ids = {name: number for number, name in enumerate(files)}
-    lost = [name for name in files if name not in chosen.named]
-    others = [name for name in folder.tensor_files(chosen.named) if name not in ids]
+    there = set(chosen.names)
+    lost = [name for name in files if name not in there]
+    others = [name for name in folder.tensor_files(chosen.names) if name not in ids]
     notices = [*chosen.notices]
     if lost:
         notices.append(
-            f"{chosen.folder / lost[0]}{folder.more(lost, 'file')}: is missing, though {METADATA} "
+            f"{chosen.at(lost[0])}{folder.more(lost, 'file')}: is missing, though {METADATA} "
             "lists it; its slices can be read only where other files hold copies"
         )
     if others:
         notices.append(
-            f"{chosen.folder / others[0]}{folder.more(others, 'file')}: was not used: {METADATA} "
+            f"{chosen.at(others[0])}{folder.more(others, 'file')}: was not used: {METADATA} "
             "does not list it"
         )
-    return Shards(
-        {ids[name]: chosen.named[name] for name in files if name not in lost},
+    return Selected(
+        {ids[name]: chosen.below + name for name in files if name in there},
         chosen.step,
         chosen.others,
-        said=Description(
-            str(path),
+        description=Description(
+            path,
             said.strategy,
             ranks={ids[name]: rank for name, rank in ranks.items()},
             listed={ids[name]: listed for name, listed in said.listed.items()},
             stated=said.stated,
-            common=_common(chosen, searched),
-            missing_files={ranks[name]: str(chosen.folder / name) for name in lost},
+            common=_common(chosen, store),
+            missing_files={ranks[name]: chosen.at(name) for name in lost},
             notices=tuple(notices),
         ),
     )

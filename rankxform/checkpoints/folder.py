@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.base import suffixes
@@ -12,28 +12,12 @@ from rankxform.formats.dtype import INT4
 from rankxform.formats.json_stream import load
 from rankxform.layout.names import natural
 from rankxform.planning.description import Description
-from rankxform.storage.posix import read_bytes
+from rankxform.storage.store import FILE, Listing, Store
 
-from .base import Listing, Shards, Wish
+from .base import Selected, Where
 from .rank_folders import LATEST
 
 SUFFIX = ".safetensors"
-_LARGEST_INDEX = 1 << 30
-_FEW = 5
-
-
-def look(where: Path, below: Iterable[str] = ()) -> Listing:
-    """List the files of a folder, and of those folders `below` it that are there."""
-    if where.is_file():
-        return Listing(is_file=True)
-    if not where.is_dir():
-        return Listing()
-    named = {path.name: path for path in where.iterdir() if path.is_file()}
-    for name in below:
-        folder = where / name
-        if folder.is_dir():
-            named |= {f"{name}/{path.name}": path for path in folder.iterdir() if path.is_file()}
-    return Listing(is_folder=True, named=dict(sorted(named.items())))
 
 
 def tensor_files(names: Iterable[str]) -> list[str]:
@@ -54,85 +38,78 @@ def in_folder(name: object, source: str) -> str:
     return name
 
 
-def read_own(path: Path, searched: str) -> bytes:
-    """Return a small file of the checkpoint, which process 0 must see. Raises CheckpointError."""
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: process 0 does not see it, and another node does{searched}; copy it to the "
-            "first node"
-        )
-    if path.stat().st_size > _LARGEST_INDEX:
-        raise CheckpointError(f"{path}: has over {_LARGEST_INDEX} bytes, and is no index")
-    return read_bytes(path)
-
-
-def weight_map(path: Path, searched: str) -> dict[str, str]:
+def weight_map(store: Store, listing: Listing, name: str) -> dict[str, str]:
     """Read an index: by parameter its file. Raises CheckpointError.
 
     The members may be those of the document itself, as MindFormers' own conversion leaves them.
     """
     try:
-        found = load(read_own(path, searched))
+        found = load(store.read(name, listing.searched))
         if isinstance(found, dict):
             found = found.get("weight_map", found)
         if not isinstance(found, dict) or not found:
             raise FormatError("holds no weight_map")
     except FormatError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    return {name: in_folder(file, str(path)) for name, file in found.items()}
+        raise CheckpointError(f"{listing.at(name)}: {error}") from error
+    return {name: in_folder(file, listing.at(name)) for name, file in found.items()}
 
 
 def whole_tensors(
-    where: Path,
-    there: Listing,
-    index: Path | None,
-    searched: str,
-    loose: str | None = None,
-) -> Shards:
+    listing: Listing, store: Store, index: str | None, loose: str | None = None, below: str = ""
+) -> Selected:
     """Return the files of a folder of whole tensors, each in one file, as `index` lists them.
 
     Without an index these are all safetensors files. `loose` is one with values that the index
-    does not list.
+    does not list. below: the folder, with a slash, if it is not the place itself.
     """
-    if there.is_file:
-        return Shards({0: where}, said=Description(str(where)))
-    listed: dict[str, list[str]] = {}
+    if listing.kind == FILE:
+        return Selected({0: ""}, description=Description(listing.path))
+    there = own_files(listing, below)
+    searched, listed = listing.searched, dict[str, list[str]]()
     if index is None:
-        names = [name for name in tensor_files(there.named) if name != loose]
+        names = [name for name in tensor_files(there) if name != loose]
     else:
-        for parameter, file in weight_map(index, searched).items():
+        for parameter, file in weight_map(store, listing, index).items():
             listed.setdefault(file, []).append(parameter)
         names = sorted(listed, key=natural)
     if not names:
-        raise CheckpointError(f"{where}: holds no safetensors file{searched}")
-    gone = [name for name in names if name not in there.named]
+        raise CheckpointError(
+            f"{listing.at(below.rstrip('/'))}: holds no safetensors file{searched}"
+        )
+    gone = [name for name in names if name not in there]
     if gone:
         assert index is not None
         raise CheckpointError(
-            f"{where / gone[0]}: is not there, and {index.name} lists {len(listed[gone[0]])} "
+            f"{listing.at(gone[0])}: is not there, and {index} lists {len(listed[gone[0]])} "
             f"parameters in it, such as {listed[gone[0]][0]!r}{searched}{more(gone, 'file')}; "
             "copy the missing files into the folder"
         )
-    others = [n for n in tensor_files(there.named) if n not in names and n != loose]
+    others = [n for n in tensor_files(there) if n not in names and n != loose]
     notices: tuple[str, ...] = ()
     if others:
         assert index is not None
         notices = (
-            f"{where / others[0]}{more(others, 'file')}: {index.name} does not list it, and it was "
+            f"{listing.at(others[0])}{more(others, 'file')}: {index} does not list it, and it was "
             "not used",
         )
-    paths = {number: there.named[name] for number, name in enumerate(names)}
-    if loose is not None and loose in there.named:
-        paths[len(names)] = there.named[loose]
-    return Shards(
-        paths,
-        said=Description(
-            str(index or where),
+    chosen = {number: below + name for number, name in enumerate(names)}
+    if loose is not None and loose in there:
+        chosen[len(names)] = below + loose
+    return Selected(
+        chosen,
+        description=Description(
+            listing.at(index if index is not None else below.rstrip("/")),
             listed={number: tuple(listed[n]) for number, n in enumerate(names) if n in listed},
-            loose=len(names) if len(paths) > len(names) else None,
+            loose=len(names) if len(chosen) > len(names) else None,
             notices=notices,
         ),
     )
+
+
+def own_files(listing: Listing, below: str = "") -> tuple[str, ...]:
+    """Return the names of the files that lie directly in a folder of a listing."""
+    named = (name[len(below) :] for name in listing.files if name.startswith(below))
+    return tuple(name for name in named if "/" not in name)
 
 
 def more(names: Sequence[object], what: str) -> str:
@@ -150,16 +127,10 @@ def index_document(files: Mapping[str, Collection[str]], total: int, **style: ob
     return json.dumps(content, ensure_ascii=False, **style).encode()  # type: ignore[arg-type]
 
 
-def strangers(own: Iterable[Path]) -> list[Path]:
+def foreign_files(listing: Listing, own: Collection[str]) -> list[str]:
     """Return other checkpoint files beside a destination's own: loaders read all that is there."""
-    mine = set(own)
-    folders = dict.fromkeys(path.parent for path in mine)
-    return [
-        path
-        for folder in folders
-        for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
-        if path.suffix in suffixes() and path not in mine
-    ]
+    mine = {*own, *listing.folders}
+    return [n for n in listing.entries if n.endswith(suffixes()) and n not in mine]
 
 
 def check_whole(what: str, ranks: int) -> None:
@@ -170,9 +141,9 @@ def check_whole(what: str, ranks: int) -> None:
         )
 
 
-def check_no_step(form: str, wish: Wish) -> None:
+def check_no_step(form: str, where: Where) -> None:
     """Raise UsageError for a choice among steps, of which the form has but one: the latest."""
-    if wish.step not in (None, LATEST) or wish.suffix is not None:
+    if where.step not in (None, LATEST) or where.suffix is not None:
         raise UsageError(f"--step and --suffix choose among files; a {form} folder holds one step")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
@@ -21,9 +20,10 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import natural, ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
+from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder
-from .base import Arrangement, Listing, Naming, Shards, Wish
+from .base import Arrangement, Naming, Needed, Selected, Where
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
@@ -41,42 +41,33 @@ class HuggingFace:
     container: str | None = "safetensors"
     described = True
 
-    def recognizes(self, where: Path) -> str | None:
+    def pattern(self, where: Where) -> str:
+        return "*"
+
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
         """By its index or its shards; else by safetensors files, if nothing else is there."""
-        if not where.is_dir() or where.name.startswith("rank_"):
+        if listing.kind != FOLDER or listing.name.startswith("rank_"):
             return None
-        names = sorted(path.name for path in where.iterdir())
+        names = listing.entries
         for name in names:
             if name.endswith(INDEX) or _SHARD.fullmatch(name):
                 return name
-        if any((where / name).is_dir() for name in names if not name.startswith(".")):
+        if any(not name.startswith(".") for name in listing.folders):
             return None
         if any(name.endswith(".ckpt") or name in _OTHERS or _OTHER.search(name) for name in names):
             return None
         return next((name for name in names if name.endswith(folder.SUFFIX)), None)
 
-    def look(self, where: Path, wish: Wish) -> Listing:
-        return folder.look(where)
-
-    def choose(
-        self,
-        where: Path,
-        there: Listing,
-        wanted: Iterable[int] | None,
-        wish: Wish,
-        searched: str = "",
-        among: Collection[int] | None = None,
-    ) -> Shards:
-        folder.check_no_step(self.name, wish)
-        found = [name for name in there.named if name.endswith(INDEX)]
+    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+        folder.check_no_step(self.name, where)
+        found = [name for name in listing.files if name.endswith(INDEX)]
         if len(found) > 1:
             raise UsageError(
-                f"{where}: holds several indexes ({', '.join(found)}), of which one is meant; move "
-                "the others away"
+                f"{listing.path}: holds several indexes ({', '.join(found)}), of which one is "
+                "meant; move the others away"
             )
-        _check_clear(where, there, bool(found))
-        index = where / found[0] if found else None
-        return folder.whole_tensors(where, there, index, searched)
+        _check_clear(listing, bool(found))
+        return folder.whole_tensors(listing, store, found[0] if found else None)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """In the order of names; a tensor that would exceed the limit opens another shard.
@@ -130,25 +121,24 @@ class HuggingFace:
         content = folder.index_document(files, total, indent=2, sort_keys=True)
         return {name: [content, b"\n"]}
 
-    def strangers(self, own: Iterable[Path]) -> list[Path]:
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
         """Return other tensor files, and indexes of others."""
-        mine = list(own)
-        known = self.companion_names([path.name for path in mine])
-        folders = dict.fromkeys(path.parent for path in mine)
-        indexes = (path for one in folders for path in sorted(one.glob("*" + INDEX)))
-        return [*folder.strangers(mine), *(path for path in indexes if path.name not in known)]
+        known = self.companion_names(own)
+        indexes = [name for name in listing.entries if name.endswith(INDEX) and name not in known]
+        return [*folder.foreign_files(listing, own), *indexes]
 
 
-def _check_clear(where: Path, there: Listing, indexed: bool) -> None:
+def _check_clear(listing: Listing, indexed: bool) -> None:
     """Refuse files of which it is not clear which are the model."""
-    files = folder.tensor_files(there.named)
+    files = folder.tensor_files(listing.files)
     matches = {name: match for name in files if (match := _SHARD.fullmatch(name))}
     alone = [name for name, match in matches.items() if match["number"] is None]
     others = [name for name in files if name not in alone]
     if alone and (indexed or others or len(alone) > 1):
         other = "an index" if indexed else (others or alone[1:])[0]
         raise UsageError(
-            f"{where}: say which is meant: {alone[0]} (name the file itself) or {other}; move what "
+            f"{listing.path}: say which is meant: {alone[0]} (name the file itself) or {other}; "
+            "move what "
             "is not the model away"
         )
     if indexed:
@@ -159,7 +149,8 @@ def _check_clear(where: Path, there: Listing, indexed: bool) -> None:
         gone = sorted(set(range(1, int(count) + 1)) - have)
         if gone:
             raise CheckpointError(
-                f"{where}: has {len(have)} of {int(count)} shards, and no index; copy number "
+                f"{listing.path}: has {len(have)} of {int(count)} shards, and no index; "
+                "copy number "
                 f"{ranges(gone)} into it"
             )
 

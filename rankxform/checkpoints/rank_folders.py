@@ -8,23 +8,20 @@ reported. Which file is meant is never guessed from modification times or the or
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from posixpath import normpath
+from posixpath import basename, dirname, normpath, splitext
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import suffixes
 from rankxform.planning.plan import Planner
+from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass
 
-from .base import FORMS, USUAL, Arrangement, Listing, Naming, Shards, Step, Wish
+from .base import DEFAULT_FORM, Arrangement, Naming, Needed, Selected, Step, Where
 
-DEFAULT_PATTERN = "rank_{rank}/*"
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
 _STEP = re.compile(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
@@ -32,84 +29,63 @@ _SHOWN = 2
 _FOLDER = re.compile(r"rank_(\d+)")
 
 
-def _inside(where: Path) -> list[tuple[Path, int]]:
-    """Return the folders in a folder that hold rank folders, and how many."""
-    with suppress(OSError):
-        folders = [path for path in sorted(where.iterdir()) if path.is_dir()]
-        found = [(path, len(_by_rank(path, DEFAULT_PATTERN))) for path in folders]
-        return [(path, ranks) for path, ranks in found if ranks]
-    return []
-
-
 class RankFolders:
     """A folder for each rank, with its files; or one complete file (`checkpoints.base.Form`).
 
-    `Wish.pattern` is relative to the source, with ``{rank}`` for the rank's number and ``*``; a
-    single file stands for rank 0. `Wish.step` is ``E_S``, or ``latest``, which accepts no older
-    step than the newest of all; `Wish.suffix` is the end of the file's name before its extension.
+    A single file stands for rank 0.
     """
 
-    name = USUAL
+    name = DEFAULT_FORM
     title = "rank folders"
     options: tuple[str, ...] = ("prefix",)
     container: str | None = None
     described = False
 
-    def recognizes(self, where: Path) -> str | None:
+    def pattern(self, where: Where) -> str:
+        return where.pattern
+
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
         """Rank folders; a source is taken for some that are spelled otherwise if nothing else."""
-        found = (path.name for path in where.glob("rank_*") if _FOLDER.fullmatch(path.name))
-        return next(iter(sorted(found)), None)
+        return next((name for name in listing.entries if _FOLDER.fullmatch(name)), None)
 
-    def look(self, where: Path, wish: Wish) -> Listing:
-        if where.is_file():
-            return Listing(is_file=True)
-        if not where.is_dir():
-            return Listing()
-        by_rank = _by_rank(where, wish.pattern or DEFAULT_PATTERN)
-        return Listing(is_folder=True, files={rank: tuple(some) for rank, some in by_rank.items()})
-
-    def choose(
-        self,
-        where: Path,
-        there: Listing,
-        wanted: Iterable[int] | None,
-        wish: Wish,
-        searched: str = "",
-        among: Collection[int] | None = None,
-    ) -> Shards:
-        if there.is_file and where.suffix == ".json":
+    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+        path, searched = listing.path, listing.searched
+        if listing.kind == FILE and path.endswith(".json"):
             raise UsageError(
-                f"{where}: give its folder, {where.parent}; this is no checkpoint file"
+                f"{path}: give its folder, {dirname(path)}; this is no checkpoint file"
             )
-        if there.is_file:
-            return Shards({0: where})
-        if not there.is_folder:
-            raise UsageError(f"{where}: no such checkpoint file or folder{searched}")
+        if listing.kind == FILE:
+            return Selected({0: ""})
+        if listing.kind != FOLDER:
+            raise UsageError(f"{path}: no such checkpoint file or folder{searched}")
         candidates = {
-            rank: [_candidate(path, rank) for path in paths] for rank, paths in there.files.items()
+            rank: [_candidate(name, rank, listing) for name in names]
+            for rank, names in by_rank(listing, where.pattern).items()
         }
-        if not candidates and _FOLDER.fullmatch(where.name):
+        if not candidates and _FOLDER.fullmatch(listing.name):
             raise CheckpointError(
-                f"{where}: is one rank's folder; name the folder above it, {where.parent}"
+                f"{path}: is one rank's folder; name the folder above it, {dirname(path)}"
             )
         if not candidates:
-            named = " or ".join(f"{path} ({n} ranks)" for path, n in _inside(where)[:_SHOWN])
+            inside = [(listing.at(one), n) for one, n in listing.inside.items() if n][:_SHOWN]
+            named = " or ".join(f"{folder} ({n} ranks)" for folder, n in inside)
             raise CheckpointError(
                 f"name {named or 'the right folder'}, or give --src-pattern, such as "
-                f"'ckpt_{{rank}}/*.ckpt': {where}: holds no checkpoint at "
-                f"{wish.pattern or DEFAULT_PATTERN} ({' or '.join(suffixes())}){searched}"
+                f"'ckpt_{{rank}}/*.ckpt': {path}: holds no checkpoint at "
+                f"{where.pattern} ({' or '.join(suffixes())}){searched}"
             )
-        needed = [r for r in wanted if r in candidates] if wanted is not None else list(candidates)
-        others = candidates if among is None else among
-        found = _choose(candidates, needed, others, _step(wish.step, candidates), wish.suffix)
-        if wish.step == LATEST and found.newer:
+        wanted = candidates if needed.ranks is None else needed.ranks
+        ranks = [rank for rank in wanted if rank in candidates]
+        others = candidates if needed.among is None else needed.among
+        found = _choose(candidates, ranks, others, _step(where.step, candidates), where.suffix)
+        if where.step == LATEST and found.newer:
             assert found.step is not None
             epoch, number = found.step
             raise CheckpointError(
-                f"{where}: {found.newer}. Bring it, or say --step {epoch}_{number}, which is there "
+                f"{path}: {found.newer}. Bring it, or say --step {epoch}_{number}, which is there "
                 "for all that is wanted here"
             )
-        return found if wish.step in (None, LATEST) else replace(found, incomplete={})
+        return found if where.step in (None, LATEST) else replace(found, incomplete={})
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         prefix = DEFAULT_PREFIX if naming.prefix is None else naming.prefix
@@ -132,96 +108,63 @@ class RankFolders:
     ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
-    def strangers(self, own: Iterable[Path]) -> list[Path]:
-        """Return other files in rank folders: MindSpore chooses among them by name or time."""
-        mine = {path: path.parent for path in own}
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+        """Other files in rank folders: MindSpore chooses among them by name or time."""
+        mine, folders = set(own), {dirname(name) for name in own}
         return [
-            path
-            for folder in dict.fromkeys(mine.values())
-            if _FOLDER.fullmatch(folder.name)
-            for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
-            if path.suffix in suffixes() and path not in mine
+            name
+            for name in listing.files
+            if name not in mine and dirname(name) in folders and name.endswith(suffixes())
         ]
-
-
-def find(where: Path, ranks: Iterable[int] | None = None, wish: Wish | None = None) -> Shards:
-    """Choose, of what this process sees, the file of each rank."""
-    wish = wish or Wish()
-    form = FORMS[USUAL]
-    return form.choose(where, form.look(where, wish), ranks, wish)
-
-
-def siblings_of(path: Path) -> list[int]:
-    """Return the ranks of the folder of `path` and of those beside it; none if it is alone."""
-    path = path.resolve()
-    if not _FOLDER.fullmatch(path.parent.name):
-        return []
-    found = []
-    for folder in path.parent.parent.glob("rank_*"):
-        match = _FOLDER.fullmatch(folder.name)
-        with suppress(OSError):  # skip a folder that cannot be listed
-            if match and any(one.suffix in suffixes() for one in folder.iterdir()):
-                found.append(int(match[1]))
-    return found if len(found) > 1 else []
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A file, its step, and its family of names: as written, and with the rank's number starred.
+    """A file, where it is, for messages, its step, and its family of names: as written, and with
+    the rank's number starred.
 
     ``checkpoint_1-10_73`` may be rank 1's file, or the second run's on any rank.
     """
 
-    path: Path
+    name: str
+    path: str
     family: str
     starred: str
     step: Step | None
 
 
-def _by_rank(where: Path, pattern: str) -> dict[int, list[Path]]:
+def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
+    """Return the checkpoint files of each rank, by names. Raises UsageError, CheckpointError."""
     pattern = normpath(pattern)
-    if "{rank}" not in pattern:
+    if RANK not in pattern:
         raise UsageError(f"--src-pattern {pattern!r}: {{rank}} must stand for the rank's number")
-    found: dict[int, list[Path]] = {}
+    parts = [expression_of(part) for part in pattern.split("/")]
+    ends = suffixes()
+    found: dict[int, list[str]] = {}
     spelled: dict[int, set[str]] = {}
-    for path, numbers in _walk(where, pattern.split("/"), ()):
+    for name in listing.files:
+        matches = (part and part.fullmatch(own) for part, own in zip(parts, name.split("/")))
+        numbers = [number for match in matches if match for number in match.groups()]
         ranks = set(map(int, numbers))
-        if len(ranks) > 1 or path.suffix not in suffixes():
+        if len(ranks) != 1 or not name.endswith(ends):
             continue
         rank = ranks.pop()
         spelled.setdefault(rank, set()).update(numbers)
         if len(spelled[rank]) > 1:
-            raise CheckpointError(f"{path} and {found[rank][0]} are both rank {rank}'s; remove one")
-        found.setdefault(rank, []).append(path)
+            a, b = listing.at(name), listing.at(found[rank][0])
+            raise CheckpointError(f"{a} and {b} are both rank {rank}'s; remove one")
+        found.setdefault(rank, []).append(name)
     return found
 
 
-def _walk(
-    folder: Path, parts: list[str], numbers: tuple[str, ...]
-) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield files below `folder` that match the pattern's `parts`, with the rank as spelled."""
-    part, *rest = parts
-    if part == "..":
-        yield from _walk(folder / part, rest, numbers)
-        return
-    literal = re.escape(part).replace(re.escape("{rank}"), r"(\d{1,9})").replace(r"\*", ".*")
-    shape = re.compile(literal)
-    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-        match = shape.fullmatch(entry.name)
-        path = Path(entry.path)  # its is_dir() and is_file() are False for a link to itself
-        if match and rest and path.is_dir():
-            yield from _walk(path, rest, numbers + match.groups())
-        elif match and not rest and path.is_file():
-            yield path, numbers + match.groups()
-
-
-def _candidate(path: Path, rank: int) -> _Candidate:
-    match = _STEP.fullmatch(path.stem)
-    family = match["family"] if match else path.stem
+def _candidate(name: str, rank: int, listing: Listing) -> _Candidate:
+    stem, suffix = splitext(basename(name))
+    match = _STEP.fullmatch(stem)
+    family = match["family"] if match else stem
     step = (int(match["epoch"]), int(match["step"])) if match else None
     starred = re.sub(rf"(rank_?){rank}(?!\d)", r"\1*", family)
     starred = re.sub(rf"(?<!\d){rank}$", "*", starred)
-    return _Candidate(path, family + path.suffix, starred + path.suffix, step)
+    return _Candidate(name, listing.at(name), family + suffix, starred + suffix, step)
 
 
 def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> Step | None:
@@ -262,12 +205,13 @@ def _choose(
     among: Collection[int],
     step: Step | None,
     suffix: str | None,
-) -> Shards:
+) -> Selected:
     kept = {
         rank: [
             c
             for c in files
-            if (step is None or c.step == step) and (suffix is None or c.path.stem.endswith(suffix))
+            if (step is None or c.step == step)
+            and (suffix is None or splitext(c.name)[0].endswith(suffix))
         ]
         for rank, files in candidates.items()
     }
@@ -282,18 +226,18 @@ def _choose(
             )
     families = _one_family([c for rank in needed or kept for c in kept[rank]])
     newest = _common_step(kept, needed)
-    paths = {}
+    names = {}
     for rank, files in kept.items():
         match = [c for c in files if c.step == newest and families & {c.family, c.starred}]
         if len(match) > 1 and rank in needed:
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
-            paths[rank] = match[0].path
+            names[rank] = match[0].name
     others = sorted({c.step for r in needed for c in kept[r] if c.step and c.step != newest})
     have = {r: {c.step for c in some} for r, some in kept.items() if r in needed or r in among}
     known = {step for some in have.values() for step in some if step and newest and step >= newest}
     lacking = {step: tuple(r for r, some in have.items() if step not in some) for step in known}
-    return Shards(paths, newest, tuple(others), {s: r for s, r in lacking.items() if r})
+    return Selected(names, newest, tuple(others), {s: r for s, r in lacking.items() if r})
 
 
 def _one_family(every: list[_Candidate]) -> set[str]:
@@ -327,6 +271,6 @@ def _common_step(kept: Mapping[int, list[_Candidate]], needed: list[int]) -> Ste
 
 
 def _listing(candidates: Iterable[_Candidate]) -> str:
-    paths = [str(c.path) for c in candidates]
+    paths = [c.path for c in candidates]
     more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
     return "found " + (", ".join(paths[:8]) + more if paths else "nothing")

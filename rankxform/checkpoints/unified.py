@@ -17,7 +17,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapreplace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from rankxform.errors import CheckpointError
@@ -26,9 +25,10 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import COUNTERS, natural, ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
+from rankxform.storage.store import Listing, Store
 
 from . import folder
-from .base import Arrangement, Listing, Naming, Shards, Wish
+from .base import Arrangement, Naming, Needed, Selected, Where
 
 MAP, LOOSE = "param_name_map.json", "hyper_param.safetensors"
 DEFAULT_BYTES = 3 << 30
@@ -44,29 +44,20 @@ class Unified:
     container: str | None = "safetensors"
     described = True
 
-    def recognizes(self, where: Path) -> str | None:
-        for name in (MAP, "part0.safetensors"):
-            if (where / name).is_file():
-                return name
-        return None
+    def pattern(self, where: Where) -> str:
+        return "*"
 
-    def look(self, where: Path, wish: Wish) -> Listing:
-        return folder.look(where)
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
+        marks = (MAP, "part0.safetensors")
+        files = set(listing.entries) - listing.folders
+        return next((name for name in marks if name in files), None)
 
-    def choose(
-        self,
-        where: Path,
-        there: Listing,
-        wanted: Iterable[int] | None,
-        wish: Wish,
-        searched: str = "",
-        among: Collection[int] | None = None,
-    ) -> Shards:
-        folder.check_no_step(self.name, wish)
-        index = where / MAP if MAP in there.named else None
+    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+        folder.check_no_step(self.name, where)
+        index = MAP if MAP in listing.files else None
         if index is None:
-            _check_no_gap(where, there)
-        return folder.whole_tensors(where, there, index, searched, loose=LOOSE)
+            _check_no_gap(listing)
+        return folder.whole_tensors(listing, store, index, loose=LOOSE)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
@@ -113,8 +104,8 @@ class Unified:
         files = {name: [t.name for t in some] for name, some in held.items()}
         return {MAP: [folder.index_document(files, total, indent=4)]}
 
-    def strangers(self, own: Iterable[Path]) -> list[Path]:
-        return folder.strangers(own)
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+        return folder.foreign_files(listing, own)
 
 
 def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
@@ -128,14 +119,15 @@ def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     return parts
 
 
-def _check_no_gap(where: Path, there: Listing) -> None:
+def _check_no_gap(listing: Listing) -> None:
     """Refuse parts without a map if one of them is not there."""
-    matches = (_PART.fullmatch(name) for name in there.named)
+    matches = (_PART.fullmatch(name) for name in listing.files)
     numbers = {int(match[1]) for match in matches if match}
     gone = sorted(set(range(max(numbers, default=0))) - numbers)
     if gone:
         raise CheckpointError(
-            f"{where}: has no {MAP}, and part {ranges(gone)} is not there; bring what is missing"
+            f"{listing.path}: has no {MAP}, and part {ranges(gone)} is not there; "
+            "bring what is missing"
         )
 
 

@@ -238,7 +238,7 @@ def _traffic(
     text += f"<p>Sent from one process to another: {size(sent)}"
     if not plan.between_nodes:
         return f"{text}; nothing from one node to another.</p>"
-    nodes = simulated["nodes"] if simulated else len(conversion.files.visibility.files)
+    nodes = simulated["nodes"] if simulated else len(conversion.source.reach.files)
     found = node_flow(plan.between_nodes, nodes)
     crossing = size(sum(one.nbytes for one in plan.between_nodes))
     return f"{text}; {crossing} from one node (columns) to another (rows).</p>" + charts.matrix(

@@ -173,7 +173,7 @@ def _facts(
     spread = {names[name]: three for name, three in spread_of(found.workloads).items()}
     return {
         "src": request.src,
-        "step": conversion.files.shards.step_name,
+        "step": conversion.source.selected.step_name,
         "processes": processes,
         "nodes": nodes,
         "src_ranks": planner.catalog.ranks,

@@ -15,11 +15,12 @@ from .terminal import labelled, shown_path
 from .units import count, seconds, size, table
 
 if TYPE_CHECKING:
-    from rankxform.job.prepare import Conversion, SourceFiles
+    from rankxform.job.prepare import Conversion
     from rankxform.job.report import Report
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.catalog import Catalog
     from rankxform.planning.selection import LeftOut
+    from rankxform.source.opening import Source
 
 _LONG_SECONDS = 10.0
 """From how long a run on more processes is worth a word."""
@@ -27,7 +28,7 @@ _LONG_SECONDS = 10.0
 
 def header(conversion: Conversion, processes: int) -> str:
     """Say which files were found and what is about to happen."""
-    files, request = conversion.files, conversion.request
+    files, request = conversion.source, conversion.request
     source, dst = conversion.planner.catalog, conversion.planner.dst
     some, every = len(conversion.ranks), dst.ranks
     made = count(every, "rank") if some == every else f"{some} of {count(every, 'rank')}"
@@ -61,8 +62,8 @@ def header(conversion: Conversion, processes: int) -> str:
     )
 
 
-def _found(files: SourceFiles) -> str:
-    said = files.shards.said
+def _found(files: Source) -> str:
+    said = files.selected.description
     if said is None:
         return count(len(files.indexes), "rank")
     ranks = len({said.ranks[file] for file in files.indexes if file in said.ranks})
@@ -70,8 +71,8 @@ def _found(files: SourceFiles) -> str:
     return found + (f" of {count(ranks, 'rank')}" if ranks > 1 else "")
 
 
-def _step(files: SourceFiles) -> str:
-    step = files.shards.step
+def _step(files: Source) -> str:
+    step = files.selected.step
     if not step:
         return ""
     if len(step) == 1:

@@ -198,7 +198,7 @@ class Format(Protocol):
 FORMATS: dict[str, Format] = {}
 """All containers by name, which is their files' suffix too; filled in the package's `__init__`."""
 
-USUAL = "ckpt"
+DEFAULT_CONTAINER = "ckpt"
 
 BLOCK = 4096
 """Bytes of a file system's block, on the usual machines."""
@@ -211,7 +211,7 @@ def suffixes() -> tuple[str, ...]:
 
 def format_of(suffix: str) -> Format:
     """Return the container of files with `suffix`; `.ckpt` if no container has that suffix."""
-    return FORMATS.get(suffix.removeprefix("."), FORMATS[USUAL])
+    return FORMATS.get(suffix.removeprefix("."), FORMATS[DEFAULT_CONTAINER])
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from posixpath import relpath
 from typing import Any
 
-from rankxform.checkpoints.base import Form
+from rankxform.checkpoints.base import Target
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.geometry.box import Box
@@ -26,15 +27,16 @@ from rankxform.planning.consistency import (
     to_compare,
     to_sample,
 )
-from rankxform.planning.plan import Planner
+from rankxform.planning.selection import sources_of
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
+from rankxform.source.opening import Source, listing_at
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress, inode, is_inside, is_same, lies_in
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
 from .opened import opened
-from .prepare import Conversion, SourceFiles
+from .prepare import Conversion
 from .request import Request
 
 
@@ -54,7 +56,7 @@ def check_target(
     team.agree(lambda: _check_apart(request, list(sources), finals) if is_leader else None)
 
 
-def check_strangers(request: Request, form: Form, own: Iterable[Path], team: Team) -> None:
+def check_foreign_files(request: Request, target: Target, own: Iterable[Path], team: Team) -> None:
     """Refuse a destination that holds another's checkpoint files, and nothing of rankxform's.
 
     Raises StorageError. Collective.
@@ -63,7 +65,7 @@ def check_strangers(request: Request, form: Form, own: Iterable[Path], team: Tea
     marks = dst / MANIFEST_NAME, dst / FOLDER_NAME / JOB_NAME
     if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
         return
-    found = strangers(form, own, team)
+    found = foreign_files(target, own, team)
     if found:
         raise StorageError(
             f"{dst}: holds checkpoint files that rankxform did not write ({_few(found)}). Are SRC "
@@ -107,11 +109,18 @@ def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) 
         )
 
 
-def strangers(form: Form, own: Iterable[Path], team: Team) -> list[str]:
+def foreign_files(target: Target, own: Iterable[Path], team: Team) -> list[str]:
     """Return other checkpoint files that may be taken for a destination's own. Collective."""
-    files = list(own)
-    is_leader = team.nodes.is_leader(team.rank)
-    every = team.allgather(lambda: list(map(str, form.strangers(files))) if is_leader else [])
+    form, folder = target.form, target.folder
+    names = [relpath(path, folder) for path in own]
+
+    def look() -> list[str]:
+        if not team.nodes.is_leader(team.rank) or not folder.is_dir():
+            return []
+        listing = listing_at(folder, form)
+        return [str(folder / name) for name in form.foreign_files(listing, names)]
+
+    every = team.allgather(look)
     return sorted({path for some in every for path in some})
 
 
@@ -144,23 +153,31 @@ def compare_ranks(conversion: Conversion, team: Team) -> tuple[Conversion, int, 
     Returns the conversion, planned with what is known now of ranks' own values; the bytes read; and
     notices. An adapter's folder is checked alike.
     """
-    own, nbytes, notices = _compare_ranks(conversion, team)
+    request, planner = conversion.request, conversion.planner
+    selection = planner.selection
+    chosen = sources_of(selection.parameters, planner.catalog)
+    own, nbytes, notices = _compare_ranks(
+        request, conversion.source, chosen, selection.name_of, team
+    )
     if conversion.adapter is not None:
-        _, more, others = _compare_ranks(conversion.adapter, team)
+        adapter = conversion.adapter
+        _, more, others = _compare_ranks(
+            request, adapter, adapter.table.parameters, selection.name_of, team
+        )
         nbytes, notices = nbytes + more, [*notices, *others]
     if conversion.cut:
         team.agree(lambda: check_cut(conversion) if team.rank == 0 else None)
     if conversion.repeated:
         team.agree(lambda: check_repeated(conversion) if team.rank == 0 else None)
     if own:
-        conversion = replace(conversion, planner=conversion.planner.with_own(own))
+        conversion = replace(conversion, planner=planner.with_own(own))
     return conversion, nbytes, notices
 
 
 def check_repeated(conversion: Conversion) -> None:
     """Compare some rows of tensors that are left out because each is the same as another."""
     known = {p.src_name: p for p in conversion.planner.catalog.parameters}
-    if not conversion.files.visibility.is_full:
+    if not conversion.source.reach.is_full:
         return
     with opened(conversion) as (sources, _):
         for name, of in conversion.repeated:
@@ -188,7 +205,7 @@ def check_cut(conversion: Conversion) -> None:
         return
     known = {p.src_name: p for p in conversion.planner.catalog.parameters}
     with opened(conversion) as (sources, _):
-        if not conversion.files.visibility.is_full:
+        if not conversion.source.reach.is_full:
             raise UsageError(
                 "--vocab: which rows are padding, one process looks up, and it does not see all "
                 "files; say --vocab-cut if they are"
@@ -213,28 +230,34 @@ def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
     return read_box(parameter, box, sources)
 
 
-def _compare_ranks(conversion: Conversion, team: Team) -> tuple[frozenset[str], int, list[str]]:
-    request, files, planner = conversion.request, conversion.files, conversion.planner
-    catalog, selection = planner.catalog, planner.selection
+def _compare_ranks(
+    request: Request,
+    source: Source,
+    chosen: Sequence[Parameter],
+    name_of: Callable[[str], str],
+    team: Team,
+) -> tuple[frozenset[str], int, list[str]]:
+    """Compare what ranks hold of the `chosen` tensors; return those that differ, bytes, notices."""
+    catalog = source.table
     looks = team.allgather_work(
-        lambda on_progress: _look(request, files, planner, team.rank, on_progress)
+        lambda on_progress: _look(request, source, chosen, team.rank, on_progress)
     )
     digests = {file: found for some, _ in looks for file, found in some.items()}
     sampled = {file: found for _, some in looks for file, found in some.items()}
 
     def check() -> tuple[frozenset[str], list[str]]:
-        by_pattern = sharded_by_pattern(selection, catalog)
+        by_pattern = sharded_by_pattern(chosen, catalog)
         if by_pattern and not request.allow_equal_slices:
             check_each_differs(catalog, sampled, by_pattern)
         elif not request.allow_equal_slices:
-            check_slices_differ(catalog, sampled, to_sample(selection, catalog))
-        for rank in () if request.allow_extra_ranks else files.extra:
-            check_extra_rank(catalog, sampled, rank, str(files.paths[rank]))
+            check_slices_differ(catalog, sampled, to_sample(chosen))
+        for rank in () if request.allow_extra_ranks else source.extra:
+            check_extra_rank(catalog, sampled, rank, str(source.paths[rank]))
         differing = differing_values(catalog, digests)
         listed = {name for name in differing if name in own}
         others = {name: files for name, files in differing.items() if name not in listed}
         take_one = request.unlisted == "take-one"
-        notices = check_undeclared(catalog, others, take_one, selection.name_of)
+        notices = check_undeclared(catalog, others, take_one, name_of)
         if listed:
             notices.append(
                 f"{summarize_names(listed, 2)} differ between ranks, as running statistics do; "
@@ -242,30 +265,32 @@ def _compare_ranks(conversion: Conversion, team: Team) -> tuple[frozenset[str], 
             )
         return frozenset(differing), notices
 
-    own = set(own_candidates(selection, catalog))
+    own = set(own_candidates(chosen, catalog))
     differing, notices = team.agree(check)
     nbytes = sum(
-        files.indexes[file].nbytes(name) for file, found in digests.items() for name in found
+        source.indexes[file].nbytes(name) for file, found in digests.items() for name in found
     )
     return differing, nbytes, notices
 
 
 def _look(
-    request: Request, files: SourceFiles, planner: Planner, process: int, on_progress: OnProgress
+    request: Request,
+    source: Source,
+    chosen: Sequence[Parameter],
+    process: int,
+    on_progress: OnProgress,
 ) -> tuple[Digests, Samples]:
-    every = {**files.indexes, **files.extra}
-    catalog, selection = planner.catalog, planner.selection
-    compared = [*to_compare(selection, catalog), *own_candidates(selection, catalog)]
-    extra = extra_to_sample(catalog, files.extra)
-    by_pattern = sharded_by_pattern(selection, catalog)
-    sampled = [*to_sample(selection, catalog), *extra, *by_pattern]
+    every, catalog = {**source.indexes, **source.extra}, source.table
+    compared = [*to_compare(chosen, catalog), *own_candidates(chosen, catalog)]
+    extra, by_pattern = extra_to_sample(catalog, source.extra), sharded_by_pattern(chosen, catalog)
+    sampled = [*to_sample(chosen), *extra, *by_pattern]
     digests: Digests = {}
     some: Samples = {}
-    for file in files.visibility.partition(every)[process]:
-        path, index = files.paths[file], every[file]
+    for file in source.reach.partition(every)[process]:
+        path, index = source.paths[file], every[file]
         if request.check_crc:
             samples.check_crc(path, index, on_progress)
-        if compared and file in files.indexes:
+        if compared and file in source.indexes:
             digests[file] = samples.digest_all(path, index, compared, on_progress)
         if sampled:
             some[file] = samples.sample(path, index, sampled)

@@ -177,7 +177,7 @@ def _finish(work: Work, folder: TargetFolder | None) -> None:
     conversion = work.conversion
     planner, target = conversion.planner, conversion.target
     kept = contents(planner, conversion.made) if work.request.verify else {}
-    options = verify_options(conversion.request, conversion.files.shards)
+    options = verify_options(conversion.request, conversion.source)
     keep_beside(conversion)
     names = target.arrangement.names
     folder.finish(

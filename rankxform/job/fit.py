@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankxform.checkpoints.base import Shards, Target
+from rankxform.checkpoints.base import Target
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
 from rankxform.planning.visibility import Visibility
+from rankxform.source.opening import Source
 from rankxform.storage.index import container
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
@@ -32,14 +33,18 @@ def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None, in
     on another node than the processes of its rank.
     """
     conversion = prepare(request, team)
-    files, planner = conversion.files, conversion.planner
+    source, planner = conversion.source, conversion.planner
     compare_ranks(conversion, team)
-    mine = [files.paths[file] for file in files.visibility.partition(files.paths)[team.rank]]
-    alone = team.allgather(lambda: not files.form.strangers(mine))
-    nodes = team.nodes
-    at_home = _at_home(planner.dst.ranks, files.visibility, nodes)
-    found = all(alone) and team.bcast(lambda: fits(conversion) and at_home)
+    at_home = _at_home(planner.dst.ranks, source.reach, team.nodes)
+    found = team.bcast(lambda: fits(conversion) and at_home and not _others(source))
     return found, conversion.derived, planner.dst.ranks
+
+
+def _others(source: Source) -> list[str]:
+    """Return other checkpoint files beside the chosen ones."""
+    if source.listing is None:
+        return []
+    return source.form.foreign_files(source.listing, list(source.selected.names.values()))
 
 
 def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:
@@ -54,8 +59,8 @@ def fits(conversion: Conversion) -> bool:
     Anything else in the file does not matter, because loading ignores it. But nothing fits if the
     request selects files or parameters, or asks for another form: only a conversion does that.
     """
-    shards, target = conversion.files.shards, conversion.target
-    if shards.said is not None or _is_choice(conversion.request, shards, target):
+    source, target = conversion.source, conversion.target
+    if source.form.described or _is_choice(conversion.request, source, target):
         return False
     return _same_slices(conversion.planner)
 
@@ -87,11 +92,11 @@ def _same_slices(planner: Planner) -> bool:
     return True
 
 
-def _is_choice(request: Request, shards: Shards, target: Target) -> bool:
+def _is_choice(request: Request, source: Source, target: Target) -> bool:
     if request.step == LATEST:  # what is taken where nothing is asked for
         request = replace(request, step=None)
     return (
         not all(is_default(request, name) for name in affecting(FIT))
-        or bool(shards.skipped_steps)
-        or any(container(path) is not target.container for path in shards.paths.values())
+        or bool(source.selected.skipped_steps)
+        or any(container(path) is not target.container for path in source.paths.values())
     )

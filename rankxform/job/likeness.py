@@ -27,7 +27,7 @@ from .option import flag_of
 from .request import Request
 
 if TYPE_CHECKING:
-    from .prepare import Conversion, SourceFiles
+    from rankxform.source.opening import Source
 
 _ROWS = 64
 _ALIKE, _CLEARLY = 0.5, 0.5
@@ -37,9 +37,8 @@ _ALIKE, _CLEARLY = 0.5, 0.5
 def chosen(
     request: Request,
     operation: OperationInputs,
-    catalog: Catalog,
-    files: SourceFiles,
-    reference: Conversion,
+    source: Source,
+    reference: Source,
     team: Team,
 ) -> OperationInputs:
     """Return the inputs with the choices that a reference tells. Collective.
@@ -48,12 +47,13 @@ def chosen(
     """
 
     def choose() -> Mapping[str, str]:
-        if not files.visibility.is_full or not reference.files.visibility.is_full:
+        if not source.reach.is_full or not reference.reach.is_full:
             raise UsageError("give --qkv and --gate-up: --like needs files that all nodes see")
         default = name_map(request, operation)
         assert default is not None
         found: dict[str, str] = {}
-        names = {parameter.src_name for parameter in catalog.parameters}
+        catalog = source.table
+        names = {parameter.name for parameter in catalog.parameters}
         if default.side_of(names) == HUGGINGFACE:
             return found
         if request.dst is not None and request.dst_form != "huggingface":
@@ -62,11 +62,11 @@ def chosen(
                 f"{request.like}"
             )
         taken = {link.whole for link in default.links}  # neither states nor counters
-        every = (p for p in catalog.parameters if p.src_name in taken)
-        default.compose([Tensor.of(p.src_name, p.src_dtype, p.shape) for p in every])  # shapes fit
+        every = (p for p in catalog.parameters if p.name in taken)
+        default.compose([Tensor.of(p.name, p.src_dtype, p.shape) for p in every])  # shapes fit
         with (
-            Sources(files.paths, files.indexes) as sources,
-            Sources(reference.files.paths, reference.files.indexes) as others,
+            Sources(source.paths, source.indexes) as sources,
+            Sources(reference.paths, reference.indexes) as others,
         ):
             asked = replace(request, qkv=None, gate_up=None)
             for name, known in default.table.choices.items():
@@ -75,11 +75,11 @@ def chosen(
                     scores = {
                         way: _score(
                             name_map(asked, replace(operation, choices={name: way})), name,
-                            catalog, sources, reference.planner.catalog, others,
+                            catalog, sources, reference.table, others,
                         )
                         for way in known
                     }  # fmt: skip
-                    told = _decided(name, scores, reference.request.src)
+                    told = _decided(name, scores, reference.where.path)
                 except UsageError:
                     if stated is None:
                         raise
@@ -89,7 +89,7 @@ def chosen(
                 elif scores[told][0] > scores[stated][0]:
                     raise UsageError(
                         f"leave out {flag_of(name)}, or --like (give --config): {flag_of(name)} "
-                        f"says {stated}, and by {scores[told][1]!r} of {reference.request.src} the "
+                        f"says {stated}, and by {scores[told][1]!r} of {reference.where.path} the "
                         f"checkpoint is {told}"
                     )
         return found
@@ -107,8 +107,8 @@ def _score(
 ) -> tuple[float, str]:
     """Return how one tensor, taken apart in one way, correlates with the reference's; and which."""
     assert made is not None
-    there = {parameter.src_name: parameter for parameter in catalog.parameters}
-    known = {parameter.src_name: parameter for parameter in reference.parameters}
+    there = {parameter.name: parameter for parameter in catalog.parameters}
+    known = {parameter.name: parameter for parameter in reference.parameters}
     for link in made.links:
         steps = {step for step, _ in link.rule.steps}
         if name in steps and link.whole in there and _two_axes(link):

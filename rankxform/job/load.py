@@ -76,7 +76,7 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     every = () if () in includes else tuple(dict.fromkeys(p for some in includes for p in some))
     of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
     conversion, _, notices = compare_ranks(prepare(of_all, team), team)
-    files, planner = conversion.files, conversion.planner
+    files, planner = conversion.source, conversion.planner
     assignment = team.agree(lambda: [_wanted(planner, *one) for one in zip(ranks, includes)])
     plan = plan_work(of_all, files, planner, assignment, team)
     slices = planner.slices(rank)

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import Shards
 from rankxform.engine.compare_sink import Expected
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import ranges
@@ -18,10 +17,11 @@ from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Composed
+from rankxform.source.opening import Source
 from rankxform.storage import strategies
 
 from .option import BYTES, COMPARE, flag_of
-from .prepare import Conversion, SourceFiles
+from .prepare import Conversion
 from .request import OPTIONS, Request, affecting, is_default
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
@@ -32,7 +32,7 @@ def identity(conversion: Conversion) -> dict[str, Any]:
 
     Which destination ranks are made, and how, is left out: neither changes what is in a file.
     """
-    request, files, planner = conversion.request, conversion.files, conversion.planner
+    request, files, planner = conversion.request, conversion.source, conversion.planner
     adapter = conversion.adapter
     options = {name: getattr(request, name) for name in affecting(BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
@@ -47,14 +47,14 @@ def identity(conversion: Conversion) -> dict[str, Any]:
     }
 
 
-def _adapter(adapter: Conversion) -> dict[str, Any]:
+def _adapter(adapter: Source) -> dict[str, Any]:
     return {
-        "adapter files": _files(adapter.files, adapter.request.src),
-        "adapter strategy": described(adapter.planner.catalog),
+        "adapter files": _files(adapter, adapter.where.path),
+        "adapter strategy": described(adapter.table),
     }
 
 
-def _files(files: SourceFiles, folder: str) -> dict[str, Any]:
+def _files(files: Source, folder: str) -> dict[str, Any]:
     return {
         str(file): {
             "file": _below(files.paths[file], folder),
@@ -117,7 +117,7 @@ def _below(path: Path, folder: str) -> str:
 # -- the command that verifies --------------------------------------------------------------------
 
 
-def verify_options(request: Request, shards: Shards) -> list[str]:
+def verify_options(request: Request, source: Source) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
     words = []
     for side, placeholder in (("src_strategy", "A"), ("dst_strategy", "B")):
@@ -133,8 +133,8 @@ def verify_options(request: Request, shards: Shards) -> list[str]:
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):
                 words += [flag_of(one.name)] if text is True else _words(one.name, str(text))
-    if shards.step_name:  # a newer one may be there by then
-        words += _words("step", shards.step_name)
+    if source.selected.step_name:  # a newer one may be there by then
+        words += _words("step", source.selected.step_name)
     return words
 
 

@@ -27,11 +27,11 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper
 from rankxform.planning.transfers import Transfer, bytes_to_read
 from rankxform.planning.visibility import Visibility
+from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
 from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
 
-from .prepare import SourceFiles
 from .request import Request
 
 _WORTH_A_LOOK = 1.05
@@ -53,7 +53,7 @@ _MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
 
 def plan_work(
     request: Request,
-    files: SourceFiles,
+    files: Source,
     planner: Planner,
     assignment: Assignment,
     team: Team,
@@ -63,7 +63,7 @@ def plan_work(
 
     In the order of destination files in `container`, as far as can be.
     """
-    visibility = files.visibility
+    visibility = files.reach
     order = file_order(container) if container else None
     visible = None if visibility.is_full else visibility.of(team.rank)
     separate = team.agree(lambda: planner.transfers(assignment[team.rank], visible))
@@ -89,7 +89,7 @@ def file_order(container: Format) -> Callable[[Parameter], object]:
 
 def choose_policy(
     request: Request,
-    files: SourceFiles,
+    files: Source,
     planner: Planner,
     assignment: Assignment,
     separate: Sequence[Transfer],
@@ -102,7 +102,7 @@ def choose_policy(
     team has, they are taken to be on one node. separate: the transfers of this process, or some of
     them, if each process reads for itself. Collective; the same on every process.
     """
-    visibility, method = files.visibility, READ_METHODS[request.read_method]
+    visibility, method = files.reach, READ_METHODS[request.read_method]
     policy = IoPolicy(method, request.costs)
     imagined = request.shapes is not None and request.costs is None
     if request.read_method != AUTO or imagined:
@@ -129,9 +129,9 @@ def _repeats(planner: Planner, assignment: Assignment, visibility: Visibility) -
     return found.separate.nbytes > _WORTH_A_LOOK * found.once.nbytes
 
 
-def _measured_speeds(files: SourceFiles, team: Team) -> list[float]:
+def _measured_speeds(files: Source, team: Team) -> list[float]:
     """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
-    own = min(files.visibility.of(team.rank), default=None)
+    own = min(files.reach.of(team.rank), default=None)
     return team.allgather(
         lambda: reading_for(files.paths[own], _READING_SECONDS) if own is not None else 0.0
     )
@@ -150,13 +150,13 @@ def _significant(speeds: Sequence[float]) -> list[float]:
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
-def measured(files: SourceFiles, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
+def measured(files: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
     """Read a little on every process, and, with `network`, send and copy a little. Collective.
 
     With `network`, all processes must see all of the source. Also how fast each process reads, in
     bytes a second; 0 if it sees no file.
     """
-    path, place = _sample_of(files.paths, sorted(files.visibility.of(team.rank)), team)
+    path, place = _sample_of(files.paths, sorted(files.reach.of(team.rank)), team)
     team.barrier()  # so that all read at the same time
     with ReadTimer(path, place) if path else nullcontext() as timer:
         found = team.allgather(

@@ -16,14 +16,14 @@ from .prepare import Conversion
 def opened(conversion: Conversion) -> Iterator[tuple[Sources, Operands]]:
     """Open the source's files, and those of an adapter."""
     with ExitStack() as stack:
-        files, adapter = conversion.files, conversion.adapter
+        files, adapter = conversion.source, conversion.adapter
         sources = stack.enter_context(Sources(files.paths, files.indexes))
         planner = conversion.planner
         tensors: dict[str, tuple[Parameter, Sources]] = {}
         if any(any(one.steps) for one in planner.selection.parameters):
             tensors = {p.src_name: (p, sources) for p in planner.catalog.parameters}
         if adapter is not None:
-            own = stack.enter_context(Sources(adapter.files.paths, adapter.files.indexes))
-            more: list[Parameter] = adapter.planner.catalog.parameters
+            own = stack.enter_context(Sources(adapter.paths, adapter.indexes))
+            more: list[Parameter] = adapter.table.parameters
             tensors.update((p.src_name, (p, own)) for p in more if "lora" in p.src_name)
         yield sources, Operands(tensors)

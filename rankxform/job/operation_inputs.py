@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import form_of
+from rankxform.checkpoints.base import Where
 from rankxform.errors import UsageError
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
@@ -15,6 +15,7 @@ from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.visibility import Visibility
+from rankxform.source.opening import form_at
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
 from rankxform.values import dataclass
@@ -145,7 +146,7 @@ def _with_adapter(request: Request, src: Path, known: OperationInputs) -> Operat
     else:
         scaling = Scaling(float(request.lora_alpha or 0), request.lora_rank)
     strategy: str | Strategy | None = request.lora_strategy
-    if strategy is None and where.is_dir() and not form_of(where, None).described:
+    if strategy is None and where.is_dir() and not form_at(Where(str(where))).described:
         strategy = request.src_strategy
     return replace(
         known,

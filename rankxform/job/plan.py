@@ -96,7 +96,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Pl
         src_ranks=planner.catalog.ranks,
         dst_ranks=planner.dst.ranks,
         processes=processes,
-        step=conversion.files.shards.step_name,
+        step=conversion.source.selected.step_name,
         parameters=len(selection.parameters),
         bytes_needed=needed_bytes(planner.transfers(everything)),
         bytes_read=sum(one.read for one in found.workloads),

@@ -49,8 +49,8 @@ def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
 
     Writes and removes a file of 64 MiB a process.
     """
-    files, target, durable = conversion.files, conversion.target, conversion.request.fsync
-    visible = sorted(files.visibility.of(team.rank))
+    files, target, durable = conversion.source, conversion.target, conversion.request.fsync
+    visible = sorted(files.reach.of(team.rank))
     source: Path | None = files.paths[visible[team.rank % len(visible)]] if visible else None
     team.barrier()  # so that all measure at the same time
     return team.allgather(lambda: measure(source, target.folder, durable=durable))
@@ -63,20 +63,20 @@ def predict_loads(
 
     Measures what the choice of a read method depends on. Collective.
     """
-    request, files, planner = conversion.request, conversion.files, conversion.planner
+    request, files, planner = conversion.request, conversion.source, conversion.planner
     assignment = team.agree(lambda: assign(planner, conversion.made, processes))
     if processes != team.size:
-        files = replace(files, visibility=Visibility.full((0,) * processes, files.indexes))
+        files = replace(files, reach=Visibility.full((0,) * processes, files.indexes))
     mine = [one for some in assignment[team.rank :: team.size] for one in some]
-    own = None if files.visibility.is_full else files.visibility.of(team.rank)
+    own = None if files.reach.is_full else files.reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(mine, own))
-    policy, _ = choose_policy(request, conversion.files, planner, assignment, separate, team)
+    policy, _ = choose_policy(request, conversion.source, planner, assignment, separate, team)
 
     def work_out() -> Simulation:
-        requests = request_exchanges(planner, assignment, files.visibility, policy)
-        exchanges = assign_readers(requests, files.visibility)
+        requests = request_exchanges(planner, assignment, files.reach, policy)
+        exchanges = assign_readers(requests, files.reach)
         costs = policy.costs or Costs()
-        return simulate(planner, assignment, files.visibility, exchanges, costs, policy.method)
+        return simulate(planner, assignment, files.reach, exchanges, costs, policy.method)
 
     return team.agree(work_out), policy
 
@@ -95,7 +95,7 @@ def simulate_cluster(
     if not 0 < nodes <= processes:
         raise UsageError(f"{processes} processes cannot be on {nodes} nodes")
     node = tuple(process * nodes // processes for process in range(processes))
-    sources = sorted(conversion.files.indexes)
+    sources = sorted(conversion.source.indexes)
     visibility = Visibility.full(node, sources)
     if src_placement == NODE:
         home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}

@@ -9,15 +9,16 @@ from typing import Any
 
 from rankxform.errors import CheckpointError
 from rankxform.planning.consistency import Unequal, unequal_replicas
-from rankxform.planning.plan import Planner
+from rankxform.source.opening import Source, open_source
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
 
-from .prepare import SourceFiles, prepare
+from .asked import read_asked
 from .request import Request
+from .suggestions import suggesting
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,21 @@ def compare_replicas(
     `request` names the source and its strategy; it has no destination.
     """
     began = time.monotonic()
-    conversion = prepare(request, team)
-    files = conversion.files
-    found, total = _compare(files, conversion.planner, team, begin)
+    asked = team.bcast(lambda: read_asked(request))
+    source = open_source(asked.where, team)
+    with suggesting(team, asked.request, source, None):
+        team.agree(source.require)
+    found, total = _compare(source, team, begin)
     seconds = time.monotonic() - began
-    return ReplicaVerdict(found, len(files.indexes), total, seconds, tuple(conversion.warnings))
+    return ReplicaVerdict(found, len(source.indexes), total, seconds, source.warnings)
 
 
-def check_replicas(request: Request, files: SourceFiles, planner: Planner, team: Team) -> list[str]:
+def check_replicas(request: Request, source: Source, team: Team) -> list[str]:
     """Compare the source's replicas before a conversion; return notices.
 
     Raises CheckpointError where they differ and the request says that this is an error.
     """
-    found, _ = _compare(files, planner, team, lambda total: quiet)
+    found, _ = _compare(source, team, lambda total: quiet)
     texts = [
         f"{one.name!r} {one.box}: rank {_ranks(one.groups[1])} and rank {_ranks(one.groups[0])} "
         "should hold the same bytes and do not"
@@ -84,22 +87,22 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _compare(
-    files: SourceFiles, planner: Planner, team: Team, begin: Callable[[int], Show]
+    source: Source, team: Team, begin: Callable[[int], Show]
 ) -> tuple[tuple[Unequal, ...], int]:
     """Return where replicas differ, and the bytes that were compared."""
-    catalog, indexes = planner.catalog, files.indexes
+    catalog, indexes = source.table, source.indexes
     wanted: dict[int, list[str]] = {file: [] for file in indexes}
     for parameter in catalog.parameters:
         for holders in parameter.sharding.files.values():
             for file in holders if len(holders) > 1 else ():
                 wanted[file].append(parameter.name)
-    mine = files.visibility.partition(indexes)[team.rank]
+    mine = source.reach.partition(indexes)[team.rank]
     total = sum(indexes[file].nbytes(n) for file, some in wanted.items() for n in some)
     show = begin(total) if team.rank == 0 else quiet
 
     def digest(on_progress: OnProgress) -> dict[int, dict[str, bytes]]:
         return {
-            file: samples.digest_all(files.paths[file], indexes[file], wanted[file], on_progress)
+            file: samples.digest_all(source.paths[file], indexes[file], wanted[file], on_progress)
             for file in mine
         }
 

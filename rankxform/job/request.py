@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS
-from rankxform.checkpoints.rank_folders import DEFAULT_PATTERN
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS
 from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.errors import UsageError
 from rankxform.formats.base import FORMATS

@@ -5,106 +5,113 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from posixpath import relpath
 
-from rankxform.checkpoints.base import FORMS, Listing, Shards, Wish, form_of
-from rankxform.checkpoints.checks import file_faults, own_names
+from rankxform.checkpoints.base import FORMS, Where
 from rankxform.engine.compare_sink import Difference
+from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.grid import Cell
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
+from rankxform.source.faults import file_faults, own_names
+from rankxform.source.opening import Narrow, Source, form_at, look_at, open_source
 from rankxform.storage.metadata import is_stated
 from rankxform.transport import Team
-from rankxform.values import dataclass
 
-from .inputs import check_finished
 from .prepare import Conversion
 from .request import Request
-from .visibility import look_on_all, searched_nodes
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What is at a destination. shards: its files, if their form says what they hold; rank folders
-    do not, and their files are chosen when the ranks are known."""
-
-    folder: Path
-    there: Listing
-    shards: Shards | None
-
-    @property
-    def names(self) -> dict[int, str]:
-        """The names of its files, by id, if ids are no ranks."""
-        return {n: path.name for n, path in self.shards.paths.items()} if self.shards else {}
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        return self.shards.said.notices if self.shards and self.shards.said else ()
 
 
 def record_folder(folder: Path) -> Path:
     """Return where the records of a destination are: in it, or with the files that readers find."""
     if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
         return folder
-    form = form_of(folder, None, "--dst-form")
+    form, where = form_at(Where(str(folder)), "--dst-form"), Where(str(folder))
     if not form.described:
         return folder
-    shards = form.choose(folder, form.look(folder, Wish()), None, Wish())
-    return next((path.parent for path in shards.paths.values()), folder)
+    _, _, selected = look_at(replace(where, form=form.name))
+    return (folder / next(iter(selected.names.values()), "")).parent
 
 
-def standing_files(request: Request, team: Team) -> tuple[Request, Standing, frozenset[int]]:
-    """Find the files of a destination, of any form; collective.
+def open_described(request: Request, team: Team) -> tuple[Request, Source | None]:
+    """Open a destination that says itself what its files hold; None of one that does not.
 
-    The request is returned with the form, and with the strategy that the destination itself says,
-    if none was given; and the nodes that see what node 0 sees.
+    The request is returned with its form, and with the strategy that the destination itself says,
+    if none was given. Collective.
     """
-    folder = team.bcast(lambda: Path(request.dst or "").absolute())
-    team.bcast(lambda: check_finished(folder))
-    name = team.bcast(lambda: form_of(folder, request.dst_form, "--dst-form").name)
-    request = replace(request, dst_form=name)
-    there, as_first = look_on_all(team, folder, Wish(), FORMS[name])
-    if not FORMS[name].described:
-        return request, Standing(folder, there, None), as_first
+    where = team.bcast(lambda: Where(str(Path(request.dst or "").absolute()), request.dst_form))
+    form = FORMS[team.bcast(lambda: form_at(where, "--dst-form").name)]
+    request = replace(request, dst_form=form.name)
+    if not form.described:
+        return request, None
     step = None if request.iteration is None else str(request.iteration)
-    searched = searched_nodes(team)
-    shards = team.bcast(lambda: FORMS[name].choose(folder, there, None, Wish(step=step), searched))
-    assert shards.said is not None
+    standing = open_source(replace(where, form=form.name, step=step), team)
+    team.agree(lambda: require_files(standing))
+    said = standing.selected.description
+    assert said is not None
     if request.dst_strategy is None and not request.derives:
-        request = replace(request, dst_strategy=shards.said.strategy)
-    if request.iteration is None and "iteration" in FORMS[name].options:
-        number = shards.step[0] if shards.step else 0
+        request = replace(request, dst_strategy=said.strategy)
+    if request.iteration is None and "iteration" in form.options:
+        number = standing.selected.step[0] if standing.selected.step else 0
         request = replace(request, iteration=number)
-    parent = next((path.parent for path in shards.paths.values()), folder)
-    return request, Standing(parent, there, shards), as_first
+    return request, standing
+
+
+def open_ranks(conversion: Conversion, team: Team) -> Source:
+    """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
+    target, dst, ranks = conversion.target, conversion.planner.dst, conversion.ranks
+    names = {rank: relpath(path, target.folder) for rank, path in conversion.finals.items()}
+    where = Where(str(target.folder), target.form.name, strategy=dst)
+    standing = open_source(where, team, Narrow(lambda strategy: ranks, preferred=names))
+
+    def check() -> None:
+        missing = [rank for rank in ranks if rank not in standing.selected.names]
+        if missing and standing.selected.names:
+            raise CheckpointError(
+                f"{target.folder}: has no file of destination rank {missing[0]}"
+                + (f" and of {len(missing) - 1} more" if missing[1:] else "")
+                + f"{standing.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
+            )
+        require_files(standing)
+
+    team.agree(check)
+    return standing
+
+
+def require_files(standing: Source) -> None:
+    """Raise the first fault of which files there are; what they hold is to be compared."""
+    replace(standing, faults=tuple(one for one in standing.faults if not one.inside)).require()
 
 
 def compare_files(
-    conversion: Conversion, shards: Shards, indexes: dict[int, Index], team: Team
-) -> tuple[Planner, list[Difference]]:
+    conversion: Conversion, standing: Source, team: Team
+) -> tuple[Planner, dict[int, Index], list[Difference]]:
     """Return the plan of the files that are there, and, on process 0, what is missing or too much.
 
-    What is not to be compared is taken out of `indexes`.
+    The indexes are returned without what is not to be compared.
     """
-    schemas = own_names(shards, indexes)
+    said, indexes = standing.selected.description, dict(standing.indexes)
+    assert said is not None
+    schemas = own_names(said, indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
             indexes[file] = indexes[file].only(schema)
-    planner, found = team.agree(lambda: _compare(conversion, shards, schemas))
-    return planner, found if team.rank == 0 else []
+    planner, found = team.agree(lambda: _compare(conversion, standing, said, schemas))
+    return planner, indexes, found if team.rank == 0 else []
 
 
 def _compare(
-    conversion: Conversion, shards: Shards, schemas: Mapping[int, Schema]
+    conversion: Conversion, standing: Source, said: Description, schemas: Mapping[int, Schema]
 ) -> tuple[Planner, list[Difference]]:
-    planner, said = conversion.planner, shards.said
-    assert said is not None
+    planner = conversion.planner
     found: list[Difference] = []
     source = Path(said.source).name
+    paths = {file: str(path) for file, path in standing.paths.items()}
     faults = [
-        *((source, fault) for fault in file_faults(shards, schemas, lambda name: False)),
+        *((source, fault) for fault in file_faults(said, schemas, paths, lambda name: False)),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
             for path in said.missing_files.values()
@@ -121,7 +128,7 @@ def _compare(
         rank = said.ranks.get(file, 0)
         if rank >= planner.dst.ranks:
             why = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
-            found.append(Difference(shards.paths[file].name, file, why, whole_file=True))
+            found.append(Difference(standing.paths[file].name, file, why, whole_file=True))
             parts[file] = Part(0, frozenset())
             continue
         names = frozenset(schema.names)

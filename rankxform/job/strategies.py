@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import Wish, form_of
+from rankxform.checkpoints.base import Where
 from rankxform.derivation import presets
 from rankxform.derivation.derive import derive, entry
 from rankxform.derivation.explain import (
@@ -29,11 +29,12 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.source.opening import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 
+from .asked import read_shapes
 from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
-from .inputs import read_shapes
 from .request import Request
 
 
@@ -79,19 +80,19 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
 
 def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     """Index files, by rank, until every listed name of each stage was seen in one."""
-    form = form_of(path, None)
-    shards = form.choose(path, form.look(path, Wish()), None, Wish())
+    _, _, selected = look_at(Where(str(path.absolute())))
+    paths = {file: path / name for file, name in sorted(selected.names.items())}
     indexer = Indexer()
     if isinstance(source, WholeStrategy):
-        if len(shards.paths) > 1:
+        if len(paths) > 1:
             raise UsageError(
-                f"{path}: holds the files of {len(shards.paths)} ranks; give --from, the strategy "
+                f"{path}: holds the files of {len(paths)} ranks; give --from, the strategy "
                 "by which they are sharded"
             )
-        return {rank: indexer.index(file).schema for rank, file in shards.paths.items()}
+        return {rank: indexer.index(file).schema for rank, file in paths.items()}
     missing = [{n for n in layouts if state_of(n) != NEVER_SAVED} for layouts in source.stages]
     found = {}
-    for rank, file in sorted(shards.paths.items()):
+    for rank, file in paths.items():
         stage = source.stage_of(rank)
         if stage < len(missing) and missing[stage]:
             found[rank] = indexer.index(file).schema

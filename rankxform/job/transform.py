@@ -40,7 +40,7 @@ from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
 
 from .beside import check_beside
-from .checks import check_strangers, check_target, compare_ranks, strangers, warn_of
+from .checks import check_foreign_files, check_target, compare_ranks, foreign_files, warn_of
 from .finish import Work, publish_all
 from .manifest import identity
 from .measure import plan_work
@@ -67,7 +67,7 @@ def transform(request: Request, team: Team, begin: Begin = lambda conversion, n:
 def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) -> Report:
     """Carry out a conversion that is prepared. The request is its own, with absolute paths."""
     request = conversion.request
-    with phases.phase("compare"), conversion.explained(team):
+    with phases.phase("compare"), conversion.suggesting(team):
         conversion, compared, notices = _check(conversion, team)
     with phases.phase("plan"):
         target, all_ranks = conversion.target, conversion.planner.dst.ranks
@@ -76,7 +76,7 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
             target.folder, request.dst_placement, conversion.finals, all_ranks, team, one_folder=one
         )
     with _target_folder(conversion, team, placement) as (folder, state):
-        with phases.phase("plan"), conversion.explained(team):
+        with phases.phase("plan"), conversion.suggesting(team):
             work = _work(conversion, team, state, placement)
         first = team.rank == placement.of(team.rank).processes[0]
         team.agree(lambda: check_beside(conversion) if first else None)
@@ -85,7 +85,7 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
         moving = time.monotonic()
         traffic = _carry_out(work, team, folder, show, phases)
         moved = time.monotonic() - moving
-    foreign = warn_of(strangers(target.form, conversion.finals.values(), team))
+    foreign = warn_of(foreign_files(target, conversion.finals.values(), team))
     return replace(
         _report(work, team, traffic, phases, compared),
         move_seconds=moved,
@@ -107,13 +107,13 @@ def _check_root(conversion: Conversion) -> None:
 
 def _check(conversion: Conversion, team: Team) -> tuple[Conversion, int, list[str]]:
     """See that the source fits and the target is free; return as `compare_ranks` does."""
-    request, files, planner = conversion.request, conversion.files, conversion.planner
+    request, files = conversion.request, conversion.source
     team.agree(lambda: _check_root(conversion))
     check_target(request, files.paths.values(), conversion.finals.values(), team)
-    check_strangers(request, conversion.target.form, conversion.finals.values(), team)
+    check_foreign_files(request, conversion.target, conversion.finals.values(), team)
     conversion, compared, notices = compare_ranks(conversion, team)
     if request.check_replicas != "no":
-        notices += check_replicas(request, files, planner, team)
+        notices += check_replicas(request, files, team)
     return conversion, compared, notices
 
 
@@ -131,7 +131,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: 
     return Report(
         src=work.request.src,
         dst=str(work.request.dst),
-        step=work.conversion.files.shards.step_name,
+        step=work.conversion.source.selected.step_name,
         src_ranks=catalog.ranks,
         dst_ranks=planner.dst.ranks,
         parameters=len(selection.parameters),
@@ -208,7 +208,7 @@ def _mark(conversion: Conversion) -> tuple[Path, bytes] | None:
 
 def _work(conversion: Conversion, team: Team, state: State, placement: Placement) -> Work:
     """Plan what every process does."""
-    request, files, planner = conversion.request, conversion.files, conversion.planner
+    request, files, planner = conversion.request, conversion.source, conversion.planner
     layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
     ranks = [file for file in conversion.made if file not in state.kept]
     groups = equal_files(request, planner, placement, ranks, team)
@@ -310,7 +310,7 @@ def convert_one(request: Request, path: Path) -> None:
     team = Serial()
     conversion = prepare(request, team)
     conversion, _, _ = compare_ranks(conversion, team)
-    files, planner = conversion.files, conversion.planner
+    files, planner = conversion.source, conversion.planner
     if any(is_same(path, source) for source in files.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,) = conversion.ranks

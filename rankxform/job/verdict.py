@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.engine.compare_sink import Difference
-from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
@@ -85,5 +84,5 @@ def wrong_checksums(
     ]
 
 
-def unreadable(path: Path, rank: int, error: CheckpointError) -> Difference:
-    return Difference(path.name, rank, f"cannot be read: {error}", whole_file=True)
+def unreadable(path: Path, rank: int, why: str) -> Difference:
+    return Difference(path.name, rank, f"cannot be read: {why}", whole_file=True)

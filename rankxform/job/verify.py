@@ -5,33 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from rankxform.checkpoints.base import Listing, Shards, Wish
+from rankxform.checkpoints.base import DEFAULT_PATTERN
+from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Comparison, Difference, Expected
 from rankxform.engine.pipeline import Messenger, Traffic, carry
-from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
 from rankxform.planning.assign import Assignment, assign_visible
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange, bytes_to_write
 from rankxform.planning.visibility import Visibility
-from rankxform.storage.index import Indexer
+from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
-from .checks import compare_ranks, strangers, warn_of
+from .checks import compare_ranks, foreign_files, warn_of
 from .measure import plan_work
 from .opened import opened
 from .prepare import Conversion, prepare
 from .request import Request
-from .standing import compare_files, standing_files
+from .standing import compare_files, open_described, open_ranks
 from .verdict import Verdict, unreadable, wrong_checksums
 from .verify_manifest import made_with
-from .visibility import searched_nodes, visibility_of
 
 
 def verify(
@@ -44,20 +42,21 @@ def verify(
     Both are streamed, in the memory that `request` allows; nothing is written.
     """
     began = time.monotonic()
-    request, standing, as_first = standing_files(request, team)
+    request, described = open_described(request, team)
     conversion = prepare(request, team)
-    with conversion.explained(team):
+    with conversion.suggesting(team):
         conversion, _, notices = compare_ranks(conversion, team)
-    files, planner, target = conversion.files, conversion.planner, conversion.target
-    there, searched = standing.there, searched_nodes(team)
-    paths = (standing.shards or team.bcast(lambda: _choose(conversion, there, searched))).paths
-    visibility, _ = visibility_of(team, paths, as_first)
-    indexes, found = _indexes(paths, team, visibility)
-    if standing.shards is not None:
-        planner, faults = compare_files(conversion, standing.shards, indexes, team)
+    files, planner, target = conversion.source, conversion.planner, conversion.target
+    standing = described or open_ranks(conversion, team)
+    paths, indexes = standing.paths, standing.indexes
+    found = _unreadable(standing) if team.rank == 0 else []
+    if described:
+        planner, indexes, faults = compare_files(conversion, standing, team)
         conversion = replace(conversion, planner=planner, made=tuple(indexes))
         found += faults
-    assignment = team.agree(lambda: _assigned(planner, indexes, visibility))
+    elif team.rank == 0:
+        found += _extra_ranks(planner, standing)
+    assignment = team.agree(lambda: _assigned(planner, indexes, standing.reach))
     plan = plan_work(request, files, planner, assignment, team)
     p2p = team.p2p() if plan.exchanges else None
     total = sum(team.allgather(lambda: bytes_to_write(plan.transfers)))
@@ -71,15 +70,14 @@ def verify(
         return traffic, [one for sink in sinks.values() for one in sink.differences.values()]
 
     traffic, differing = team.work(compare, show)
-    checked = visibility.partition(indexes)[team.rank]
+    checked = standing.reach.partition(indexes)[team.rank]
     sums = team.work(lambda tick: wrong_checksums(paths, indexes, checked, tick), quiet)
     found += [*differing, *sums]
     every = team.allgather(lambda: (traffic.written, found))
-    everything = [some for _, some in every]
-    everything += [_extra_ranks(planner, there)] if standing.shards is None else []
-    differences = {(one.name, one.rank): one for some in everything for one in some}
+    differences = {(one.name, one.rank): one for _, some in every for one in some}
     if differences:
-        notices += made_with(standing.folder, conversion.request, files.shards, team)
+        notices += made_with(standing.folder, conversion.request, files, team)
+    foreign = foreign_files(target, paths.values(), team)
     return Verdict(
         request.src,
         str(target.folder),
@@ -88,10 +86,10 @@ def verify(
         sum(nbytes for nbytes, _ in every),
         time.monotonic() - began,
         team.size,
-        (*conversion.notices, *notices, *standing.notices),
-        warnings=(*conversion.warnings, *warn_of(strangers(target.form, paths.values(), team))),
-        step=files.shards.step_name,
-        names=standing.names,
+        (*conversion.notices, *notices, *(standing.notices if described else ())),
+        warnings=(*conversion.warnings, *warn_of(foreign)),
+        step=files.selected.step_name,
+        names={file: path.name for file, path in paths.items()} if described else {},
     )
 
 
@@ -101,14 +99,23 @@ def _assigned(planner: Planner, indexes: Mapping[int, Index], visibility: Visibi
     return assign_visible(planner, list(indexes), visibility)
 
 
-def _extra_ranks(planner: Planner, there: Listing) -> list[Difference]:
+def _unreadable(standing: Source) -> list[Difference]:
+    return [
+        unreadable(standing.paths[fault.file], fault.file, fault.text)
+        for fault in standing.faults
+        if fault.file is not None
+    ]
+
+
+def _extra_ranks(planner: Planner, standing: Source) -> list[Difference]:
     """Return what is wrong with rank folders beyond the destination's ranks."""
-    last = planner.dst.ranks - 1
+    last, listing = planner.dst.ranks - 1, standing.listing
+    assert listing is not None
     why = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
     return [
-        Difference(str(path), rank, f"{why} only", whole_file=True)
-        for rank, paths in there.files.items()
-        for path in paths
+        Difference(listing.at(name), rank, f"{why} only", whole_file=True)
+        for rank, names in by_rank(listing, DEFAULT_PATTERN).items()
+        for name in names
         if rank > last
     ]
 
@@ -144,39 +151,3 @@ def _expected(planner: Planner, rank: int) -> dict[str, Expected]:
         p.name: Expected(p.dtype, layout.grid(p.shape).box(planner.cell(layout, rank)))
         for (p, _), layout in zip(planner.slices(rank), layouts)
     }
-
-
-def _choose(conversion: Conversion, there: Listing, searched: str) -> Shards:
-    """Return the files to compare, of what is there. Raises CheckpointError if one is missing."""
-    target, dst, ranks = conversion.target, conversion.planner.dst, conversion.ranks
-    own = conversion.finals
-    if all(path in there.files.get(rank, ()) for rank, path in own.items()):
-        return Shards(own)
-    found = target.form.choose(target.folder, there, ranks, Wish(), searched)
-    missing = [rank for rank in ranks if rank not in found.paths]
-    if missing:
-        raise CheckpointError(
-            f"{target.folder}: has no file of destination rank {missing[0]}"
-            + (f" and of {len(missing) - 1} more" if missing[1:] else "")
-            + f"{searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
-        )
-    return replace(found, paths={rank: found.paths[rank] for rank in ranks})
-
-
-def _indexes(
-    paths: Mapping[int, Path], team: Team, visibility: Visibility
-) -> tuple[dict[int, Index], list[Difference]]:
-    """Return the indexes of all destination files, and the files that this process cannot read."""
-    wrong: dict[int, Difference] = {}
-
-    def look() -> dict[int, Index]:
-        found, indexer = {}, Indexer()
-        for rank in visibility.partition(paths)[team.rank]:
-            try:
-                found[rank] = indexer.index(paths[rank])
-            except CheckpointError as error:
-                wrong[rank] = unreadable(paths[rank], rank, error)
-        return found
-
-    every = team.allgather(look)
-    return dict(sorted(one for some in every for one in some.items())), list(wrong.values())

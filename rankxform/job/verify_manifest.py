@@ -8,13 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, USUAL, Shards, Wish
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS
 from rankxform.checkpoints.folder import tensor_files
+from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.checksum import Fingerprint, sum_of_file
 from rankxform.engine.compare_sink import Difference, mismatches
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.publish import companions
 from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.source.opening import Source, listing_at
 from rankxform.storage.identity import digest
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress
@@ -80,7 +82,7 @@ def verify_alone(
     )
 
 
-def made_with(folder: Path, request: Request, shards: Shards, team: Team) -> list[str]:
+def made_with(folder: Path, request: Request, source: Source, team: Team) -> list[str]:
     """Return, as a notice, the command with the options that a folder was made with, if they are
     known and are not those of `request`.
 
@@ -88,8 +90,8 @@ def made_with(folder: Path, request: Request, shards: Shards, team: Team) -> lis
     """
     with suppress(StorageError, UsageError):
         merged = _merged(_manifests(folder, team)[0])
-        source = None if request.files is not None else request.src
-        given = [source, *verify_options(request, shards)]
+        src = None if request.files is not None else request.src
+        given = [src, *verify_options(request, source)]
         was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
         if _normal(was) == _normal(given):
             return []
@@ -117,23 +119,21 @@ def _normal(words: Iterable[str | None]) -> list[str]:
 
 def _names(record: Mapping[str, Any]) -> dict[int, str]:
     """Return the names of files by id, of a form whose ids are no ranks."""
-    if not FORMS[record.get("form", USUAL)].described:
+    if not FORMS[record.get("form", DEFAULT_FORM)].described:
         return {}
     return {facts["rank"]: name for name, facts in record["files"].items()}
 
 
 def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
     """Return the checkpoint files of a destination that its manifest does not know."""
-    there = FORMS[record.get("form", USUAL)].look(folder, Wish())
+    form = FORMS[record.get("form", DEFAULT_FORM)]
+    there = listing_at(folder, form)
+    ranked = {} if form.described else by_rank(there, DEFAULT_PATTERN)
+    names = [(name, rank) for rank, some in ranked.items() for name in some]
+    names += [(name, 0) for name in tensor_files({*there.entries} - there.folders)]
     found = [
         Difference(name, rank, "is not listed in the manifest", whole_file=True)
-        for rank, paths in there.files.items()
-        for path in paths
-        if (name := str(path.relative_to(folder))) not in record["files"]
-    ]
-    found += [
-        Difference(name, 0, "is not listed in the manifest", whole_file=True)
-        for name in tensor_files(there.named)
+        for name, rank in names
         if name not in record["files"]
     ]
     wrong = companions.faults(folder, record)
@@ -173,7 +173,7 @@ def _check_file(
     try:
         index = Indexer().index(path)
     except CheckpointError as error:
-        return [unreadable(path, rank, error)], 0
+        return [unreadable(path, rank, str(error))], 0
     if "digest" not in facts:
         return [], 0
     slices = _expected_by(record, rank, path)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from rankxform.errors import RequestError
+from rankxform.geometry.box import Shape
 from rankxform.values import dataclass
 
 from .layout import Layout, same_boxes, without_optimizer
@@ -33,6 +37,26 @@ def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
         if why:
             found.setdefault(why, []).append(name)
     return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
+
+
+def first_difference(
+    own: Strategy, other: Strategy, names: Iterable[str], shapes: Mapping[str, Shape]
+) -> str | None:
+    """Return the first of `names`, which both list, that the two shard in two ways; None if none.
+
+    `shapes` are full shapes, by which the expanded axes of a JSON strategy are folded.
+    """
+    same_stages = len(own.stages) == len(other.stages)
+    for name in names:
+        mine, theirs = own.stages_of[name], other.stages_of[name]
+        try:
+            layout = other.stages[theirs[0]][name].fold(shapes[name], slices=False)
+        except RequestError:
+            return name
+        moved = same_stages and mine[0] != theirs[0]
+        if moved or not same_boxes(own.stages[mine[0]][name], layout):
+            return name
+    return None
 
 
 def _difference(a: Strategy, b: Strategy, name: str) -> str | None:

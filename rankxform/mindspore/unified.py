@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rankxform import api
-from rankxform.checkpoints.folder import weight_map
-from rankxform.checkpoints.unified import LOOSE, MAP
+from rankxform.checkpoints.base import Where
 from rankxform.errors import RankxformError, UsageError
 from rankxform.job.prepare import prepare
 from rankxform.job.request import Request
 from rankxform.job.transform import convert_one
 from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
+from rankxform.source.opening import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import index
 from rankxform.transport import Team, team
@@ -193,10 +193,11 @@ def _listed(src: str, options: Mapping[str, Any]) -> list[str]:
     """Return the parameters of a folder of unified safetensors, without its loose values."""
     from rankxform.ops.base import Derivation
 
-    folder = Path(src)
-    if (folder / MAP).is_file():
-        names = list(weight_map(folder / MAP, ""))
-    else:
-        files = (path for path in folder.glob("*.safetensors") if path.name != LOOSE)
-        names = [name for path in files for name in index(path).schema.names]
+    _, _, selected = look_at(Where(str(Path(src).absolute())))
+    said = selected.description
+    names: list[str] = []
+    for file, name in selected.names.items():
+        if said is None or file != said.loose:
+            listed = said.listed.get(file) if said is not None else None
+            names += listed or index(Path(src, name)).schema.names
     return [Derivation.of(options).name_of(name) for name in names]

@@ -8,7 +8,7 @@ shards must not be the same everywhere, or the folder holds complete parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from rankxform.errors import CheckpointError
@@ -20,7 +20,6 @@ from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
-from .selection import Selection, sources_of
 
 _SAMPLED = 12
 _LEAST_SAMPLE = 64
@@ -36,7 +35,7 @@ class Sample:
     constant: bool
 
 
-def to_compare(selection: Selection, catalog: Catalog) -> list[str]:
+def to_compare(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 
     Without a source strategy these are all parameters, even those not selected: a difference
@@ -44,11 +43,10 @@ def to_compare(selection: Selection, catalog: Catalog) -> list[str]:
     """
     if catalog.is_whole:
         return [p.name for p in catalog.declared.values() if len(p.holders) > 1]
-    sources = sources_of(selection.parameters, catalog)
-    return [p.name for p in sources if not p.declared and len(p.holders) > 1]
+    return [p.name for p in chosen if not p.declared and len(p.holders) > 1]
 
 
-def own_candidates(selection: Selection, catalog: Catalog) -> list[str]:
+def own_candidates(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters that the strategy lists and of which each rank may have its own values.
 
     Running statistics, and counters of experts' load, are listed as any parameter that every rank
@@ -59,7 +57,7 @@ def own_candidates(selection: Selection, catalog: Catalog) -> list[str]:
         return []
     return [
         p.name
-        for p in selection.sources(catalog)
+        for p in chosen
         if p.declared
         and len(p.sharding.files) == 1 < len(p.holders)
         and parameter_of(p.name) == p.name not in with_states
@@ -151,11 +149,11 @@ def _is_large(parameter: Parameter) -> bool:
     return prod(parameter.shape) > 1
 
 
-def to_sample(selection: Selection, catalog: Catalog) -> list[str]:
+def to_sample(chosen: Sequence[Parameter]) -> list[str]:
     """Return a few large parameters that the source strategy shards, spread over the model."""
     sharded = [
         p
-        for p in selection.sources(catalog)
+        for p in chosen
         if p.declared
         and len(p.sharding.files) > 1
         and _first_box(p).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
@@ -164,12 +162,11 @@ def to_sample(selection: Selection, catalog: Catalog) -> list[str]:
     return [p.name for p in sharded[::step][:_SAMPLED]]
 
 
-def sharded_by_pattern(selection: Selection, catalog: Catalog) -> list[str]:
+def sharded_by_pattern(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
     if not catalog.label.startswith(SHARD_PREFIX):
         return []
-    sources = selection.sources(catalog)
-    return [p.name for p in sources if p.declared and len(p.sharding.files) > 1]
+    return [p.name for p in chosen if p.declared and len(p.sharding.files) > 1]
 
 
 def check_each_differs(

@@ -11,9 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, USUAL
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError
 from rankxform.storage.posix import opened, range_reader, read_bytes, remove, write_small
+from rankxform.storage.store import PosixStore
 
 from .facts import status_of_name
 
@@ -46,7 +47,7 @@ def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | Non
             raise StorageError(f"{path}: is a folder, where a file is to be written; remove it")
 
 
-def check_alone(form: str, finals: Iterable[Path], known: Collection[Path]) -> None:
+def check_alone(folder: Path, form: str, finals: Iterable[Path], known: Collection[Path]) -> None:
     """Refuse files of others that readers would take for a destination's own.
 
     A reader of rank folders chooses among a rank's files, which is no more than a warning. Raises
@@ -54,7 +55,10 @@ def check_alone(form: str, finals: Iterable[Path], known: Collection[Path]) -> N
     """
     if not FORMS[form].described:
         return
-    others = [path for path in FORMS[form].strangers(finals) if path not in known]
+    listing = PosixStore(folder).list("*")
+    names = [str(path.relative_to(folder)) for path in finals]
+    found = FORMS[form].foreign_files(listing, names)
+    others = [path for name in found if (path := folder / name) not in known]
     if others:
         more = f" and {len(others) - 1} more" if others[1:] else ""
         raise StorageError(
@@ -113,7 +117,7 @@ def _digest_of(path: Path) -> str:
 def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with companion files that a manifest lists, by name."""
     known = record.get("companions", {})
-    names = FORMS[record.get("form", USUAL)].companion_names(list(record["files"]))
+    names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))
     found = {}
     for name in names:
         path = folder / name

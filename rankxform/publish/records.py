@@ -8,7 +8,7 @@ from dataclasses import field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from rankxform.checkpoints.base import FORMS, USUAL
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.checksum import MODULUS
 from rankxform.errors import FormatError
 from rankxform.values import dataclass
@@ -36,7 +36,7 @@ def parse(kind: str, data: bytes) -> dict[str, Any]:
         )
     _check(found, {"identity": dict, "seed": int, "files": dict}, "it")
     _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
-    form = FORMS.get(str(found.get("form", USUAL)))
+    form = FORMS.get(str(found.get("form", DEFAULT_FORM)))
     if form is None:
         raise FormatError(f"of a form {found['form']!r}, which is not known here")
     companions = found.get("companions", {})

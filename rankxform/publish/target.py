@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, USUAL
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import FormatError, StorageError
 from rankxform.storage.posix import random_hex, read_bytes, read_record, remove, sync, write_small
@@ -56,7 +56,7 @@ class TargetFolder:
         identity: Mapping[str, Any],
         finals: Mapping[int, Path],
         *,
-        form: str = USUAL,
+        form: str = DEFAULT_FORM,
         mark: tuple[Path, bytes] | None = None,
         overwrite: bool,
         durable: bool,
@@ -110,7 +110,7 @@ class TargetFolder:
             companions.check(self._folder, self._form, names, noted)
         ours = {**(whole or {}).get("files", {}), **(job or {}).get("files", {}), **self._stale}
         known = {self._folder / name for name in (*ours, *noted)}
-        companions.check_alone(self._form, self._finals.values(), known)
+        companions.check_alone(self._folder, self._form, self._finals.values(), known)
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
         kept = frozenset(r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite))
@@ -179,7 +179,7 @@ class TargetFolder:
             remove(part_of(self._folder / name))
             if "inode" in noted:
                 self._stale[name] = noted
-        names = FORMS[job.get("form", USUAL)].companion_names(list(job["files"]))
+        names = FORMS[job.get("form", DEFAULT_FORM)].companion_names(list(job["files"]))
         for name in set(names).intersection(job.get("companions", {})):
             remove(self._folder / name)
         for path in self._journals():
@@ -268,7 +268,7 @@ class TargetFolder:
             if records.differences(old["identity"], self._identity):
                 self._stale.update(left)
                 self._write_job()
-                companions.remove_all(self._folder, old.get("form", USUAL), old["files"])
+                companions.remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
                 remove(self._folder / MANIFEST_NAME)
             elif not left:
                 remove(self._folder / MANIFEST_NAME)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, FormatError, RequestError
+from rankxform.formats.base import ReadAt
 from rankxform.formats.checkpoint2 import (
     PARAMETERS,
     Holders,
@@ -45,17 +46,26 @@ def is_metadata(path: Path) -> bool:
     if not path.is_file():
         return False
     with opened(path) as (fd, _):
-        return f'"{PARAMETERS}"'.encode() in range_reader(fd, path)(0, _START)
+        return begins_metadata(range_reader(fd, path))
+
+
+def begins_metadata(read_at: ReadAt) -> bool:
+    """Tell whether a document is the metadata.json of a checkpoint, by how it starts."""
+    return f'"{PARAMETERS}"'.encode() in read_at(0, _START)
 
 
 def read(path: Path) -> Said:
     """Read a metadata.json. Raises CheckpointError, which says what contradicts what."""
+    with opened(path) as (fd, _):
+        return parsed(range_reader(fd, path), str(path))
+
+
+def parsed(read_at: ReadAt, label: str) -> Said:
+    """Read a metadata.json through a function. Raises CheckpointError."""
     try:
-        with opened(path) as (fd, _):
-            found = parse(range_reader(fd, path))
-        return _said(found, str(path))
+        return _said(parse(read_at), label)
     except FormatError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(f"{label}: {error}") from error
 
 
 def _said(found: Metadata, label: str) -> Said:

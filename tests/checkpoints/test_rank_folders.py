@@ -6,13 +6,15 @@ import os
 
 import pytest
 
-from rankxform.checkpoints import rank_folders
-from rankxform.checkpoints.base import Wish
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, Needed, Where
 from rankxform.errors import CheckpointError, UsageError
+from rankxform.storage.store import PosixStore
 
 
-def find(where, ranks, pattern=None, step=None, suffix=None):
-    return rank_folders.find(where, ranks, Wish(pattern, step, suffix))
+def find(folder, ranks, pattern=DEFAULT_PATTERN, step=None, suffix=None):
+    store = PosixStore(folder)
+    where = Where(str(folder), pattern=pattern, step=step, suffix=suffix)
+    return FORMS["ranks"].select(store.list(pattern), where, store, Needed(ranks))
 
 
 def make(tmp, *names):
@@ -23,18 +25,14 @@ def make(tmp, *names):
     return tmp
 
 
-def chosen(shards, tmp):
-    return {rank: str(path.relative_to(tmp)) for rank, path in sorted(shards.paths.items())}
-
-
 def test_the_newest_step_that_all_ranks_have(tmp_path):
     make(tmp_path, *(f"rank_{r}/net-{e}_5.ckpt" for r in (0, 1) for e in (2, 9, 10)))
     make(tmp_path, "rank_0/net-11_5.ckpt")
-    shards = find(tmp_path, [0, 1])
-    assert chosen(shards, tmp_path) == {r: f"rank_{r}/net-10_5.ckpt" for r in (0, 1)}
-    assert shards.step == (10, 5)
-    assert shards.skipped_steps == ((2, 5), (9, 5), (11, 5))
-    assert shards.incomplete == {(11, 5): (1,)}
+    found = find(tmp_path, [0, 1])
+    assert found.names == {r: f"rank_{r}/net-10_5.ckpt" for r in (0, 1)}
+    assert found.step == (10, 5)
+    assert found.skipped_steps == ((2, 5), (9, 5), (11, 5))
+    assert found.incomplete == {(11, 5): (1,)}
     with pytest.raises(CheckpointError, match="epoch 11 step 5 is newer but not complete: rank 1"):
         find(tmp_path, [0, 1], step="latest")
     make(tmp_path, "rank_1/net-11_5.ckpt")
@@ -60,8 +58,8 @@ def test_a_step_or_suffix_chooses(tmp_path):
     make(tmp_path, "rank_0/net-1_5.ckpt", "rank_0/net-2_5.ckpt", "rank_0/net_breakpoint.ckpt")
     with pytest.raises(CheckpointError, match="state an epoch and a step and some do not"):
         find(tmp_path, [0])
-    assert find(tmp_path, [0], step="1_5").paths[0].name == "net-1_5.ckpt"
-    assert find(tmp_path, [0], suffix="breakpoint").paths[0].name == "net_breakpoint.ckpt"
+    assert find(tmp_path, [0], step="1_5").names[0] == "rank_0/net-1_5.ckpt"
+    assert find(tmp_path, [0], suffix="breakpoint").names[0] == "rank_0/net_breakpoint.ckpt"
     with pytest.raises(UsageError, match="such as 10_73"):
         find(tmp_path, [0], step="five")
     with pytest.raises(CheckpointError, match="rank 0 lacks that step .*; the steps are 1_5, 2_5"):
@@ -72,7 +70,7 @@ def test_a_step_or_suffix_chooses(tmp_path):
 
 def test_a_step_without_its_epoch(tmp_path):
     make(tmp_path, *(f"rank_{r}/net-{step}.ckpt" for r in (0, 1) for step in ("1_5", "2_5", "2_9")))
-    assert find(tmp_path, [0, 1], step="9").paths[1].name == "net-2_9.ckpt"
+    assert find(tmp_path, [0, 1], step="9").names[1] == "rank_1/net-2_9.ckpt"
     with pytest.raises(UsageError, match="--step 5: say which; there are 1_5, 2_5"):
         find(tmp_path, [0, 1], step="5")
     with pytest.raises(
@@ -94,7 +92,7 @@ def test_a_step_without_its_epoch(tmp_path):
 )
 def test_names_with_and_without_the_ranks_number_are_one_family(name, tmp_path):
     make(tmp_path, *(f"rank_{r}/{name.format(r=r)}.ckpt" for r in range(12)))
-    assert len(find(tmp_path, range(12)).paths) == 12
+    assert len(find(tmp_path, range(12)).names) == 12
 
 
 def test_two_runs_in_one_folder_are_two_families(tmp_path):
@@ -110,7 +108,7 @@ def test_both_formats_are_two_families(tmp_path):
     make(tmp_path, "rank_0/net-1_5.ckpt", "rank_0/net-1_5.safetensors")
     with pytest.raises(CheckpointError, match="families"):
         find(tmp_path, [0])
-    assert find(tmp_path, [0], pattern="rank_{rank}/*.ckpt").paths[0].suffix == ".ckpt"
+    assert find(tmp_path, [0], pattern="rank_{rank}/*.ckpt").names == {0: "rank_0/net-1_5.ckpt"}
 
 
 @pytest.mark.parametrize(
@@ -125,9 +123,7 @@ def test_both_formats_are_two_families(tmp_path):
 )
 def test_other_patterns(pattern, name, tmp_path):
     make(tmp_path, *(name.format(r=r) for r in range(3)))
-    assert chosen(find(tmp_path, [0, 1, 2], pattern), tmp_path) == {
-        r: name.format(r=r) for r in range(3)
-    }
+    assert find(tmp_path, [0, 1, 2], pattern).names == {r: name.format(r=r) for r in range(3)}
 
 
 def test_a_pattern_must_say_where_the_rank_is(tmp_path):
@@ -144,7 +140,7 @@ def test_what_is_no_rank_folder_is_passed_over(tmp_path):
         "rank_0/graph.meta",
         "log.ckpt",
     )
-    assert chosen(find(tmp_path, [0]), tmp_path) == {0: "rank_0/a.ckpt"}
+    assert find(tmp_path, [0]).names == {0: "rank_0/a.ckpt"}
 
 
 def test_a_rank_that_is_there_twice(tmp_path):
@@ -158,13 +154,13 @@ def test_glob_characters_and_links_in_the_path(tmp_path):
     make(odd, "rank_0/a.ckpt")
     link = tmp_path / "link"
     link.symlink_to(odd)
-    assert len(find(odd, [0]).paths) == len(find(link, [0]).paths) == 1
+    assert len(find(odd, [0]).names) == len(find(link, [0]).names) == 1
 
 
 def test_ranks_that_are_not_needed_do_not_decide_the_step(tmp_path):
     make(tmp_path, "rank_0/net-2_5.ckpt", "rank_1/net-1_5.ckpt")
-    shards = find(tmp_path, [0])
-    assert chosen(shards, tmp_path) == {0: "rank_0/net-2_5.ckpt"}
+    found = find(tmp_path, [0])
+    assert found.names == {0: "rank_0/net-2_5.ckpt"}
 
 
 def test_a_folder_without_checkpoints(tmp_path):

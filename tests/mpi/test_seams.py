@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.checkpoints.base import FORMS, Arrangement, Listing, Shards
+from rankxform.checkpoints.base import FORMS, Arrangement, Selected
 from rankxform.checkpoints.rank_folders import RankFolders
 from rankxform.formats.base import FORMATS, Entry, FileLayout, Span, build
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.ops.base import OPERATIONS
+from rankxform.planning.description import Description, StatedBox
 from rankxform.planning.read_method import READ_METHODS
 from tests import reference
 from tests.cases import Case
+from tests.geometry.test_boxes import split
 from tests.mpi.conftest import prepare, world
 
 ROW, COLUMN = [0, -1], [-1, 0]
@@ -87,17 +90,14 @@ class FlatFolder(RankFolders):
 
     name = "flat"
 
-    def recognizes(self, where):
-        return "files.json" if (where / "files.json").is_file() else None
+    def pattern(self, where):
+        return "*.ckpt"
 
-    def look(self, where, wish):
-        if not where.is_dir():
-            return Listing()
-        found = {int(path.stem): (path,) for path in where.glob("*.ckpt")}
-        return Listing(is_folder=True, files=dict(sorted(found.items())))
+    def recognizes(self, listing, store):
+        return "files.json" if "files.json" in listing.entries else None
 
-    def choose(self, where, there, wanted, wish, searched="", among=None):
-        return Shards({file: paths[0] for file, paths in there.files.items()})
+    def select(self, listing, where, store, needed):
+        return Selected({int(name.removesuffix(".ckpt")): name for name in listing.files})
 
     def arrange(self, planner, naming):
         return Arrangement({n: f"{n:05}{naming.suffix}" for n in range(planner.dst.ranks)})
@@ -111,7 +111,7 @@ class FlatFolder(RankFolders):
     def companions(self, planner, arrangement, common):
         return {"files.json": [json.dumps(sorted(arrangement.names.values())).encode()]}
 
-    def strangers(self, own):
+    def foreign_files(self, listing, own):
         return []
 
 
@@ -130,6 +130,80 @@ def test_a_form_from_outside(method, tmp):
         assert again.files_kept == 6
         rankxform.transform(flat, tmp / "dst", b, b, **options)  # recognized
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
+
+
+class Tiles(FlatFolder):
+    """Boxes of tensors, which follow no strategy, in files that are of no rank; some twice."""
+
+    name, title = "tiles", "tiles"
+    described = True
+
+    def pattern(self, where):
+        return "parts/*"
+
+    def recognizes(self, listing, store):
+        return "tiles.json" if "tiles.json" in listing.entries else None
+
+    def select(self, listing, where, store, needed):
+        boxes = {
+            name: tuple(
+                StatedBox(file, Box(tuple(start), tuple(stop)), f"/{suffix}")
+                for file, start, stop, suffix in some
+            )
+            for name, some in json.loads(store.read("tiles.json")).items()
+        }
+        files = {one.file for some in boxes.values() for one in some}
+        stated = {name: (dtype, shape) for name, (shape, dtype) in CASE.params.items()}
+        return Selected(
+            {file: f"parts/{file}.safetensors" for file in sorted(files)},
+            description=Description(listing.at("tiles.json"), boxes=boxes, stated=stated),
+        )
+
+
+def write_tiles(folder, seed=1):
+    """Deal the boxes of every tensor to 16 files."""
+    folder.mkdir()
+    rng, document, entries = random.Random(seed), {}, {}
+    for name, (shape, dtype) in CASE.params.items():
+        full = reference.full_tensor(name, shape, dtype)
+        for number, box in enumerate(split(Box.whole(shape), rng)):
+            for file in rng.sample(range(16), 2 if number % 2 else 1):
+                key = f"{name}/{number}"
+                document.setdefault(name, []).append([file, box.start, box.stop, number])
+                entries.setdefault(file, {})[key] = (dtype, full[box.slices()])
+    for file, some in entries.items():
+        reference.write_safetensors(folder / f"parts/{file}.safetensors", some)
+    (folder / "tiles.json").write_text(json.dumps(document))
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_source_that_follows_no_strategy(method, tmp):
+    src, a, b = prepare(CASE, tmp)
+    options = {"comm": world(), "read_method": method, "fsync": False}
+    tiles = tmp / "tiles"
+    with registered(FORMS, "tiles", Tiles()):
+        if world().rank == 0:
+            write_tiles(tiles)
+        world().Barrier()
+        rankxform.transform(tiles, tmp / "dst", None, b, verify=True, format="ckpt", **options)
+        assert rankxform.verify(tiles, tmp / "dst", None, b, **options).same
+        assert rankxform.verify(src, tmp / "dst", a, b, **options).same
+        loaded = rankxform.load(tiles, None, b, rank=5, comm=world(), read_method=method)
+        found = rankxform.inspect(tiles)
+        assert found["faults"] == [] and found["form"] == "tiles"
+        with pytest.raises(rankxform.UsageError, match="says where each box is"):
+            rankxform.transform(tiles, tmp / "other", a, b, **options)
+        if world().rank == 0:
+            one = next(tiles.glob("parts/*"))
+            one.write_bytes(one.read_bytes()[:-8])
+        world().Barrier()
+        with pytest.raises(rankxform.CheckpointError, match="safetensors: "):
+            rankxform.transform(tiles, tmp / "other", None, b, **options)
+    assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
+    for name, layout in CASE.dst[0].items():
+        full = reference.full_tensor(name, *CASE.params[name])
+        assert loaded[name].tobytes() == reference.shard(full, layout, 5).tobytes()
 
 
 def narrow(options):

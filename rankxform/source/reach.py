@@ -7,34 +7,39 @@ be the same on all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
-from rankxform.checkpoints.base import Form, Listing, Wish
 from rankxform.errors import CheckpointError
 from rankxform.planning.visibility import Visibility
 from rankxform.storage import identity
 from rankxform.storage.identity import Identity
+from rankxform.storage.store import Listing, PosixStore
 from rankxform.transport import Team
 
 
-def look_on_all(team: Team, path: Path, wish: Wish, form: Form) -> tuple[Listing, frozenset[int]]:
-    """Return the merged listings of all nodes at `path`, and the nodes that process 0 lists for.
+def list_on_all(team: Team, path: Path, pattern: str) -> tuple[Listing | None, frozenset[int]]:
+    """Return the merged listings of all nodes, and the nodes that process 0 lists for. Collective.
 
-    Those are the nodes that see process 0's own folder over the network. Process 0 makes `path`
-    absolute.
+    Those are the nodes that see process 0's own folder over the network. With one node, process 0
+    lists when it needs to: None.
     """
     nodes = team.nodes
-    path, wish = team.bcast(lambda: (path.absolute(), wish))
+    if nodes.count == 1:
+        return None, frozenset()
     leader = nodes.is_leader(team.rank)
     folders = team.allgather(lambda: identity.network_folder(path) if leader else None)
     same = {p for p, one in enumerate(folders) if one is not None and one == folders[0]} - {0}
 
-    def listing() -> Listing:
-        return form.look(path, wish) if leader and team.rank not in same else Listing()
+    def own() -> Listing:
+        if leader and team.rank not in same:
+            return PosixStore(path).list(pattern)
+        return Listing(str(path))
 
-    there = reduce(Listing.joined, team.allgather(listing))
-    return there, frozenset(nodes.of[process] for process in same)
+    there = reduce(Listing.joined, team.allgather(own))
+    searched = searched_nodes(team)
+    return replace(there, searched=searched), frozenset(nodes.of[process] for process in same)
 
 
 def visibility_of(

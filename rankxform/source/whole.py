@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 
-from rankxform.checkpoints.base import Shards
-from rankxform.checkpoints.rank_folders import siblings_of
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Index
 from rankxform.geometry.box import Shape
@@ -18,25 +17,25 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 
 
-def unsharded(
-    shards: Shards, indexes: Mapping[int, Index], where: str
+def whole_strategy(
+    paths: Mapping[int, Path], indexes: Mapping[int, Index], where: str, siblings: int
 ) -> tuple[Strategy, list[str]]:
     """Return the strategy of a source without one, and notices.
 
     A data-parallel job leaves complete files, or with remove_redundancy each parameter, whole, on
     one of its ranks. Copies must have one shape here; their bytes are compared before anything is
-    converted (`rankxform.job.checks`). Raises UsageError.
+    converted (`rankxform.job.checks`). siblings: how many rank folders there are, if one
+    file in one of them was named. Raises UsageError.
     """
     ranks = sorted(indexes)
     if len(ranks) == 1:
-        path = shards.paths[ranks[0]]
+        path = paths[ranks[0]]
         if indexes[ranks[0]].is_partial:
             raise UsageError(
                 f"{path}: was saved with remove_redundancy and holds one "
                 "rank's share of the parameters; name the folder with all ranks"
             )
-        siblings = siblings_of(path)
-        more = f"{path}: was taken for a complete checkpoint, and {len(siblings) - 1} more rank "
+        more = f"{path}: was taken for a complete checkpoint, and {siblings - 1} more rank "
         return WholeStrategy(), [f"{more}folders lie beside it"] if siblings else []
     shapes: dict[str, dict[Shape, int]] = {}
     repeated: dict[str, None] = {}  # in the files' order, so that messages are the same each time
@@ -51,8 +50,8 @@ def unsharded(
         (a, rank_a), (b, rank_b), *_ = shapes[sharded[0]].items()
         raise UsageError(
             f"{where}: give the strategy; --src-strategy none says that every rank holds whole "
-            f"parameters, but {sharded[0]!r} has shape {list(a)} in {shards.paths[rank_a]} and "
-            f"{list(b)} in {shards.paths[rank_b]}"
+            f"parameters, but {sharded[0]!r} has shape {list(a)} in {paths[rank_a]} and "
+            f"{list(b)} in {paths[rank_b]}"
         )
     copies = [name for name in repeated if prod(next(iter(shapes[name]))) > 1]
     gone = sorted(set(range(ranks[-1])).difference(ranks))

@@ -1,0 +1,62 @@
+"""Which strategies lie where a checkpoint is, in words, for messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+
+from rankxform.checkpoints.base import Where
+from rankxform.formats.base import suffixes
+from rankxform.layout.strategy import Strategy
+from rankxform.storage import strategies
+
+_SHOWN = 2
+_FOLDER = re.compile(r"rank_(\d+)")
+
+
+def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[int]) -> str:
+    """Say that files of several ranks need a strategy, and which lie beside the checkpoint.
+
+    siblings: the ranks whose folders lie beside the one file that was named.
+    """
+    folder, ranks = Path(where.path), max(names) + 1
+    what = f"{where.path}: holds the files of {len(names)} ranks"
+    if where.files is not None:
+        what = f"{len(names)} files are given, of as many ranks"
+    if siblings:
+        ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
+        what = f"{where.path}: is the file of one of {len(siblings)} rank folders"
+    found = [option_for(path, strategy) for path, strategy in strategies.beside(folder, ranks)]
+    found = found[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
+    return (
+        f"give {' or '.join(found)}, or --src-strategy none if every rank holds whole parameters "
+        f"(data parallel, remove_redundancy): {what}, and no --src-strategy says how they were "
+        "sharded"
+    )
+
+
+def siblings_of(path: Path) -> list[int]:
+    """Return the ranks of the folder of `path` and of those beside it; none if it is alone."""
+    path = path.resolve()
+    if not _FOLDER.fullmatch(path.parent.name):
+        return []
+    found = []
+    for folder in path.parent.parent.glob("rank_*"):
+        match = _FOLDER.fullmatch(folder.name)
+        with suppress(OSError):  # skip a folder that cannot be listed
+            if match and any(one.suffix in suffixes() for one in folder.iterdir()):
+                found.append(int(match[1]))
+    return found if len(found) > 1 else []
+
+
+def option_for(path: Path, strategy: Strategy) -> str:
+    return f"--src-strategy {quote(shortly(path))} (found there: {strategy.extent})"
+
+
+def shortly(path: Path) -> str:
+    """Write a path as it is named from here, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

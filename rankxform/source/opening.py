@@ -1,0 +1,437 @@
+"""`open_source`: the only way in. Whatever is read as a checkpoint is opened here.
+
+What is found wrong is collected and not raised: `require` raises the first fault, `inspect` and
+`verify` report all. A source is the same on every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rankxform.checkpoints.base import (
+    DEFAULT_FORM,
+    DEFAULT_PATTERN,
+    FORMS,
+    Form,
+    Needed,
+    Selected,
+    Where,
+    form_called,
+    recognized,
+)
+from rankxform.checkpoints.rank_folders import by_rank
+from rankxform.errors import (
+    CheckpointError,
+    RankxformError,
+    RequestError,
+    StrategyError,
+    UsageError,
+)
+from rankxform.formats.base import Index, Schema
+from rankxform.layout.differences import first_difference
+from rankxform.layout.names import ranges
+from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.planning.catalog import Catalog
+from rankxform.planning.description import Description
+from rankxform.planning.table import catalog_of
+from rankxform.planning.visibility import Visibility
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME
+from rankxform.storage.index import Indexer
+from rankxform.storage.store import FILE, Listing, PosixStore
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+from . import faults
+from .hints import siblings_of, which_strategy
+from .reach import list_on_all, visibility_of
+from .whole import whole_strategy
+
+
+class Fault(NamedTuple):
+    """What is wrong with a checkpoint: in words, the error that it is, and the file, if of one.
+
+    inside: it is of what files hold; which files belong to the checkpoint is known nonetheless.
+    """
+
+    text: str
+    kind: type[RankxformError] = CheckpointError
+    file: int | None = None
+    inside: bool = False
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """What of a source is wanted; by default everything.
+
+    ranks: tells the ranks that are needed under a strategy, None if all are. drops: tells the
+    tensors that are not wanted, by name. preferred: names of ranks' files, which are chosen where
+    all of them are there.
+    """
+
+    ranks: Callable[[Strategy], Sequence[int] | None] = lambda strategy: None
+    drops: Callable[[str], bool] = lambda name: False
+    preferred: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint opened for reading.
+
+    where: which; its path is absolute. form: its convention. selected: which files were chosen.
+    paths: of these, by id. indexes: of those that belong to it and can be read; extra: of one file
+    beyond the strategy's ranks, if any is there. catalog: None where nothing states how files are
+    sharded, or it cannot be made. reach: which process can open which file. wanted: ids that were
+    looked for. faults: what is wrong. notices: what to know; warnings: what may not be what was
+    meant. listing: what lies at the place; on process 0, or where there are several nodes, alone.
+    """
+
+    where: Where
+    form: Form
+    selected: Selected
+    paths: Mapping[int, Path]
+    indexes: Mapping[int, Index]
+    extra: Mapping[int, Index]
+    catalog: Catalog | None
+    reach: Visibility
+    wanted: tuple[int, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    searched: str = ""
+    listing: Listing | None = field(default=None, compare=False)
+
+    def require(self) -> Source:
+        """Return the source. Raises its first fault."""
+        if not self.faults:
+            return self
+        first, more = self.faults[0], len(self.faults) - 1
+        also = f" ({more} more such fault{'s' if more > 1 else ''}; inspect lists them)"
+        raise first.kind(first.text + (also if more and self.form.described else ""))
+
+    @property
+    def table(self) -> Catalog:
+        """The catalog of a source without faults."""
+        assert self.catalog is not None
+        return self.catalog
+
+    @property
+    def description(self) -> Description:
+        """What is stated of it."""
+        if self.catalog is not None:
+            return self.catalog.description
+        return self.selected.description or Description()
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which its files lie."""
+        return next((path.parent for path in self.paths.values()), Path(self.where.path))
+
+
+def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Source:
+    """List, choose, describe, and read the headers that are needed. Collective."""
+    narrow = narrow or Narrow()
+    where = team.bcast(lambda: replace(where, path=str(Path(where.path).absolute())))
+    form = FORMS[team.bcast(lambda: form_at(where).name)]
+    listing, as_first = None, frozenset[int]()
+    if where.files is None:
+        listing, as_first = list_on_all(team, Path(where.path), form.pattern(where))
+    chosen, there = _choose_on_one(where, form, listing, narrow, team)
+    paths = {file: Path(where.path, name) for file, name in sorted(chosen.names.items())}
+    reach, notices = visibility_of(team, paths, as_first)
+    found, unreadable = index_all(paths, reach, team)
+    source = Source(
+        where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,
+        (*chosen.faults, *unreadable), (*chosen.notices, *notices), chosen.warnings,
+        listing.searched if listing else "", there,
+    )  # fmt: skip
+    return team.agree(lambda: _tabulated(source, chosen, narrow))
+
+
+# -- on process 0 ---------------------------------------------------------------------------------
+
+
+class _Chosen(NamedTuple):
+    """What process 0 finds before headers are read.
+
+    names: of the files that are wanted. siblings: how many rank folders lie beside a file that was
+    named itself.
+    """
+
+    selected: Selected
+    names: Mapping[int, str]
+    wanted: tuple[int, ...]
+    strategy: Strategy | None
+    faults: tuple[Fault, ...] = ()
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    siblings: int = 0
+
+
+def form_at(where: Where, option: str = "--src-form") -> Form:
+    """Return the form of a checkpoint, as this process sees it.
+
+    Raises UsageError where two are recognized, which `option` tells apart.
+    """
+    if where.form is None and (where.files is not None or where.pattern != DEFAULT_PATTERN):
+        return FORMS[DEFAULT_FORM]
+    if where.form is not None:
+        return form_called(where.form)
+    store = PosixStore(Path(where.path))
+    return recognized(store.list("*"), store, option)
+
+
+def look_at(where: Where, option: str = "--src-form") -> tuple[Form, Listing, Selected]:
+    """Return what lies at a place, as this process sees it, and its files; no header is read.
+
+    Raises UsageError, CheckpointError.
+    """
+    form, store = form_at(where, option), PosixStore(Path(where.path))
+    listing = store.list(form.pattern(where))
+    return form, listing, form.select(listing, where, store, Needed())
+
+
+def listing_at(folder: Path, form: Form, where: Where | None = None) -> Listing:
+    """Return what lies in a folder of a form, as this process sees it."""
+    return PosixStore(folder).list(form.pattern(where or Where()))
+
+
+def _choose_on_one(
+    where: Where, form: Form, listing: Listing | None, narrow: Narrow, team: Team
+) -> tuple[_Chosen, Listing | None]:
+    """Choose the files, on process 0. Returns also the listing, where it is known."""
+    seen: list[Listing] = [] if listing is None else [listing]
+
+    def choose() -> _Chosen:
+        store = PosixStore(Path(where.path))
+        if where.files is None and not seen:
+            seen.append(store.list(form.pattern(where)))
+        if form.described:
+            return _described(where, form, seen[0] if seen else None, store, narrow)
+        return _of_ranks(where, form, seen[0] if seen else None, store, narrow)
+
+    chosen = team.bcast(choose)
+    return chosen, (seen[0] if seen else None)
+
+
+def _described(
+    where: Where, form: Form, listing: Listing | None, store: PosixStore, narrow: Narrow
+) -> _Chosen:
+    """Choose the files of a checkpoint that says itself how it is sharded."""
+    if listing is None or where.pattern != DEFAULT_PATTERN:
+        raise UsageError(
+            f"--src-pattern and files are for rank folders; {where.path} is {form.name}"
+        )
+    try:
+        selected = form.select(listing, where, store, Needed())
+    except (UsageError, CheckpointError) as error:
+        return _Chosen(Selected({}), {}, (), None, (Fault(str(error), type(error)),))
+    said = selected.description
+    assert said is not None
+    names = selected.names
+    folder = Path(where.path, next(iter(names.values()), "")).parent
+    found = [*_unfinished(folder)]
+    strategy = said.strategy
+    if where.strategy is not None:
+        found += _contradictions(said, where.strategy)
+    wanted: set[int] = {*names, *said.ranks}
+    needed = narrow.ranks(strategy) if strategy is not None and not found else None
+    if needed is not None:
+        ranks = set(needed)
+        wanted = {file for file in wanted if said.ranks[file] in ranks}
+    kept = {file: name for file, name in names.items() if file in wanted}
+    if not kept:
+        text = f"{where.path}: none of the files that are needed is there{listing.searched}"
+        found.append(Fault(text))
+    return _Chosen(selected, kept, tuple(sorted(wanted)), strategy, tuple(found), said.notices)
+
+
+def _of_ranks(
+    where: Where, form: Form, listing: Listing | None, store: PosixStore, narrow: Narrow
+) -> _Chosen:
+    """Choose the files of ranks, which say nothing of how they are sharded."""
+    src, searched = where.strategy, listing.searched if listing else ""
+    whole = src is None or isinstance(src, WholeStrategy)
+    asked, needed = None if src is None else narrow.ranks(src), Needed()
+    if src is not None and (asked is not None or not whole):
+        needed = Needed(asked or range(src.ranks), range(src.ranks))
+    try:
+        selected = _selected(where, form, listing, store, needed, narrow.preferred)
+    except (UsageError, CheckpointError) as error:
+        return _Chosen(Selected({}), {}, (), None, (Fault(str(error), type(error)),))
+    names = selected.names
+    found = [*_unfinished(Path(where.path))] if where.files is None else []
+    alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
+    one = Path(where.path, *names.values()) if alone and len(names) == 1 else None
+    siblings = siblings_of(one) if one is not None else []
+    if src is None and (len(names) > 1 or siblings):
+        found.append(Fault(which_strategy(where, names, siblings), UsageError))
+    wanted = sorted(names) if needed.ranks is None else list(needed.ranks)
+    if not any(rank in names for rank in wanted):
+        found.append(Fault(f"{where.path}: none of the ranks {ranges(wanted)} is there{searched}"))
+    outside = [] if src is None or whole else [rank for rank in names if rank >= src.ranks]
+    keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
+    kept = {rank: name for rank, name in names.items() if rank in keep}
+    notices = []
+    if outside:
+        assert src is not None
+        notices.append(
+            f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} "
+            f"of {src.label} and were not used"
+        )
+    missing = [rank for rank in wanted if rank not in names]
+    if missing:
+        notices.append(
+            f"{where.path}: no file of rank {ranges(missing)}{searched}; copies on other ranks "
+            "serve"
+        )
+    return _Chosen(
+        selected, kept, tuple(wanted), src, tuple(found), tuple(notices), _newer(selected),
+        len(siblings),
+    )  # fmt: skip
+
+
+def _selected(
+    where: Where,
+    form: Form,
+    listing: Listing | None,
+    store: PosixStore,
+    needed: Needed,
+    preferred: Mapping[int, str],
+) -> Selected:
+    if listing is not None and preferred and {*preferred.values()} <= {*listing.files}:
+        return Selected(preferred)
+    if listing is not None:
+        return form.select(listing, where, store, needed)
+    assert where.files is not None
+    paths = {rank: Path(path).absolute() for rank, path in where.files.items()}
+    return Selected({rank: str(path) for rank, path in paths.items()})
+
+
+def _newer(selected: Selected) -> tuple[str, ...]:
+    if not selected.newer or not selected.step:
+        return ()
+    epoch, step = selected.step
+    return (
+        f"{selected.newer}. What is converted is epoch {epoch} step {step} "
+        f"(--step {epoch}_{step} says that it is meant, --step latest refuses)",
+    )
+
+
+def _unfinished(folder: Path) -> Iterator[Fault]:
+    """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
+    if (folder / FOLDER_NAME / JOB_NAME).exists():
+        yield Fault(
+            f"{folder}: a conversion into this folder was stopped; run its command again to "
+            "complete it"
+        )
+
+
+def _contradictions(said: Description, given: Strategy) -> Iterator[Fault]:
+    """Yield where a given strategy contradicts what a checkpoint says of itself."""
+    own, leave = said.strategy, "leave out --src-strategy:"
+    if own is None:
+        if not isinstance(given, WholeStrategy):
+            what = "that its tensors are whole" if said.is_whole else "where each box is"
+            yield Fault(
+                f"{leave} {said.source} says {what}, and {given.label} shards them", UsageError
+            )
+        return
+    if isinstance(given, WholeStrategy):
+        yield Fault(
+            f"{leave} {said.source} says how its parameters are sharded, and 'none' means whole "
+            "tensors",
+            UsageError,
+        )
+        return
+    both = [name for name in own.stages_of if name in given.stages_of]
+    if not both:
+        yield Fault(f"{leave} {given.label} lists no parameter of {said.source}", UsageError)
+        return
+    shapes = {name: shape for name, (_, shape) in said.stated.items()}
+    name = first_difference(own, given, both, shapes)
+    if name is not None:
+        yield Fault(
+            f"{leave} {given.label} and {said.source} shard {name!r} in two ways, and the latter "
+            "is the checkpoint's own",
+            UsageError,
+        )
+
+
+def ranks_at(folder: Path) -> int:
+    """Return how many ranks the rank folders at a place are of; 0 if there are none."""
+    listing = PosixStore(folder).list(DEFAULT_PATTERN)
+    return max(by_rank(listing, DEFAULT_PATTERN), default=-1) + 1
+
+
+# -- on every process -----------------------------------------------------------------------------
+
+
+def index_all(
+    paths: Mapping[int, Path], reach: Visibility, team: Team
+) -> tuple[dict[int, Index], list[Fault]]:
+    """Index the files, each process its part, and give every process all of them. Collective.
+
+    What cannot be read as a checkpoint is a fault.
+    """
+
+    def own() -> tuple[dict[int, Index], list[Fault]]:
+        found, wrong, indexer = {}, list[Fault](), Indexer()
+        for file in reach.partition(paths)[team.rank]:
+            try:
+                found[file] = indexer.index(paths[file])
+            except CheckpointError as error:
+                wrong.append(Fault(str(error), CheckpointError, file, inside=True))
+        return found, wrong
+
+    parts = team.allgather(own)
+    found = {file: one for part, _ in parts for file, one in part.items()}
+    wrong = sorted((one for _, some in parts for one in some), key=lambda one: one.file or 0)
+    same: dict[Schema, Schema] = {}  # what several processes found is kept once
+    for one in found.values():
+        one.schema = same.setdefault(one.schema, one.schema)
+    return dict(sorted(found.items())), wrong
+
+
+def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
+    """Return a source with its catalog, or with what prevents that; pure."""
+    found, said = [*source.faults], chosen.selected.description
+    strategy, notices = chosen.strategy, [*source.notices]
+    described = said is not None
+    if not described and not found and (strategy is None or isinstance(strategy, WholeStrategy)):
+        try:
+            strategy, more = whole_strategy(
+                source.paths, source.indexes, source.where.path, chosen.siblings
+            )
+            notices += more
+        except (UsageError, CheckpointError) as error:
+            found.append(Fault(str(error), type(error), inside=True))
+    inside = {
+        file: one
+        for file, one in source.indexes.items()
+        if described or strategy is None or file < strategy.ranks
+    }
+    extra = {file: one for file, one in source.indexes.items() if file not in inside}
+    source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
+    paths = {file: str(path) for file, path in source.paths.items()}
+    if said is None:
+        meant = Description(strategy.label if strategy else source.where.path, strategy)
+        schemas = {file: one.schema for file, one in inside.items()}
+    else:
+        schemas = faults.own_names(said, inside)
+        meant = faults.repaired(said, schemas)
+        notices += meant.notices[len(said.notices) :]
+        wrong = faults.file_faults(meant, schemas, paths, narrow.drops)
+        found += (Fault(text, inside=True) for text in wrong)
+    if said is not None and meant.is_whole:  # an id stands for a rank with all that it holds whole
+        size = max(chosen.selected.names, default=0) + 1
+        meant = replace(meant, strategy=WholeStrategy(stage_size=size))
+    catalog = None
+    if not found:
+        try:
+            catalog = catalog_of(meant, schemas, paths, source.wanted, source.searched)
+        except (CheckpointError, RequestError, StrategyError) as error:
+            found.append(Fault(str(error), type(error), inside=True))
+    return replace(source, catalog=catalog, faults=tuple(found), notices=tuple(notices))
