@@ -28,16 +28,16 @@ from rankxform.job import plan as planning
 from rankxform.job import transform as transforming
 from rankxform.job import verify as verifying
 from rankxform.job.load import Parameters
-from rankxform.job.option import LOAD
 from rankxform.job.plan import Plan
 from rankxform.job.predict import predict_loads
 from rankxform.job.prepare import prepare
 from rankxform.job.report import Report
-from rankxform.job.request import OPTIONS, SEVERAL, Request, affecting
 from rankxform.job.verdict import Verdict
 from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy
+from rankxform.options import LOAD, facts_of
 from rankxform.planning.needed import needed_ranks
+from rankxform.request import OPTIONS, Request, affecting
 from rankxform.storage import strategies
 from rankxform.transport import Team, team
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
-    from rankxform.job.keywords import DeriveOptions, LoadOptions, Options
+    from rankxform.keywords import DeriveOptions, LoadOptions, Options
 
 T = TypeVar("T")
 PathLike = Union[str, "os.PathLike[str]"]
@@ -212,8 +212,8 @@ def derive(
     """
     from rankxform.derivation.mesh import Parallel
     from rankxform.job.derived import question
-    from rankxform.job.keywords import DeriveOptions
     from rankxform.job.strategies import derive_strategy, stated
+    from rankxform.keywords import DeriveOptions
 
     unknown = sorted(set(options).difference(DeriveOptions.__annotations__))
     if unknown:
@@ -306,10 +306,10 @@ def _request(
         )
     given = dict(options)
     for one in OPTIONS:
-        kind = one.metadata["kind"]
-        if kind in SEVERAL and one.name in given:
+        kind = facts_of(one).kind
+        if kind.several and one.name in given:
             values = _several(one.name, given[one.name])
-            numbers = kind != "repeated"
+            numbers = kind.item is int
             given[one.name] = tuple(_number(one.name, v) if numbers else v for v in values)
     files = given.get("files")
     if files is not None:

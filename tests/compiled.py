@@ -18,6 +18,7 @@ from rankxform.derivation import presets
 from rankxform.derivation.mesh import Parallel
 from rankxform.derivation.place import StageLayers
 from rankxform.derivation.request import DeriveRequest, Extent
+from rankxform.derivation.rules import rule_of
 from rankxform.formats.dtype import item_size
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of
@@ -281,10 +282,9 @@ def strictly(src, dst):
 def with_facts(src, dst):
     """Return what a user of this network can say besides, or what its preset knows."""
     facts = dst.facts
-    places = {
-        key: tuple(map(re.compile, value)) if key in ("first", "last") else value
-        for key, value in facts.get("places", {}).items()
-    }
+    places = dict(facts.get("places", {}))
+    said = [(n, where) for where in ("first", "last") for n in places.pop(where, ())]
+    placed = tuple(rule_of({"names": n, "stage": where}, "a rule") for n, where in said)
     preset = facts.get("preset")
     return replace(
         strictly(src, dst),
@@ -292,7 +292,7 @@ def with_facts(src, dst):
         opt_on=tuple(map(re.compile, facts.get("opt_on", ()))),
         opt_off=tuple(map(re.compile, facts.get("opt_off", ()))),
         unsharded=facts.get("unsharded", frozenset()),
-        places=StageLayers(**places),
+        places=StageLayers(**places, placed=placed),
     )
 
 

@@ -270,7 +270,10 @@ def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
     ("options", "text"),
     [
         ({"dst_parallel": "same", "preset": "llama"}, "changes nothing with --dst-parallel same"),
-        ({"dst_parallel": "same", "last": "w"}, "changes nothing with --dst-parallel same"),
+        (
+            {"dst_parallel": "same", "layers_per_stage": (1,)},
+            "changes nothing with --dst-parallel same",
+        ),
         ({"dst_parallel": "same"}, "there is no source strategy whose mesh"),
         ({"dst_parallel": "same", "rule": "w=(tp,)"}, "changes nothing with --dst-parallel same"),
         ({"dst_parallel": "same", "threshold": 1}, "changes nothing with --dst-parallel same"),
@@ -283,17 +286,22 @@ def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
         ({"dst_config": "/no/such.yaml"}, "no such configuration file"),
         ({"dst_parallel": "dp=2", "preset": "qwen3"}, "--unproven"),
         ({"dst_parallel": "dp=2", "optimizer_shard": "maybe"}, "on, off, or a number"),
-        ({"dst_parallel": "dp=2", "layers_per_stage": (1,), "offset": (1,)}, "goes without"),
         ({"dst_parallel": "same,dp=2"}, "only pp may change"),
         ({"dst_parallel": "dp=2", "threshold": "64"}, "expected a number"),
         ({"dst_parallel": "dp=2", "unsharded": "dp"}, "expected cp"),
-        ({"dst_parallel": "dp=2", "interleave": 0}, "from 1 on"),
     ],
 )
 def test_options_that_cannot_be_meant(full, tmp_path, options, text):
     with pytest.raises(UsageError, match=re.escape(text)):
         rankxform.transform(full / "full.ckpt", tmp_path / "dst", **options)
     assert not (tmp_path / "dst").exists()
+
+
+def test_two_statements_of_the_layers_of_a_stage(full, tmp_path):
+    (tmp_path / "own.toml").write_text("[preset]\nextends = 'llama'\noffset = [1, 0]\n")
+    options = {"preset": str(tmp_path / "own.toml"), "layers_per_stage": (20, 20)}
+    with pytest.raises(UsageError, match="goes without offset and interleave in .*own.toml"):
+        rankxform.transform(full / "full.ckpt", tmp_path / "dst", dst_parallel="pp=2", **options)
 
 
 def test_what_is_not_known_is_refused_at_once_and_in_whole(full, tmp_path, capfd):

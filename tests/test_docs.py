@@ -15,9 +15,9 @@ import pytest
 
 from rankxform.cli import arguments
 from rankxform.cli.main import main
-from rankxform.job.keywords import LoadOptions, Options
-from rankxform.job.option import LOAD
-from rankxform.job.request import OPTIONS, affecting
+from rankxform.keywords import LoadOptions, Options
+from rankxform.options import LOAD
+from rankxform.request import OPTIONS, affecting
 from tests import reference, reference_forms
 
 ROOT = Path(__file__).parent.parent

@@ -170,7 +170,7 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
 def test_replicas_are_not_compared_without_a_strategy(job):
     """What a pipeline's or a sharded checkpoint's ranks hold under one name is not the same."""
     from rankxform.job.replicas import compare_replicas
-    from rankxform.job.request import Request
+    from rankxform.request import Request
     from rankxform.transport import Serial
 
     with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):

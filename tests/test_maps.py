@@ -15,7 +15,7 @@ from rankxform.engine import piece_schedule
 from rankxform.engine.convert import converter, word_type
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.job.fit import already_fits
-from rankxform.job.request import Request
+from rankxform.request import Request
 from rankxform.storage import maps
 from rankxform.transport import Serial
 from tests import reference, reference_forms

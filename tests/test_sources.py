@@ -13,8 +13,8 @@ import pytest
 import rankxform
 from rankxform.job.fit import already_fits
 from rankxform.job.replicas import compare_replicas
-from rankxform.job.request import Request
 from rankxform.mindspore import calls
+from rankxform.request import Request
 from rankxform.transport import Serial
 from tests import reference
 from tests.reference import full_tensor, shard, write_checkpoint, write_ckpt, write_strategy

@@ -133,7 +133,7 @@ class Form(Protocol):
     name: str
     title: str
     options: tuple[str, ...]
-    """The options of a destination that only some forms have, of `rankxform.job.request`."""
+    """The options of a destination that only some forms have, of `rankxform.request`."""
     container: str | None
     """The container of its files, if it has but one."""
     described: bool

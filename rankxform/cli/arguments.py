@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankxform.errors import UsageError
-from rankxform.job.request import Request
+from rankxform.request import Request
 
 from .options import given, refuse
 from .parser import VERBS, leaves, parser

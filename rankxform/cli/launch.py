@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import StorageError, UsageError
-from rankxform.job.option import DERIVED
-from rankxform.job.request import Request, in_group
 from rankxform.layout.strategy import Strategy
+from rankxform.options import DERIVED
+from rankxform.request import Request, in_group
 from rankxform.storage import strategies
 from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
 from rankxform.transport import Team

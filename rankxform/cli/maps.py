@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rankxform.job.request import Request
 from rankxform.layout.names import pattern_of
+from rankxform.request import Request
 
 from .options import add_json, add_option, given, option
 

@@ -1,22 +1,21 @@
-"""Options of verbs, made of the one table in `rankxform.job.request`, and the forms of values."""
+"""Options of verbs, made of the one table in `rankxform.request`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.job.request import OPTIONS
-from rankxform.planning.cost_model import Costs
+from rankxform.options import Kind, facts_of, flag_of
+from rankxform.request import OPTIONS
 from rankxform.transport import Team
 
 from .stopping import parse_time
-from .units import number_ranges, parse_limit, parse_moment, parse_size
 
-LATENCIES, SHARE = ("read_latency", "latency"), "overlap"
-"""What of `Costs` is in seconds, and what has no unit."""
+PLACES = ("shared", "node")
+"""Where `plan --simulate` may have source files: on a storage of all nodes, or on each its own."""
 
 
 def add_json(verb: argparse.ArgumentParser) -> None:
@@ -60,8 +59,8 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
     """Add the table's options of a verb; return their groups by title."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for one in OPTIONS:
-        if verb in one.metadata["verbs"]:
-            title = one.metadata["group"]
+        if verb in facts_of(one).verbs:
+            title = facts_of(one).group
             if title not in groups:
                 groups[title] = parser.add_argument_group(title)
             add_option(groups[title], one)
@@ -70,25 +69,35 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
 
 def add_option(group: argparse._ActionsContainer, one: Field[Any], **more: Any) -> None:
     """Add one option of the table; `more` goes to `argparse` before what the table says."""
-    facts = one.metadata
-    flags = (_flag(one), *facts["aliases"])
-    known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts["help"]}
+    facts = facts_of(one)
+    flags = (_flag(one), *facts.aliases)
+    known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts.help}
     known.update(more)
-    if facts["kind"] == "flag":
-        group.add_argument(*flags, action="store_true", **known)
-    elif facts["kind"] == "off":
-        group.add_argument(*flags, action="store_false", **known)
-    else:
-        if facts["kind"] == "repeated":
-            known.update(action="append", default=[])
-        if facts["choices"]:
-            known["choices"] = tuple(facts["choices"])
-        parse = KINDS.get(facts["kind"], str)
-        group.add_argument(*flags, type=parse, metavar=facts["metavar"], **known)
+    if facts.kind.stands_for is not None:
+        action = "store_true" if facts.kind.stands_for else "store_false"
+        group.add_argument(*flags, action=action, **known)
+        return
+    if facts.kind.repeated:
+        known.update(action="append", default=[])
+    if facts.choices:
+        known["choices"] = tuple(facts.choices)
+    group.add_argument(*flags, type=_parse(facts.kind), metavar=facts.metavar, **known)
+
+
+def _parse(kind: Kind) -> Callable[[str], Any]:
+    """Return a function that reads values of a kind, with errors as `argparse` has them."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return str if kind.read is str else parse
 
 
 def _flag(one: Field[Any]) -> str:
-    return one.metadata["flag"] or "--" + one.name.replace("_", "-")
+    return facts_of(one).flag or flag_of(one.name)
 
 
 def refuse(options: argparse.Namespace, why: str, known: Sequence[str] = ()) -> None:
@@ -166,63 +175,6 @@ def add_limits(run: argparse._ArgumentGroup) -> None:
     )
 
 
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return number_ranges(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 0,2-5") from None
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 256M") from None
-
-
-def _limit(text: str) -> int:
-    try:
-        nbytes = parse_limit(text)
-    except ValueError:
-        nbytes = 0
-    if not nbytes:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 5GB or 3GiB")
-    return nbytes
-
-
-def _costs(text: str) -> Costs:
-    known = [field.name for field in fields(Costs)]
-    given = {}
-    for one in text.split(","):
-        name, equals, value = one.partition("=")
-        if name not in known or name in given or not equals:
-            raise argparse.ArgumentTypeError(
-                f"{one!r}: expected one =VALUE each of {', '.join(known)}"
-            )
-        parse = _share if name == SHARE else _latency if name in LATENCIES else _size
-        given[name] = parse(value)
-        if not given[name] and name != SHARE:
-            raise argparse.ArgumentTypeError(f"{one!r}: expected more than nothing")
-    return Costs(**given)
-
-
-def _latency(text: str) -> float:
-    try:
-        return parse_moment(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 100us") from None
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 to 1")
-    return share
-
-
 def _time(text: str) -> float:
     try:
         seconds = parse_time(text)
@@ -237,33 +189,3 @@ def count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
     return int(text)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 on")
-    return int(text)
-
-
-def _decimal(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 < found < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above zero")
-    return found
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 1,0,0") from None
-
-
-KINDS: dict[str, Callable[[str], Any]] = {
-    "ranks": _ranks, "size": _size, "limit": _limit, "costs": _costs, "number": _number,
-    "numbers": _numbers, "decimal": _decimal,
-}  # fmt: skip
-"""How the values of options are read, by the kinds of the table."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import RankxformError, UsageError
-from rankxform.job.request import Request
+from rankxform.request import Request
 from rankxform.storage.posix import is_inside, opened, range_reader, write_small
 from rankxform.transport import Team
 

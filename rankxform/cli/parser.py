@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 
 import rankxform
 from rankxform.errors import UsageError
-from rankxform.job.option import PLACES, RUN
-from rankxform.job.request import OPTIONS
+from rankxform.options import RUN, facts_of
+from rankxform.request import OPTIONS
 
 from .maps import add_actions as add_maps
 from .options import (
+    PLACES,
     add_detail,
     add_folders,
     add_json,
@@ -206,7 +207,8 @@ def _ignore_writing(verb: argparse.ArgumentParser) -> None:
     """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
     command as `transform`."""
     for one in OPTIONS:
-        if "transform" in one.metadata["verbs"] and "verify" not in one.metadata["verbs"]:
+        verbs = facts_of(one).verbs
+        if "transform" in verbs and "verify" not in verbs:
             add_option(verb, one, dest="ignored_" + one.name, help=argparse.SUPPRESS)
     verb.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
 

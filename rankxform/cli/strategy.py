@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import DifferenceError, UsageError
-from rankxform.job.option import DERIVED
-from rankxform.job.request import OPTIONS, Request
+from rankxform.options import DERIVED, facts_of
+from rankxform.request import OPTIONS, Request
 
 from .json_output import as_json
 from .options import add_json, add_option, given, option
@@ -29,7 +29,7 @@ def _derive_options(action: argparse.ArgumentParser) -> None:
     _add_shapes(action)
     group = action.add_argument_group(DERIVED)
     for one in OPTIONS:
-        if one.metadata["group"] == DERIVED:
+        if facts_of(one).group == DERIVED:
             add_option(group, one)
     add_json(action)
 

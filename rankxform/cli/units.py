@@ -12,9 +12,6 @@ _MANY_ROWS = 40
 _LEAST_LAST = 12
 _BELOW = " " * 4
 _NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?( |$)")
-_MOST_RANKS = 1 << 20
-_MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
-_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def size(nbytes: float) -> str:
@@ -49,49 +46,6 @@ def count(number: int, what: str) -> str:
         return f"1 {what}"
     many = what[:-1] + "ies" if what.endswith("try") else what + ("es" if what[-1:] == "s" else "s")
     return f"{number:,} {many}"
-
-
-def parse_size(text: str) -> int:
-    """Read bytes such as ``256M`` or ``1.5GiB``; the prefixes mean powers of 1024.
-
-    >>> parse_size("64M"), parse_size("1.5GiB"), parse_size("4096")
-    (67108864, 1610612736, 4096)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ValueError(text)
-    nbytes = float(match[1]) * _FACTORS[match[2].upper()]
-    if nbytes > 1 << 62:
-        raise ValueError(text)
-    return int(nbytes)
-
-
-def parse_limit(text: str) -> int:
-    """Read bytes whose unit says of which power it is.
-
-    >>> parse_limit("5GB"), parse_limit("3GiB"), parse_limit("4096")
-    (5000000000, 3221225472, 4096)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(?:([KMGT])(i?))?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ValueError(text)
-    power = " KMGT".index((match[2] or " ").upper())
-    nbytes = float(match[1]) * (1024 if match[3] else 1000) ** power
-    if nbytes > 1 << 62:
-        raise ValueError(text)
-    return int(nbytes)
-
-
-def parse_moment(text: str) -> float:
-    """Read seconds such as ``0.5ms``.
-
-    >>> parse_moment("100us"), parse_moment("2s")
-    (0.0001, 2.0)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
-    if not match:
-        raise ValueError(text)
-    return float(match[1]) / _MOMENTS[match[2]]
 
 
 def seconds(value: float) -> str:
@@ -134,24 +88,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return text if fits else folded(text, columns, before)
 
     return "\n".join(map(line, [list(head), *cells]))
-
-
-def number_ranges(text: str) -> tuple[int, ...]:
-    """Read rank numbers such as ``0,2-5``.
-
-    >>> number_ranges("0,2-5")
-    (0, 2, 3, 4, 5)
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
-        if not match:
-            raise ValueError(text)
-        first, last = int(match[1]), int(match[2] or match[1])
-        if not first <= last < _MOST_RANKS:
-            raise ValueError(text)
-        found += range(first, last + 1)
-    return tuple(found)
 
 
 def abbreviate(ranks: Sequence[object]) -> str:

@@ -16,7 +16,7 @@ from rankxform.errors import (
     StorageError,
     UsageError,
 )
-from rankxform.job.request import Request
+from rankxform.request import Request
 from rankxform.transport import Team
 
 from . import arguments, page_file, report

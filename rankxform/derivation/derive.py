@@ -47,7 +47,7 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
     _check_preset(request, parameters, refusals)
     found = _meanings(request, parameters, refusals)
     takes_part = taking_part(request, parameters, refusals)
-    stages = place(request.places, parameters, rules, request.preset, request.dst.pp, refusals)
+    stages = place(request.stage_layers, parameters, rules, request.dst.pp, refusals)
     layouts: dict[str, Layout] = {}
     for name, one in parameters.items():
         plain = _plain(request, name, one, found.get(name), refusals)
@@ -68,12 +68,9 @@ def _check_patterns(
     request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
 ) -> None:
     """Refuse what the user says of names that are not there."""
-    places = request.places
-    said = [(rule.label, rule.names) for rule in request.rules]
-    for flag, some in (
-        ("--opt-on", request.opt_on), ("--opt-off", request.opt_off), ("--first", places.first),
-        ("--last", places.last), ("--shared", places.shared),
-    ):  # fmt: skip
+    rules = (*request.rules, *request.places.placed)
+    said = [(rule.label, rule.names) for rule in rules]
+    for flag, some in (("--opt-on", request.opt_on), ("--opt-off", request.opt_off)):
         said += [(f"{flag} {one.pattern!r}", one) for one in some]
     for label, pattern in said:
         if not any(pattern.search(name) for name in parameters):

@@ -97,7 +97,7 @@ def spread(
     more = list(offset) or [0] * parts
     if len(more) != parts:
         raise RequestError(
-            f"--offset {_text(offset)} has {len(more)} numbers; expected one for each of {stages} "
+            f"offset {_text(offset)} has {len(more)} numbers; expected one for each of {stages} "
             f"stages" + (f", or for each of {interleave} rounds of them" if interleave > 1 else "")
         )
     every = [layers // parts + extra for extra in more]

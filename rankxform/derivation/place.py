@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from rankxform.errors import RequestError
@@ -11,7 +10,7 @@ from rankxform.values import dataclass
 
 from .explain import Parameter, Refusals, rule_for
 from .pipeline import homogeneous, lists_of, places_in_lists, spread
-from .rules import FIRST, LAST, SHARED, Preset, Rule
+from .rules import FIRST, LAST, SHARED, Rule
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,8 @@ class StageLayers:
 
     layers: the numbered list that the stages divide, such as ``model.layers``. counts: layers of
     each stage; or offset and interleave, as MindFormers has them. stated: whether a configuration
-    says these, so that the source's stages are no guide. first, last, shared: parameters
-    outside the list that are on the first stage, the last, or both.
+    says these, so that the source's stages are no guide. placed: rules of the user's own that say
+    the stage of parameters outside the list.
     """
 
     layers: str | None = None
@@ -29,16 +28,12 @@ class StageLayers:
     offset: tuple[int, ...] = ()
     interleave: int = 1
     stated: bool = False
-    first: tuple[re.Pattern[str], ...] = ()
-    last: tuple[re.Pattern[str], ...] = ()
-    shared: tuple[re.Pattern[str], ...] = ()
+    placed: tuple[Rule, ...] = ()
 
     def of(self, name: str) -> str | None:
         """Return where the user puts a parameter, or None."""
-        for where, some in ((FIRST, self.first), (LAST, self.last), (SHARED, self.shared)):
-            if any(one.search(name) for one in some):
-                return where
-        return None
+        rule = rule_for(self.placed, name, "stage")
+        return rule.stage if rule else None
 
     @property
     def says_counts(self) -> bool:
@@ -50,7 +45,6 @@ def place(
     places: StageLayers,
     parameters: Mapping[str, Parameter],
     rules: Sequence[Rule],
-    preset: Preset | None,
     stages: int,
     refusals: Refusals,
 ) -> dict[str, tuple[int, ...]]:
@@ -65,7 +59,7 @@ def place(
     if stages == before and not places.says_counts:
         moved = {name: _stages_of(places.of(name), stages) for name in parameters}
         return {name: moved[name] or one.stages for name, one in parameters.items()}
-    divided = _list(places, parameters, preset, before, refusals)
+    divided = _list(places, parameters, before, refusals)
     if divided is None:
         return nowhere
     lists = lists_of(parameters)
@@ -74,7 +68,7 @@ def place(
     if numbers != list(range(len(numbers))):
         refusals.add(
             f"{divided} has layers {numbers[0]} to {numbers[-1]}, but some from 0 on are missing",
-            "Bring the whole checkpoint or strategy, or choose another list by --layers",
+            "Bring the whole checkpoint or strategy, or choose another list in a rules file",
         )
         return nowhere
     try:
@@ -83,7 +77,9 @@ def place(
             interleave=places.interleave,
         )  # fmt: skip
     except RequestError as error:
-        refusals.add(str(error), "Give --layers-per-stage, or --offset as the job has it")
+        refusals.add(
+            str(error), "Give --layers-per-stage, or `offset` in a rules file, as the job has it"
+        )
         return nowhere
     found: dict[str, tuple[int, ...]] = {}
     for name, one in parameters.items():
@@ -117,16 +113,14 @@ def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]
 def _list(
     places: StageLayers,
     parameters: Mapping[str, Parameter],
-    preset: Preset | None,
     before: int,
     refusals: Refusals,
 ) -> str | None:
     """Return the numbered list that the pipeline divides; None if it is refused."""
     lists = lists_of(parameters)
-    if places.layers is not None or (preset and preset.layers):
-        named = places.layers or (preset.layers if preset else None) or ""
-        if named in lists:
-            return named
+    if places.layers is not None:
+        if places.layers in lists:
+            return places.layers
         candidates = []
     elif before > 1:
         over = _stages_of_lists(parameters)
@@ -138,7 +132,7 @@ def _list(
     known = " or ".join(patterns(lists)) or "none"
     refusals.add(
         f"which numbered list of layers the pipeline stages divide is not known (there is {known})",
-        "Give --layers, such as --layers model.layers",
+        "Say it in a rules file (--preset FILE.toml): [preset] layers = 'model.layers'",
     )
     return None
 
@@ -174,7 +168,8 @@ def _outside(
     if where is None and several:
         refusals.add(
             "several pipeline stages divide another list, too",
-            "Give --first REGEX or --last REGEX where that is right, or compile the strategy",
+            "Give a rule with stage = 'first' or 'last' where that is right (--preset FILE.toml), "
+            "or compile the strategy",
             name,
         )
         return (0,)
@@ -186,7 +181,8 @@ def _outside(
         return found
     refusals.add(
         "its pipeline stage is not known",
-        "Give --first REGEX, --last REGEX, or --shared REGEX if both have it",
+        "Give a rule with stage = 'first', 'last', or 'shared' if both have it (--preset "
+        "FILE.toml)",
         name,
     )
     return (0,)

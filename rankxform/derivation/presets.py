@@ -24,7 +24,7 @@ def load(name: str) -> Preset:
         path = Path(name)
         if not path.is_file():
             raise UsageError(f"{path}: no such rules file")
-        return rules_toml.parse(read_bytes(path), str(path))
+        return rules_toml.parse(read_bytes(path), str(path), load)
     if name not in names():
         raise UsageError(
             f"preset {name!r} is none of {', '.join(names())}; give one, or a rules file (*.toml)"

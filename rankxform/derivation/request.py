@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from rankxform.geometry.box import Shape
@@ -53,6 +53,13 @@ class DeriveRequest:
     def all_rules(self) -> tuple[Rule, ...]:
         """The rules, in the order in which they are tried."""
         return (*self.rules, *(self.preset.rules if self.preset else ()))
+
+    @property
+    def stage_layers(self) -> StageLayers:
+        """What is said of the pipeline, by the preset at last."""
+        if self.places.layers is not None or self.preset is None:
+            return self.places
+        return replace(self.places, layers=self.preset.layers)
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -102,8 +102,9 @@ class Preset:
     """The rules of a network, with what they were proven on.
 
     requires: values that fields of `Parallel` must have if the network is sharded over mp, with the
-    reason. layers: the numbered list that the pipeline divides. complete: whether every parameter
-    of the network matches a rule. label: where it came from.
+    reason. layers: the numbered list that the pipeline divides; offset, interleave: how, as in
+    MindFormers (0: it is not said). complete: whether every parameter of the network matches a
+    rule. label: where it came from. own: how many of the rules, the first ones, are a file's own.
     """
 
     label: str
@@ -115,6 +116,14 @@ class Preset:
     requires: tuple[tuple[str, bool, str], ...] = ()
     layers: str | None = None
     complete: bool = True
+    offset: tuple[int, ...] = ()
+    interleave: int = 0
+    own: int = 0
+
+    @property
+    def placed(self) -> tuple[Rule, ...]:
+        """The file's own rules that say on which stages parameters are."""
+        return tuple(rule for rule in self.rules[: self.own] if rule.stage not in (None, LAYER))
 
 
 def parse_rule(text: str, option: str = "--rule") -> Rule:

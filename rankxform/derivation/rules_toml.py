@@ -7,7 +7,10 @@
     proven = true            # whether compiled strategy files agree in every entry
     networks = "Llama-2"     # what it was proven on
     evidence = "..."         # how
+    extends = "llama"        # a preset whose rules are tried after these, and whose facts hold too
     layers = "model.layers"  # the numbered list that pipeline stages divide
+    offset = [0, 1, 0]       # extra layers of each stage, as in MindFormers
+    interleave = 2           # rounds in which stages get layers (pp_interleave_num)
     complete = true          # whether the rules name every parameter (default: false)
     [[preset.requires]]      # what must hold where mp is above 1: field, value, why
 
@@ -23,7 +26,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -33,18 +36,22 @@ from .rules import Preset, rule_of
 
 _KINDS = {
     "version": int, "proven": bool, "networks": str, "evidence": str, "layers": str,
-    "complete": bool, "requires": list,
+    "complete": bool, "requires": list, "extends": str, "offset": list, "interleave": int,
 }  # fmt: skip
 
 
-def parse(data: bytes, label: str) -> Preset:
-    """Read a rules file; `label` is what messages call it. Raises UsageError."""
+def parse(data: bytes, label: str, preset: Callable[[str], Preset] | None = None) -> Preset:
+    """Read a rules file of a user, or with `preset` None one that comes with rankxform.
+
+    label: what messages call it; preset: returns the one of a name. Raises UsageError.
+    """
     document = toml_document(data, label)
     for key in document:
         if key not in ("preset", "rules"):
             raise UsageError(f"{label}: {key!r} is neither preset nor rules")
     facts, tables = document.get("preset", {}), document.get("rules", [])
-    if not isinstance(facts, dict) or not isinstance(tables, list) or not tables:
+    told = isinstance(facts, dict) and (tables or set(facts) & _ALONE)
+    if not isinstance(facts, dict) or not isinstance(tables, list) or not told:
         raise UsageError(f"{label}: expected [[rules]], and [preset] with what is known of them")
     for key, value in facts.items():
         kind = _KINDS.get(key)
@@ -57,17 +64,46 @@ def parse(data: bytes, label: str) -> Preset:
         if not isinstance(table, dict):
             raise UsageError(f"{where}: expected a table")
         rules.append(rule_of(table, where))
+    base = _NOTHING
+    if "extends" in facts:
+        if preset is None or facts["extends"].endswith(".toml"):
+            raise UsageError(f"{label}: preset.extends is the name of a preset of rankxform's")
+        base = preset(facts["extends"])
     return Preset(
         label,
         version=facts.get("version", 1),
-        proven=facts.get("proven", True),
-        networks=facts.get("networks", ""),
-        evidence=facts.get("evidence", "it says nothing of its evidence"),
-        rules=tuple(rules),
-        requires=tuple(_required(one, label) for one in facts.get("requires", [])),
-        layers=facts.get("layers"),
-        complete=facts.get("complete", False),
+        proven=facts.get("proven", base.proven),
+        networks=facts.get("networks", base.networks),
+        evidence=facts.get("evidence", base.evidence),
+        rules=(*rules, *base.rules),
+        requires=(*(_required(one, label) for one in facts.get("requires", [])), *base.requires),
+        layers=facts.get("layers", base.layers),
+        complete=facts.get("complete", base.complete),
+        offset=_offset(facts, label) or base.offset,
+        interleave=_interleave(facts, label) or base.interleave,
+        own=len(rules) if preset is not None else 0,
     )
+
+
+_ALONE = {"extends", "layers", "offset", "interleave"}
+"""What may be said without rules."""
+
+_NOTHING = Preset("", 1, True, "", "it says nothing of its evidence", rules=(), complete=False)
+"""What holds where a file says nothing, and extends nothing."""
+
+
+def _offset(facts: Mapping[str, Any], label: str) -> tuple[int, ...]:
+    offset = facts.get("offset", [])
+    if not all(type(number) is int for number in offset):
+        raise UsageError(f"{label}: preset.offset is {offset!r}; expected a list of numbers")
+    return tuple(offset)
+
+
+def _interleave(facts: Mapping[str, Any], label: str) -> int:
+    rounds: int = facts.get("interleave", 0)
+    if "interleave" in facts and rounds < 1:
+        raise UsageError(f"{label}: preset.interleave is {rounds}; expected a number from 1 on")
+    return rounds
 
 
 def _required(facts: Any, label: str) -> tuple[str, bool, str]:

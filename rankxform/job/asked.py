@@ -21,6 +21,7 @@ from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.table import catalog_of
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
 from rankxform.source.opening import Narrow, Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import index
@@ -29,7 +30,6 @@ from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from .operation_inputs import OperationInputs, derivation_of, read_operation_inputs
-from .request import Request
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import DeriveRequest

@@ -29,6 +29,7 @@ from rankxform.planning.consistency import (
 )
 from rankxform.planning.selection import sources_of
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
+from rankxform.request import Request
 from rankxform.source.opening import Source, listing_at
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress, inode, is_inside, is_same, lies_in
@@ -37,7 +38,6 @@ from rankxform.transport import Team
 
 from .opened import opened
 from .prepare import Conversion
-from .request import Request
 
 
 def check_target(

@@ -23,11 +23,10 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import expression, parameter_of, ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.options import flag_of, is_default
+from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
-
-from .option import flag_of
-from .request import Request, is_default
 
 SAME = "same"
 
@@ -47,19 +46,20 @@ def question(request: Request) -> DeriveRequest | None:
     src_config = _config("src", request)
     dst_config = _config("dst", request)
     src, dst, keep_mesh = _sizes(request, src_config, dst_config)
+    preset = _preset(request)
     return DeriveRequest(
         source=None,
         src=src,
         dst=dst,
         keep_mesh=keep_mesh,
         keep_stages=request.dst_parallel == SAME,
-        preset=_preset(request),
+        preset=preset,
         rules=tuple(parse_rule(text) for text in request.rule),
         opt_on=_expressions(request, "opt_on"),
         opt_off=_expressions(request, "opt_off"),
         unsharded=frozenset([request.unsharded] if request.unsharded else []),
         predict=request.predict or (dst_config is not None and dst_config.predict),
-        places=_places(request, dst_config),
+        places=_places(request, preset, dst_config),
     )
 
 
@@ -109,7 +109,7 @@ def _check_same(request: Request) -> None:
     if request.optimizer_shard is None:
         idle += ["threshold", "src_threshold", "opt_on", "opt_off"]
     if request.dst_parallel == SAME:
-        idle += ["layers", "layers_per_stage", "offset", "interleave", "first", "last", "shared"]
+        idle += ["layers_per_stage"]
         idle += ["preset", "unproven"] if request.optimizer_shard is None else []
     for name in idle:
         if not is_default(request, name):
@@ -147,22 +147,20 @@ def _expressions(request: Request, name: str) -> tuple[re.Pattern[str], ...]:
     return tuple(expression(text, flag) for text in getattr(request, name))
 
 
-def _places(request: Request, config: JobConfig | None) -> StageLayers:
-    if request.layers_per_stage and (request.offset or request.interleave):
-        raise UsageError("--layers-per-stage goes without --offset and --interleave")
-    offset, interleave = request.offset, request.interleave
+def _places(request: Request, preset: Preset | None, config: JobConfig | None) -> StageLayers:
+    """Return what is said of the pipeline: by an option, a rules file, or a configuration."""
+    offset, interleave = (preset.offset, preset.interleave) if preset else ((), 0)
+    if preset and request.layers_per_stage and (offset or interleave):
+        raise UsageError(f"--layers-per-stage goes without offset and interleave in {preset.label}")
     if config and not request.layers_per_stage:
-        offset = offset or config.offset
-        interleave = config.interleave if interleave is None else interleave
-    if interleave is not None and interleave < 1:
-        raise UsageError(f"--interleave {interleave}: expected a number from 1 on")
+        offset, interleave = offset or config.offset, interleave or config.interleave
     return StageLayers(
-        request.layers,
+        None,
         request.layers_per_stage,
         offset,
         interleave or 1,
         config is not None,
-        *(_expressions(request, name) for name in ("first", "last", "shared")),
+        preset.placed if preset else (),
     )
 
 

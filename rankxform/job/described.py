@@ -11,12 +11,12 @@ from rankxform.formats.base import Format, Index
 from rankxform.formats.dtype import item_size
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.options import is_default
 from rankxform.planning.selection import Selection
+from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
-
-from .request import Request, is_default
 
 _STEP_KEY = "global_step"
 

@@ -16,6 +16,7 @@ from rankxform.publish.journal import Journal
 from rankxform.publish.links import HARD, link_all
 from rankxform.publish.state import State
 from rankxform.publish.target import TargetFolder
+from rankxform.request import Request
 from rankxform.storage.posix import publish, remove
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -24,7 +25,6 @@ from .beside import keep_beside
 from .manifest import contents, verify_options
 from .placement import Root
 from .prepare import Conversion
-from .request import Request
 
 T = TypeVar("T")
 

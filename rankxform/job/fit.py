@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from rankxform.checkpoints.base import Target
 from rankxform.checkpoints.rank_folders import LATEST
+from rankxform.options import FIT, is_default
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage.index import container
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
 from .checks import compare_ranks
-from .option import FIT
 from .placement import in_order
 from .prepare import Conversion, prepare
-from .request import Request, affecting, is_default
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived

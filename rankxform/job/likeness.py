@@ -17,14 +17,14 @@ from rankxform.formats.map_toml import HUGGINGFACE
 from rankxform.geometry.box import Box
 from rankxform.ops.base import Tensor
 from rankxform.ops.mapping import Link, NameMap
+from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.derived import TensorMaker
+from rankxform.request import Request
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
 from .operation_inputs import OperationInputs, name_map
-from .option import flag_of
-from .request import Request
 
 if TYPE_CHECKING:
     from rankxform.source.opening import Source

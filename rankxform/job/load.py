@@ -16,6 +16,7 @@ from rankxform.planning.assign import runs_of
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
+from rankxform.request import Request
 from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
@@ -25,7 +26,6 @@ from .checks import compare_ranks
 from .measure import plan_work
 from .opened import opened
 from .prepare import Conversion, prepare
-from .request import Request
 
 
 class Parameters(dict[str, Any]):

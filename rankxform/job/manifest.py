@@ -14,15 +14,15 @@ from rankxform.engine.compare_sink import Expected
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
+from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Composed
+from rankxform.request import OPTIONS, Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage import strategies
 
-from .option import BYTES, COMPARE, flag_of
 from .prepare import Conversion
-from .request import OPTIONS, Request, affecting, is_default
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 
@@ -129,7 +129,7 @@ def verify_options(request: Request, source: Source) -> list[str]:
         elif given is not None:
             words += _words(side, str(path.absolute()) if path else given)
     for one in OPTIONS:
-        if COMPARE in one.metadata["affects"] and not is_default(request, one.name):
+        if COMPARE in facts_of(one).affects and not is_default(request, one.name):
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):
                 words += [flag_of(one.name)] if text is True else _words(one.name, str(text))

@@ -27,12 +27,11 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper
 from rankxform.planning.transfers import Transfer, bytes_to_read
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
 from rankxform.storage.posix import OnProgress
 from rankxform.transport import Team
-
-from .request import Request
 
 _WORTH_A_LOOK = 1.05
 """How much more one method must read than another for a choice to be worth measuring."""

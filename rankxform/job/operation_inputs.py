@@ -13,15 +13,14 @@ from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
 from rankxform.ops.vocabulary import Vocabulary
+from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
 from rankxform.source.opening import form_at
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
 from rankxform.values import dataclass
-
-from .option import flag_of
-from .request import Request
 
 if TYPE_CHECKING:
     from rankxform.formats.map_toml import MapTable

@@ -11,10 +11,10 @@ from rankxform.formats.base import BLOCK, FileLayout, Index
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.publish.links import NONE, REFLINK, can_reflink
+from rankxform.request import Request
 from rankxform.transport import Team
 
 from .placement import Placement
-from .request import Request
 
 
 def equal_files(

@@ -22,6 +22,7 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select, with_followers
 from rankxform.planning.stages import check_ranks
 from rankxform.planning.table import written_out
+from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container
@@ -32,7 +33,6 @@ from .asked import Asked, read_asked, source_of, where_of
 from .described import check_loose, naming, training_facts, unplaced
 from .metrics import Phases
 from .operation_inputs import assumptions, check_steps, cut_rows, derivation_of, repeated, taken
-from .request import Request
 from .suggestions import suggesting
 
 if TYPE_CHECKING:

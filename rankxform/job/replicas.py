@@ -9,6 +9,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError
 from rankxform.planning.consistency import Unequal, unequal_replicas
+from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
@@ -17,7 +18,6 @@ from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
 
 from .asked import read_asked
-from .request import Request
 from .suggestions import suggesting
 
 

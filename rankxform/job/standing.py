@@ -16,13 +16,13 @@ from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
+from rankxform.request import Request
 from rankxform.source.faults import file_faults, own_names
 from rankxform.source.opening import Narrow, Source, form_at, look_at, open_source
 from rankxform.storage.metadata import is_stated
 from rankxform.transport import Team
 
 from .prepare import Conversion
-from .request import Request
 
 
 def record_folder(folder: Path) -> Path:

@@ -29,13 +29,13 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.request import Request
 from rankxform.source.opening import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 
 from .asked import read_shapes
 from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
-from .request import Request
 
 
 def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:

@@ -14,12 +14,11 @@ from rankxform.errors import (
     StrategyError,
 )
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.request import Request
 from rankxform.source.hints import option_for, shortly
 from rankxform.source.opening import Source, ranks_at
 from rankxform.storage import strategies
 from rankxform.transport import Team
-
-from .request import Request
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from rankxform.publish.journal import Journal
 from rankxform.publish.state import State
 from rankxform.publish.target import TargetFolder
 from rankxform.publish.write import write_parts
+from rankxform.request import Request
 from rankxform.storage.posix import (
     OnProgress,
     create,
@@ -51,7 +52,6 @@ from .placement import Placement, place
 from .prepare import Conversion, prepare
 from .replicas import check_replicas
 from .report import Report
-from .request import Request
 
 Begin = Callable[[Conversion, int], Show]
 """Called on process 0 with the prepared conversion and the bytes to move, before the first is;

@@ -16,6 +16,7 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange, bytes_to_write
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
@@ -26,7 +27,6 @@ from .checks import compare_ranks, foreign_files, warn_of
 from .measure import plan_work
 from .opened import opened
 from .prepare import Conversion, prepare
-from .request import Request
 from .standing import compare_files, open_described, open_ranks
 from .verdict import Verdict, unreadable, wrong_checksums
 from .verify_manifest import made_with

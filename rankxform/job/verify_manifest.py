@@ -16,6 +16,7 @@ from rankxform.engine.compare_sink import Difference, mismatches
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.publish import companions
 from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.request import Request
 from rankxform.source.opening import Source, listing_at
 from rankxform.storage.identity import digest
 from rankxform.storage.index import Indexer
@@ -25,7 +26,6 @@ from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
 from .manifest import expected, verify_command, verify_options
-from .request import Request
 from .standing import record_folder
 from .verdict import Verdict, unreadable, wrong_checksums
 

@@ -10,10 +10,10 @@ from typing import Any
 from rankxform import api
 from rankxform.errors import RankxformError, UsageError
 from rankxform.formats import strategy_proto
-from rankxform.job.request import Request
 from rankxform.job.transform import convert_one
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.stages import needed_stages
+from rankxform.request import Request
 from rankxform.storage import strategies
 
 from .network import load_for, parameters, strategy_of

@@ -12,10 +12,10 @@ from rankxform import api
 from rankxform.checkpoints.base import Where
 from rankxform.errors import RankxformError, UsageError
 from rankxform.job.prepare import prepare
-from rankxform.job.request import Request
 from rankxform.job.transform import convert_one
 from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
+from rankxform.request import Request
 from rankxform.source.opening import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import index

@@ -7,13 +7,16 @@ second the network and two more copies in memory. Files on a node's own disk lea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from numbers import Real
 
 from rankxform.errors import UsageError
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, bounding_boxes
 from rankxform.geometry.grid import Cell, Grid, overlaps
+from rankxform.options import Kind, parse_size
 from rankxform.values import dataclass
 
 from .catalog import Parameter
@@ -64,6 +67,54 @@ class Costs:
     def overlapped(self, reading: float, sending: float) -> float:
         """Return the seconds for both at once, given what each would take by itself."""
         return max(reading, sending) + (1 - self.overlap) * min(reading, sending)
+
+
+LATENCIES, SHARE = ("read_latency", "latency"), "overlap"
+"""What of `Costs` is in seconds, and what has no unit."""
+
+_MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
+
+
+def parse_moment(text: str) -> float:
+    """Read seconds such as ``0.5ms``. Raises ValueError.
+
+    >>> parse_moment("100us"), parse_moment("2s")
+    (0.0001, 2.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
+    if not match:
+        raise ValueError(f"{text!r}: expected a time such as 100us")
+    return float(match[1]) / _MOMENTS[match[2]]
+
+
+def parse_costs(text: str) -> Costs:
+    """Read costs such as ``read=2G,latency=30us``. Raises ValueError, with what was expected."""
+    known = [one.name for one in fields(Costs)]
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if name not in known or name in given or not equals:
+            raise ValueError(f"{part!r}: expected one =VALUE each of {', '.join(known)}")
+        given[name] = _parse_cost(name, value)
+        if not given[name] and name != SHARE:
+            raise ValueError(f"{part!r}: expected more than nothing")
+    return Costs(**given)
+
+
+def _parse_cost(name: str, text: str) -> float:
+    if name in LATENCIES:
+        return parse_moment(text)
+    if name == SHARE:
+        if not re.fullmatch(r"0*(\d*\.\d+|[01]\.?)", text) or not 0 <= float(text) <= 1:
+            raise ValueError(f"{text!r}: expected a share from 0 to 1")
+        return float(text)
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise ValueError(f"{text!r}: expected a size such as 256M") from None
+
+
+COSTS = Kind(Costs, "rankxform.Costs", "Costs", parse_costs)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,9 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """The folder in which its files lie."""
+        """The folder to which the names of its files are relative, or the file itself."""
+        if not self.form.described:
+            return Path(self.where.path)
         return next((path.parent for path in self.paths.values()), Path(self.where.path))
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from rankxform.derivation import presets
+from rankxform.derivation import presets, rules_toml
 from rankxform.derivation.derive import derive
 from rankxform.derivation.mesh import Parallel, checked_spec, parse_parallel, parse_spec, print_spec
 from rankxform.derivation.pipeline import spread
 from rankxform.derivation.place import StageLayers
 from rankxform.derivation.request import DeriveRequest, Extent
-from rankxform.derivation.rules import parse_rule
+from rankxform.derivation.rules import parse_rule, rule_of
 from rankxform.errors import DerivationError, UsageError
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import parameter_of
@@ -215,6 +215,12 @@ def simple(layouts, sizes, dst, extents=None, **more):
 ROWS, COLUMNS = ((0,), ()), ((), (0,))
 
 
+def placed(layers=None, counts=(), **stages):
+    """What a rules file says of the pipeline: the stage of the parameters that match."""
+    rules = (rule_of({"names": n, "stage": where}, "a rule") for n, where in stages.items())
+    return StageLayers(layers, counts, placed=tuple(rules))
+
+
 class TestRefusals:
     """Each refusal names its answer, and the answer is taken."""
 
@@ -228,7 +234,7 @@ class TestRefusals:
     def test_all_reasons_are_given_at_once(self):
         layouts = {"a.w": Layout((8,), ((), ()), 1, -1), "b.w": Layout((8,), ((), ()))}
         text = self.refused(simple(layouts, "dp=8", "dp=2,mp=2,pp=2"), "for 3 reasons")
-        for option in ("--rule", "--layers", "--optimizer-shard"):
+        for option in ("--rule", "--preset FILE.toml", "--optimizer-shard"):
             assert option in text
 
     def test_sizes_that_are_not_the_strategys(self):
@@ -335,8 +341,8 @@ class TestRefusals:
     def test_what_pipeline_stage_is_not_known(self):
         layouts = {name: Layout((2,), ((), ())) for name in ("e", "h.0.w", "h.1.w", "f")}
         given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
-        self.refused(given, "--first REGEX")
-        places = StageLayers(first=(re.compile("e"),), last=(re.compile("f"),))
+        self.refused(given, "stage = 'first'")
+        places = placed(e="first", f="last")
         found = derive(replace(given, places=places)).strategy
         assert [list(some) for some in found.stages] == [["e", "h.0.w"], ["h.1.w", "f"]]
 
@@ -362,9 +368,7 @@ class TestRefusals:
             ((2, 0), "stage 1 would hold no parameter"),
             ((3, -1), "a negative number"),
         ):
-            self.refused(
-                replace(given, places=StageLayers(counts=counts, first=(re.compile("e"),))), text
-            )
+            self.refused(replace(given, places=placed(counts=counts, e="first")), text)
         one = replace(given, dst=Parallel(), places=StageLayers(counts=(1, 1)))
         self.refused(one, "--layers-per-stage lists several stages")
 
@@ -376,7 +380,7 @@ class TestRefusals:
         )
         given = DeriveRequest(Strategy(stages, 2, "S"), Parallel(dp=2, pp=4), Parallel(dp=2, pp=2),
                       predict=True)  # fmt: skip
-        self.refused(given, "--layers")
+        self.refused(given, "[preset] layers")
         self.refused(replace(given, places=StageLayers(layers="model.h")), "trace.model.h.*.w",
                      "several pipeline stages divide another list")  # fmt: skip
 
@@ -385,9 +389,7 @@ class TestRefusals:
         layouts = {name: Layout((2,), ((), ())) for name in names}
         given = simple(layouts, "dp=2", "dp=1,pp=2", predict=True)
         self.refused(given, "there is net or net.1.h")
-        places = StageLayers(
-            layers="net.1.h", first=(re.compile("table"),), last=(re.compile("[23]"),)
-        )
+        places = placed(layers="net.1.h", table="first", **{r"net\.[23]": "last"})
         found = derive(replace(given, places=places)).strategy
         assert [list(some) for some in found.stages] == [list(names[:3]), list(names[3:])]
 
@@ -429,7 +431,7 @@ class TestRefusals:
         layout = Layout((2,), ((), ()))
         stages = ({"e": layout, "h.0.w": layout}, {f"h.{n}.w": layout for n in (1, 2, 3)})
         given = DeriveRequest(Strategy(stages, 2, "S"), Parallel(dp=2, pp=2), Parallel(dp=2, pp=2),
-                      predict=True, places=StageLayers(last=(re.compile("^e"),)))  # fmt: skip
+                      predict=True, places=placed(**{"^e": "last"}))  # fmt: skip
         found = derive(given).strategy
         assert [sorted(some) for some in found.stages] == [
             ["h.0.w"], ["e", "h.1.w", "h.2.w", "h.3.w"]
@@ -512,3 +514,41 @@ def test_every_preset_says_what_it_was_proven_on():
         assert bool(preset.networks) == preset.proven
         assert all(rule.stage for rule in preset.rules)
         assert preset.proven == (name in {one.facts.get("preset") for one in COMPILED})
+
+
+class TestRulesFiles:
+    """A rules file of one's own may say how the pipeline divides a known network."""
+
+    def test_what_is_said_goes_before_what_it_extends(self):
+        text = b"""
+            [preset]
+            extends = "llama"
+            offset = [0, 1, 0]
+            interleave = 2
+            [[rules]]
+            names = "head"
+            stage = "last"
+            """
+        own, llama = rules_toml.parse(text, "own.toml", presets.load), presets.load("llama")
+        assert own.rules[1:] == llama.rules and own.requires == llama.requires
+        assert (own.layers, own.complete, own.proven) == (llama.layers, True, llama.proven)
+        assert (own.offset, own.interleave) == ((0, 1, 0), 2)
+        assert [rule.stage for rule in own.placed] == ["last"] and llama.placed == ()
+
+    def test_the_layers_alone(self):
+        own = rules_toml.parse(b"[preset]\nlayers = 'net.h'\n", "own.toml", presets.load)
+        assert own.layers == "net.h" and not own.complete and own.rules == ()
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("extends = 'other.toml'", "the name of a preset of rankxform's"),
+            ("extends = 'nothing'", "is none of"),
+            ("offset = ['1']", "expected a list of numbers"),
+            ("interleave = 0", "expected a number from 1 on"),
+            ("version = 2", "expected [[rules]]"),
+        ],
+    )
+    def test_what_it_cannot_say(self, text, why):
+        with pytest.raises(UsageError, match=re.escape(why)):
+            rules_toml.parse(f"[preset]\n{text}\n".encode(), "own.toml", presets.load)

@@ -21,7 +21,7 @@ from tests.cases import Case, random_case, unevenly_sharded
 from tests.mpi.conftest import prepare
 
 job_measure = import_module("rankxform.job.measure")
-job_prepare = import_module("rankxform.job.prepare")
+source_opening = import_module("rankxform.source.opening")
 transport_p2p = import_module("rankxform.transport.p2p")
 transport_mpi = import_module("rankxform.transport.mpi")
 
@@ -146,7 +146,7 @@ def as_nodes(monkeypatch, nodes, seed):
         )
         return Visibility(node, tuple(seen)), []
 
-    monkeypatch.setattr(job_prepare, "visibility_of", visibility_of)
+    monkeypatch.setattr(source_opening, "visibility_of", visibility_of)
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 5))

@@ -10,7 +10,7 @@ import pytest
 
 import rankxform
 from rankxform.job.replicas import compare_replicas
-from rankxform.job.request import Request
+from rankxform.request import Request
 from rankxform.transport import Serial
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run

@@ -1,20 +1,44 @@
-"""The options of what is done to tensors on their way: another part of the one table."""
+"""What is done to tensors on their way: options."""
 
 from __future__ import annotations
 
-from rankxform.ops.cast import TYPES
-from rankxform.ops.vocabulary import FILLS
+from rankxform.options import (
+    BYTES,
+    COMPARE,
+    DECIMAL,
+    FIT,
+    FLAG,
+    LOAD,
+    NUMBER,
+    ON_THE_WAY,
+    REPEATED,
+    WHAT,
+    option,
+)
 from rankxform.values import dataclass
 
-from .option import BYTES, COMPARE, FIT, LOAD, ON_THE_WAY, option
+from .cast import TYPES
+from .vocabulary import FILLS
 
 _ALL = (BYTES, COMPARE, FIT, LOAD)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operations:
-    """Options of `rankxform.job.request.Request`."""
+class OperationOptions:
+    """What is done to tensors on their way. See the help of each."""
 
+    include: tuple[str, ...] = option(
+        (), WHAT, "convert only parameters whose name matches; repeatable",
+        BYTES, COMPARE, FIT, LOAD, kind=REPEATED, metavar="REGEX",
+    )  # fmt: skip
+    exclude: tuple[str, ...] = option(
+        (), WHAT, "drop parameters whose name matches; repeatable",
+        BYTES, COMPARE, FIT, LOAD, kind=REPEATED, metavar="REGEX",
+    )  # fmt: skip
+    rename: tuple[str, ...] = option(
+        (), WHAT, "rename parameters, and their optimizer states; repeatable, applied in order",
+        BYTES, COMPARE, FIT, LOAD, kind=REPEATED, metavar="REGEX=REPLACEMENT",
+    )  # fmt: skip
     map: str | None = option(
         None, ON_THE_WAY, "another naming of the same model: a mapping table that comes with "
         "rankxform (`rankxform maps` lists them), or a file (*.toml)", *_ALL, metavar="NAME",
@@ -38,24 +62,24 @@ class Operations:
         "interleaved, as in MindFormers)", *_ALL, choices=("interleaved", "contiguous"),
     )  # fmt: skip
     weights_only: bool = option(
-        False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind="flag",
+        False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind=FLAG,
         aliases=("--no-optimizer",),
     )  # fmt: skip
     masters: bool = option(
         False, ON_THE_WAY, "take the Float32 masters (main_param.*) in the place of parameters",
-        *_ALL, kind="flag",
+        *_ALL, kind=FLAG,
     )  # fmt: skip
     dtype: str | None = option(
         None, ON_THE_WAY, "type of floating parameters at the destination; not of optimizer states",
         *_ALL, choices=TYPES,
     )  # fmt: skip
     keep_dtype: tuple[str, ...] = option(
-        (), ON_THE_WAY, "parameters that keep their type; repeatable", *_ALL, kind="repeated",
+        (), ON_THE_WAY, "parameters that keep their type; repeatable", *_ALL, kind=REPEATED,
         metavar="REGEX",
     )  # fmt: skip
     cast_states: tuple[str, ...] = option(
         (), ON_THE_WAY, "optimizer states and counters that get the type too; repeatable",
-        *_ALL, kind="repeated", metavar="REGEX",
+        *_ALL, kind=REPEATED, metavar="REGEX",
     )  # fmt: skip
     lora: str | None = option(
         None, ON_THE_WAY, "add a LoRA adapter to the matrices that it is for: a folder or file, "
@@ -63,10 +87,10 @@ class Operations:
     )  # fmt: skip
     lora_alpha: float | None = option(
         None, ON_THE_WAY, "alpha of the adapter, where it has no adapter_config.json", *_ALL,
-        kind="decimal", metavar="A",
+        kind=DECIMAL, metavar="A",
     )  # fmt: skip
     lora_rank: int | None = option(
-        None, ON_THE_WAY, "rank of the adapter, likewise", *_ALL, kind="number", metavar="R"
+        None, ON_THE_WAY, "rank of the adapter, likewise", *_ALL, kind=NUMBER, metavar="R"
     )
     lora_strategy: str | None = option(
         None, ON_THE_WAY, "how the adapter is sharded, if it is in folders of several ranks "
@@ -74,12 +98,12 @@ class Operations:
     )  # fmt: skip
     vocab: int | None = option(
         None, ON_THE_WAY, "rows of the vocabulary at the destination: adds padding, or takes it "
-        "away", *_ALL, kind="number", metavar="N",
+        "away", *_ALL, kind=NUMBER, metavar="N",
     )  # fmt: skip
     vocab_fill: str | None = option(
         None, ON_THE_WAY, "what added rows hold (default: zeros; optimizer states always do)",
         *_ALL, choices=FILLS,
     )  # fmt: skip
     vocab_cut: bool = option(
-        False, ON_THE_WAY, "take away rows that are no padding too", *_ALL, kind="flag"
+        False, ON_THE_WAY, "take away rows that are no padding too", *_ALL, kind=FLAG
     )

@@ -1,0 +1,254 @@
+"""How an option is declared: where it is used, with its help, its kind, and what depends on it.
+
+Each room that options are for has them in its `options` module, and `rankxform.request` gathers
+them: the command line, the keywords of the API, the identity of a job, the command that verifies
+its result and docs/cli.md are made of these declarations; no option is stated twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import Field, field, fields
+from typing import Any
+
+from rankxform.errors import UsageError
+from rankxform.values import dataclass
+
+BYTES, COMPARE, FIT, LOAD = "bytes", "compare", "fit", "load"
+"""What depends on an option: the bytes of the output; the `verify` that compares it; whether a
+checkpoint fits as it is; and what `load`, which writes no files, takes."""
+
+WHAT = "what is converted"
+ON_THE_WAY = "operations on the way"
+DERIVED = "destination strategy, derived instead of given"
+SOURCE = "which source files"
+OUTPUT = "output"
+IO = "reading and memory"
+RUN = "how it is done"
+
+GROUPS = (WHAT, ON_THE_WAY, DERIVED, SOURCE, OUTPUT, IO, RUN)
+"""The groups of options, in the order in which help shows them."""
+
+CONVERSIONS = ("transform", "verify", "plan", "launch")
+WRITERS = ("transform", "launch")
+
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MOST_RANKS = 1 << 20
+_MOST_BYTES = 1 << 62
+
+
+# -- texts that stand for values: each raises ValueError ------------------------------------------
+
+
+def parse_size(text: str) -> int:
+    """Read bytes such as ``256M`` or ``1.5GiB``; the prefixes mean powers of 1024.
+
+    >>> parse_size("64M"), parse_size("1.5GiB"), parse_size("4096")
+    (67108864, 1610612736, 4096)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError(text)
+    nbytes = float(match[1]) * _FACTORS[match[2].upper()]
+    if nbytes > _MOST_BYTES:
+        raise ValueError(text)
+    return int(nbytes)
+
+
+def parse_limit(text: str) -> int:
+    """Read bytes, more than none, whose unit says of which power it is.
+
+    >>> parse_limit("5GB"), parse_limit("3GiB"), parse_limit("4096")
+    (5000000000, 3221225472, 4096)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:(?:([KMGT])(i?))?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError(text)
+    power = " KMGT".index((match[2] or " ").upper())
+    nbytes = float(match[1]) * (1024 if match[3] else 1000) ** power
+    if not 1 <= nbytes <= _MOST_BYTES:
+        raise ValueError(text)
+    return int(nbytes)
+
+
+def number_ranges(text: str) -> tuple[int, ...]:
+    """Read rank numbers such as ``0,2-5``.
+
+    >>> number_ranges("0,2-5")
+    (0, 2, 3, 4, 5)
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        if not match:
+            raise ValueError(text)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < _MOST_RANKS:
+            raise ValueError(text)
+        found += range(first, last + 1)
+    return tuple(found)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(text)
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _decimal(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e9:
+        raise ValueError(text)
+    return number
+
+
+# -- kinds ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of values.
+
+    item: the type of a value, or of each of several; what: what messages call a value that a
+    program gives; hint: the type for editors. read: makes a value of a text, or raises ValueError;
+    example: what messages say was expected ("": the error's own words). several: values are tuples;
+    repeated: on the command line the option is, and each time gives one. stands_for: what an option
+    without a value means.
+    """
+
+    item: type = str
+    what: str = "a text"
+    hint: str = "str"
+    read: Callable[[str], Any] = str
+    example: str = ""
+    several: bool = False
+    repeated: bool = False
+    stands_for: bool | None = None
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text means. Raises ValueError, which says what was expected."""
+        try:
+            return self.read(text)
+        except ValueError as error:
+            said = f"{text!r}: expected {self.example}" if self.example else str(error)
+            raise ValueError(said) from None
+
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a program may give this value."""
+        if self.several:
+            return isinstance(value, tuple) and all(type(item) is self.item for item in value)
+        if self.item is float and type(value) is int:
+            return True
+        return isinstance(value, self.item) and (
+            self.item is not int or not isinstance(value, bool)
+        )
+
+
+TEXT = Kind()
+FLAG = Kind(bool, "true or false", "bool", stands_for=True)
+OFF = Kind(bool, "true or false", "bool", stands_for=False)
+REPEATED = Kind(what="texts", hint="str | Sequence[str]", several=True, repeated=True)
+NUMBER = Kind(int, "a number", "int", _number, "a number from 0 on")
+NUMBERS = Kind(int, "numbers", "Sequence[int]", _numbers, "numbers such as 1,0,0", several=True)
+RANKS = Kind(int, "numbers", "Sequence[int]", number_ranges, "numbers such as 0,2-5", several=True)
+SIZE = Kind(int, "a number of bytes", "int", parse_size, "a size such as 256M")
+LIMIT = Kind(int, "a number of bytes", "int", parse_limit, "a size such as 5GB or 3GiB")
+DECIMAL = Kind(float, "a number", "float", _decimal, "a number above zero")
+
+
+# -- declarations ---------------------------------------------------------------------------------
+
+
+def flag_of(name: str) -> str:
+    """Return how the command line writes an option.
+
+    >>> flag_of("lora_rank")
+    '--lora-rank'
+    """
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is declared of an option beside its name and default (`option`)."""
+
+    group: str
+    help: str
+    affects: frozenset[str]
+    kind: Kind
+    choices: Any
+    metavar: str | None
+    verbs: Sequence[str]
+    flag: str | None
+    aliases: tuple[str, ...]
+
+
+def option(
+    default: Any,
+    group: str,
+    help: str,
+    *affects: str,
+    kind: Kind = TEXT,
+    choices: Any = None,
+    metavar: str | None = None,
+    verbs: Sequence[str] = CONVERSIONS,
+    flag: str | None = None,
+    aliases: Sequence[str] = (),
+) -> Any:
+    """Declare an option.
+
+    choices: the values that it may have, or a registry of them. flag: if that is not the name with
+    dashes; aliases: other flags.
+    """
+    facts = Facts(
+        group, help, frozenset(affects), kind, choices, metavar, verbs, flag, tuple(aliases)
+    )
+    return field(default=default, metadata={"option": facts})
+
+
+def options_of(part: Any) -> list[Field[Any]]:
+    """Return the options that a class, or a value, has: fields that are declared as such."""
+    return [one for one in fields(part) if one.metadata]
+
+
+def facts_of(one: Field[Any]) -> Facts:
+    """Return what is declared of an option."""
+    found: Facts = one.metadata["option"]
+    return found
+
+
+def is_default(part: Any, name: str) -> bool:
+    """Tell whether an option was left as it is."""
+    known = next(one for one in fields(part) if one.name == name)
+    return bool(getattr(part, name) == known.default)
+
+
+def check(part: Any) -> None:
+    """Raise UsageError for values that options cannot have."""
+    for one in options_of(part):
+        value, facts = getattr(part, one.name), facts_of(one)
+        unset = value is None is one.default
+        if not unset and not facts.kind.accepts(value):
+            raise UsageError(f"{one.name} is {value!r}; expected {facts.kind.what}")
+        if facts.choices and value not in facts.choices and not unset:
+            known = " or ".join(map(str, facts.choices))
+            raise UsageError(f"{one.name} is {value!r}; expected {known}")
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                _check_text(one.name, text, value is not text)
+
+
+def _check_text(name: str, text: str, several: bool) -> None:
+    if "\0" in text:
+        raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
+    if not several:
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name} {text!r}: is not UTF-8, which every name is") from error

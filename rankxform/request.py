@@ -1,0 +1,75 @@
+"""What to convert, and how: the options of every room, gathered; only the verbs see them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any
+
+from rankxform.checkpoints.options import FormOptions
+from rankxform.derivation.options import DeriveOptions
+from rankxform.engine.options import ReadOptions
+from rankxform.errors import UsageError
+from rankxform.layout.strategy import Strategy
+from rankxform.ops.options import OperationOptions
+from rankxform.options import GROUPS, check, facts_of, options_of
+from rankxform.planning.options import SelectionOptions
+from rankxform.publish.options import PublishOptions
+from rankxform.source.options import SourceOptions
+from rankxform.values import dataclass
+
+
+@dataclass(frozen=True)
+class Request(
+    PublishOptions,
+    ReadOptions,
+    FormOptions,
+    SourceOptions,
+    DeriveOptions,
+    OperationOptions,
+    SelectionOptions,
+):
+    """What to convert, and how. Paths are resolved by process 0.
+
+    src, dst: source folder or file; destination folder (None: nothing is written).
+    files: the source file of each rank, in place of those that are found in `src`.
+    src_strategy, dst_strategy: a file, a folder of stage files, "none" for whole tensors,
+        ``shard:REGEX=AXIS@RANKS``; or a Strategy, as it comes from a network. None: none was given,
+        which means whole tensors, but is an error where the source holds files of several ranks.
+    The other fields are options; see their help. Raises UsageError for what they cannot be.
+    """
+
+    src: str
+    dst: str | None
+    src_strategy: str | Strategy | None = None
+    dst_strategy: str | Strategy | None = None
+    files: Mapping[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("src", "dst", "src_strategy", "dst_strategy"):
+            text = getattr(self, name)
+            if isinstance(text, str) and "\0" in text:
+                raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
+        if self.prefix is not None and ("/" in self.prefix or self.prefix.startswith(".")):
+            raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
+        if self.prefix is not None and not self.prefix.isprintable():
+            raise UsageError(f"prefix {self.prefix!r} has characters that no file's name should")
+        if self.memory < 1 << 20:
+            raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
+
+
+OPTIONS: tuple[Field[Any], ...] = tuple(
+    sorted(options_of(Request), key=lambda one: GROUPS.index(facts_of(one).group))
+)
+"""The one table of options, as help shows them."""
+
+
+def in_group(title: str) -> list[str]:
+    """Return the names of the options of a group."""
+    return [one.name for one in OPTIONS if facts_of(one).group == title]
+
+
+def affecting(what: str) -> list[str]:
+    """Return the names of the options on which something depends."""
+    return [one.name for one in OPTIONS if what in facts_of(one).affects]

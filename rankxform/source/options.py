@@ -1,0 +1,61 @@
+"""Which files a source is, and what of them is accepted: options."""
+
+from __future__ import annotations
+
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS
+from rankxform.options import (
+    BYTES,
+    COMPARE,
+    FIT,
+    FLAG,
+    LOAD,
+    RUN,
+    SOURCE,
+    WHAT,
+    option,
+)
+from rankxform.planning.selection import ERROR
+from rankxform.values import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Which files a source is, and what of them is accepted. See the help of each."""
+
+    unlisted: str = option(
+        ERROR, WHAT, "parameters in no strategy that differ between ranks: take one rank's "
+        "(default: error)", BYTES, COMPARE, LOAD, choices=(ERROR, "take-one"),
+    )  # fmt: skip
+    src_form: str | None = option(
+        None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, or "
+        "Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
+        choices=FORMS,
+    )  # fmt: skip
+    src_pattern: str = option(
+        DEFAULT_PATTERN, SOURCE, "where rank files lie in SRC (default: %(default)s)", COMPARE, FIT,
+        LOAD, metavar="PATTERN",
+    )  # fmt: skip
+    step: str | None = option(
+        None, SOURCE, "epoch and step to take, such as 10_73, or a step alone, or an iteration of "
+        "Checkpoint 2.0; latest: the newest, an error if a rank lacks it (default: the newest that "
+        "all ranks have; of launch: latest)", FIT, LOAD, metavar="STEP",
+    )  # fmt: skip
+    suffix: str | None = option(
+        None, SOURCE, "end of the files' names before .ckpt, such as _breakpoint",
+        COMPARE, FIT, LOAD, metavar="TEXT",
+    )  # fmt: skip
+    check_crc: bool = option(
+        False, SOURCE, "compare source files with the checksums they carry", LOAD, kind=FLAG
+    )
+    allow_extra_ranks: bool = option(
+        False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", COMPARE, LOAD,
+        kind=FLAG,
+    )  # fmt: skip
+    allow_equal_slices: bool = option(
+        False, SOURCE, "accept that every rank holds the same bytes of sharded parameters",
+        COMPARE, LOAD, kind=FLAG,
+    )  # fmt: skip
+    check_replicas: str = option(
+        "no", RUN, "read all source replicas first; warn, or refuse, where they differ",
+        choices=("no", "warn", "error"), verbs=("transform",),
+    )  # fmt: skip
