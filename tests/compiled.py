@@ -198,12 +198,12 @@ def _llama():
     ):  # fmt: skip
         yield Compiled(
             "llama2_7b", name, (where / file,), where / "params.txt", sizes, predict=predict,
-            facts={"preset": "llama"},
+            facts={"preset": "llama_legacy"},
         )  # fmt: skip
     where = MODELS / "llama2_13b" / "tutorial4_16p_dp2mp4pp2"
     yield Compiled(
         "llama2_13b", "dp2mp4pp2", (where / "merged_ckpt_strategy.ckpt",), where / "params.txt",
-        _job("dp=2,mp=4,pp=2", True, 64, vocab_emb_dp=True), facts={"preset": "llama"},
+        _job("dp=2,mp=4,pp=2", True, 64, vocab_emb_dp=True), facts={"preset": "llama_legacy"},
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ LLAMA = MODELS / "llama2_13b" / "tutorial4_16p_dp2mp4pp2"
 COMPILED_FILE = LLAMA / "merged_ckpt_strategy.ckpt"
 SMALL = {32000: 128, 5120: 64, 13824: 96}
 SIZES = "dp=2,mp=4,pp=2,vocab_emb_dp=true"
-DERIVED = {"preset": "llama", "optimizer_shard": "on", "threshold": 0}
+DERIVED = {"preset": "llama_legacy", "optimizer_shard": "on", "threshold": 0}
 CONFIG = """\
 run_mode: 'finetune'
 load_checkpoint: 'full.ckpt'
@@ -95,7 +95,7 @@ def test_a_configuration_alone_says_everything(full, tmp_path, monkeypatch, capf
     predict += "src_strategy_path_or_dir: output/made_strategy.ckpt\n"
     (tmp_path / "predict.yaml").write_text(predict)
     monkeypatch.chdir(tmp_path)
-    given = ["transform", "--dst-config", "train.yaml", "--preset", "llama", "--no-fsync"]
+    given = ["transform", "--dst-config", "train.yaml", "--preset", "llama_legacy", "--no-fsync"]
     assert main(given) == 0
     made = Path("output/transformed_checkpoint")
     assert differing(full / "compiled", made) == []
@@ -145,7 +145,7 @@ def test_a_strategy_beside_the_destination_is_never_lost(full, tmp_path):
         assert beside.read_bytes() == COMPILED_FILE.read_bytes()
         assert not (tmp_path / "dst" / "rank_0").exists()
     beside.unlink()
-    rankxform.derive(dst=SIZES, shapes=full / "full.ckpt", predict=True, preset="llama",
+    rankxform.derive(dst=SIZES, shapes=full / "full.ckpt", predict=True, preset="llama_legacy",
                      output=beside)  # fmt: skip
     with pytest.raises(StorageError, match="--overwrite"):
         call()
@@ -269,7 +269,10 @@ def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"dst_parallel": "same", "preset": "llama"}, "changes nothing with --dst-parallel same"),
+        (
+            {"dst_parallel": "same", "preset": "llama_legacy"},
+            "changes nothing with --dst-parallel same",
+        ),
         (
             {"dst_parallel": "same", "layers_per_stage": (1,)},
             "changes nothing with --dst-parallel same",
@@ -279,7 +282,7 @@ def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
         ({"dst_parallel": "same", "threshold": 1}, "changes nothing with --dst-parallel same"),
         ({"dst_parallel": "same,vocab_emb_dp=true"}, "only pp may change"),
         ({"dst_parallel": "dp=2", "optimizer_shard": "1"}, "from 2 on"),
-        ({"preset": "llama"}, "--preset is for --dst-parallel"),
+        ({"preset": "llama_legacy"}, "--preset is for --dst-parallel"),
         ({"opt_on": "w"}, "--opt-on is for --dst-parallel"),
         ({"dst_parallel": "dp=2", "dst_strategy": COMPILED_FILE}, "leave one out"),
         ({"dst_parallel": "dp=2", "dst_config": "x.yaml"}, "give one of them"),
@@ -298,7 +301,7 @@ def test_options_that_cannot_be_meant(full, tmp_path, options, text):
 
 
 def test_two_statements_of_the_layers_of_a_stage(full, tmp_path):
-    (tmp_path / "own.toml").write_text("[preset]\nextends = 'llama'\noffset = [1, 0]\n")
+    (tmp_path / "own.toml").write_text("[preset]\nextends = 'llama_legacy'\noffset = [1, 0]\n")
     options = {"preset": str(tmp_path / "own.toml"), "layers_per_stage": (20, 20)}
     with pytest.raises(UsageError, match="goes without offset and interleave in .*own.toml"):
         rankxform.transform(full / "full.ckpt", tmp_path / "dst", dst_parallel="pp=2", **options)
@@ -306,12 +309,12 @@ def test_two_statements_of_the_layers_of_a_stage(full, tmp_path):
 
 def test_what_is_not_known_is_refused_at_once_and_in_whole(full, tmp_path, capfd):
     words = ["transform", str(full / "full.ckpt"), str(tmp_path / "dst"), "--dst-parallel"]
-    assert main([*words, "dp=2,mp=4,pp=2", "--preset", "llama"]) == 3
+    assert main([*words, "dp=2,mp=4,pp=2", "--preset", "llama_legacy"]) == 3
     error = capfd.readouterr().err
     assert "for 1 reason:" in error
     assert "vocab_emb_dp=true" in error
     assert "lm_head.weight, model.tok_embeddings.embedding_weight" in error
-    assert main([*words, "dp=2,mp=4,pp=3,vocab_emb_dp=true", "--preset", "llama"]) == 3
+    assert main([*words, "dp=2,mp=4,pp=3,vocab_emb_dp=true", "--preset", "llama_legacy"]) == 3
     assert "40 layers do not spread over 3 stages" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -452,7 +455,7 @@ class TestVerb:
         shapes.write_text(
             json.dumps({n: {"shape": s, "dtype": t} for n, (s, t) in llama().items()})
         )
-        words = ["derive", "--shapes", shapes, "--preset", "llama", "--dst-parallel", SIZES,
+        words = ["derive", "--shapes", shapes, "--preset", "llama_legacy", "--dst-parallel", SIZES,
                  "--optimizer-shard", "on", "--threshold", "0"]  # fmt: skip
         text = self.run(capfd, *words, "-o", tmp_path / "a.ckpt")
         assert "1: 182 parameters: model.layers.20-39, model.norm_out.weight" in text
@@ -480,7 +483,7 @@ class TestVerb:
 
     def test_presets(self, capfd):
         assert "deepseek_v3" in self.run(capfd, "presets")
-        assert "(None, tp)" in self.run(capfd, "presets", "llama")
+        assert "(None, tp)" in self.run(capfd, "presets", "llama_legacy")
 
 
 class TestInterface:
@@ -540,7 +543,7 @@ class TestInterface:
 
     def test_a_preset_knows_the_stages_where_the_mesh_stays(self):
         source = MODELS / "llama2_7b" / "dst_dp2mp4pp1_opt.ckpt"
-        found = rankxform.derive(source, dst="same,pp=2", preset="llama")
+        found = rankxform.derive(source, dst="same,pp=2", preset="llama_legacy")
         assert [len(some) for some in found.strategy.stages] == [145 * 4, 146 * 4]
 
     def test_the_mesh_that_stays(self, tmp_path):

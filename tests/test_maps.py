@@ -155,7 +155,7 @@ def near(array, scale, bits):
 
 @pytest.mark.parametrize("qkv", ["grouped", "contiguous"])
 @pytest.mark.parametrize("gate_up", ["interleaved", "contiguous"])
-def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
+def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, gate_up, tmp_path):
     bits, seed = np.random.default_rng(8), 0
     while True:  # with several groups of several heads
         model = Model("qwen3", seed, "BFloat16", qkv, gate_up)
@@ -181,8 +181,18 @@ def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
     options = {
         "map": "qwen3", "like": str(hub), "dst_form": "huggingface", "weights_only": True,
     }  # fmt: skip
-    done = rankxform.transform(src, tmp_path / "dst", **options)
-    assert any(f"qkv {qkv}, gate_up {gate_up}" in notice for notice in done.notices)
+    wanted = {"qkv": qkv, "gate_up": gate_up}
+    flags = [
+        f"--{name.replace('_', '-')} {wanted[name]}"
+        for name, usual in (("qkv", "grouped"), ("gate_up", "interleaved"))
+        if wanted[name] != usual
+    ]
+    if flags:
+        with pytest.raises(UsageError, match=f"^give {' '.join(flags)}: joined as"):
+            rankxform.transform(src, tmp_path / "dst", **options)
+        assert not (tmp_path / "dst").exists()
+    options.update(wanted)
+    rankxform.transform(src, tmp_path / "dst", **options)
     found = arrays(tmp_path / "dst", reference_forms.read_huggingface)
     for name in found:
         if "q_proj" in name or "gate_proj" in name:
@@ -190,7 +200,7 @@ def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
     assert (tmp_path / "dst" / "tokenizer.json").read_text() == "{}"
     assert rankxform.verify(src, tmp_path / "dst", **options).same
     other = {"grouped": "contiguous", "contiguous": "grouped"}[qkv]
-    with pytest.raises(UsageError, match=f"(?s)--qkv says {other}, and .* is {qkv}"):
+    with pytest.raises(UsageError, match=f"give --qkv {qkv}: joined as {other}, the checkpoint"):
         rankxform.transform(src, tmp_path / "no", **{**options, "qkv": other})
     with pytest.raises(UsageError, match="add --dst-form huggingface"):
         rankxform.transform(src, tmp_path / "no", **{**options, "dst_form": None})
@@ -204,7 +214,8 @@ def test_a_published_model_tells_how_tensors_are_joined(qkv, gate_up, tmp_path):
     reference_forms.write_huggingface(hub, model.tensors("hf"))
     (hub / "config.json").write_text(json.dumps(model.config))
     with pytest.raises(UsageError, match="does not tell how the checkpoint joins it"):
-        rankxform.transform(src, tmp_path / "no", **options)
+        rankxform.transform(src, tmp_path / "no", **{**options, "qkv": None})
+    assert rankxform.transform(src, tmp_path / "said", **options).files
 
 
 def test_names_that_a_strategy_does_not_know_are_refused(tmp_path):
@@ -395,3 +406,13 @@ def test_a_map_of_other_names_is_said_to_be_one(tmp_path):
         rankxform.transform(
             tmp_path / "model.safetensors", tmp_path / "dst", map="qwen3", config=str(config)
         )
+
+
+def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
+    model = Model("llama_legacy", 1, "BFloat16")
+    src = written(model, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    options = {"config": str(tmp_path / "config.json"), "dst_form": "huggingface"}
+    with pytest.raises(RankxformError, match=r"^give --map llama_legacy\? "):
+        rankxform.transform(src, tmp_path / "dst", map="llama", **options)
+    assert rankxform.transform(src, tmp_path / "dst", map="llama_legacy", **options).files

@@ -15,6 +15,7 @@ from rankxform.layout.layout import Layout, same_boxes, without_optimizer
 from rankxform.layout.names import NEVER_SAVED, pattern_of, state_of
 from rankxform.layout.strategy import Strategy
 
+from . import presets
 from .explain import (
     Parameter,
     Refusals,
@@ -86,10 +87,10 @@ def _check_preset(
         return
     unknown = [n for n in parameters if rule_for(request.all_rules, n, "spec") is None]
     if parameters and len(unknown) == len(parameters):
-        text = (
-            f"Choose the network's own preset:\n     {preset.label} has no rule for any parameter"
-        )
-        raise DerivationError.of([text])
+        others = " or ".join(f"--preset {name}" for name in presets.fitting(parameters))
+        text = f"{preset.label} has no rule for any parameter"
+        answer = f"Give {others}" if others else "Choose the network's own preset"
+        raise DerivationError.of([f"{answer}:\n     {text}"])
     if unknown and preset.complete:
         refusals.add(
             f"{preset.label} has no rule for it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rankxform.errors import UsageError
@@ -16,6 +17,15 @@ FOLDER = Path(__file__).resolve().parent.parent / "presets"
 def names() -> list[str]:
     """Return the names of the presets that come with rankxform."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def fitting(parameters: Collection[str]) -> list[str]:
+    """Return the presets that come with rankxform and have a rule for each of these parameters."""
+    return [
+        name
+        for name in names()
+        if all(any(rule.names.search(p) for rule in load(name).rules) for p in parameters)
+    ]
 
 
 def load(name: str) -> Preset:

@@ -1,4 +1,4 @@
-"""How a checkpoint joins its tensors, found by comparing a few of them with a reference's.
+"""Whether a checkpoint joins its tensors as it is said to, by comparing a few with a reference's.
 
 No file records whether q, k and v lie in groups, nor whether gate and up are interleaved. A model
 that was trained on from a published one is still close to it: taken apart in the right way, its
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankxform.engine.operands import correlation, read_made
 from rankxform.errors import CheckpointError, UsageError
@@ -34,67 +34,67 @@ _ALIKE, _CLEARLY = 0.5, 0.5
 """A right way correlates at least so much, and others at most so many times as much as it."""
 
 
-def chosen(
-    request: Request,
-    operation: OperationInputs,
-    source: Source,
-    reference: Source,
-    team: Team,
-) -> OperationInputs:
-    """Return the inputs with the choices that a reference tells. Collective.
+def check_arrangement(
+    request: Request, operation: OperationInputs, source: Source, reference: Source, team: Team
+) -> None:
+    """Refuse an arrangement of joined tensors that a reference contradicts. Collective.
 
-    Raises UsageError where it does not tell.
+    Raises UsageError, which names the options; and where a reference does not tell, and none is
+    given.
     """
+    team.bcast(lambda: _check(request, operation, source, reference))
 
-    def choose() -> Mapping[str, str]:
-        if not source.reach.is_full or not reference.reach.is_full:
-            raise UsageError("give --qkv and --gate-up: --like needs files that all nodes see")
-        default = name_map(request, operation)
-        assert default is not None
-        found: dict[str, str] = {}
-        catalog = source.table
-        names = {parameter.name for parameter in catalog.parameters}
-        if default.side_of(names) == HUGGINGFACE:
-            return found
-        if request.dst is not None and request.dst_form != "huggingface":
-            raise UsageError(
-                "add --dst-form huggingface: with --like, the destination is a folder such as "
-                f"{request.like}"
-            )
-        taken = {link.whole for link in default.links}  # neither states nor counters
-        every = (p for p in catalog.parameters if p.name in taken)
-        default.compose([Tensor.of(p.name, p.src_dtype, p.shape) for p in every])  # shapes fit
-        with (
-            Sources(source.paths, source.indexes) as sources,
-            Sources(reference.paths, reference.indexes) as others,
-        ):
-            asked = replace(request, qkv=None, gate_up=None)
-            for name, known in default.table.choices.items():
-                stated = getattr(request, name)
-                try:
-                    scores = {
-                        way: _score(
-                            name_map(asked, replace(operation, choices={name: way})), name,
-                            catalog, sources, reference.table, others,
-                        )
-                        for way in known
-                    }  # fmt: skip
-                    told = _decided(name, scores, reference.where.path)
-                except UsageError:
-                    if stated is None:
-                        raise
-                    continue  # it does not tell
-                if stated is None:
-                    found[name] = told
-                elif scores[told][0] > scores[stated][0]:
-                    raise UsageError(
-                        f"leave out {flag_of(name)}, or --like (give --config): {flag_of(name)} "
-                        f"says {stated}, and by {scores[told][1]!r} of {reference.where.path} the "
-                        f"checkpoint is {told}"
+
+def _check(request: Request, operation: OperationInputs, source: Source, reference: Source) -> None:
+    if not source.reach.is_full or not reference.reach.is_full:
+        raise UsageError("leave out --like (give --config): it needs files that all nodes see")
+    taken, catalog = name_map(request, operation), source.table
+    assert taken is not None
+    names = {parameter.name for parameter in catalog.parameters}
+    if taken.side_of(names) == HUGGINGFACE:
+        return
+    if request.dst is not None and request.dst_form != "huggingface":
+        raise UsageError(
+            "add --dst-form huggingface: with --like, the destination is a folder such as "
+            f"{request.like}"
+        )
+    joined = {link.whole for link in taken.links}  # neither states nor counters
+    every = (p for p in catalog.parameters if p.name in joined)
+    taken.compose([Tensor.of(p.name, p.src_dtype, p.shape) for p in every])  # shapes fit
+    wrong: dict[str, str] = {}
+    by = ""
+    with (
+        Sources(source.paths, source.indexes) as sources,
+        Sources(reference.paths, reference.indexes) as others,
+    ):
+        for name, ways in taken.table.choices.items():
+            try:
+                scores = {
+                    way: _score(
+                        _as_joined(request, operation, name, way), name, catalog,
+                        sources, reference.table, others,
                     )
-        return found
+                    for way in ways
+                }  # fmt: skip
+                told = _decided(name, scores, reference.where.path)
+            except UsageError:
+                if getattr(request, name) is None:
+                    raise
+                continue  # it does not tell, and the user says it
+            if scores[told][0] > scores[taken.choices[name]][0]:
+                wrong[name], by = told, by or scores[told][1]
+    if wrong:
+        flags = " ".join(f"{flag_of(name)} {way}" for name, way in wrong.items())
+        said = " and ".join(taken.choices[name] for name in wrong)
+        raise UsageError(
+            f"give {flags}: joined as {said}, the checkpoint does not correlate with "
+            f"{reference.where.path}, and so it does (such as {by!r})"
+        )
 
-    return replace(operation, choices=team.bcast(choose))
+
+def _as_joined(request: Request, operation: OperationInputs, name: str, way: str) -> NameMap | None:
+    changed: Any = {name: way}
+    return name_map(replace(request, **changed), operation)
 
 
 def _score(

@@ -43,8 +43,7 @@ class OperationInputs:
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
     much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's own.
-    choices: what a reference tells of the map's choices; companions: files of the reference that
-    belong to the model too.
+    companions: files of the reference that belong to the model too.
     """
 
     table: MapTable | None = None
@@ -54,7 +53,6 @@ class OperationInputs:
     scaling: Scaling | None = None
     lora_strategy: str | Strategy | None = None
     inside: bool = False
-    choices: Mapping[str, str] = field(default_factory=dict)
     companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -217,17 +215,13 @@ def name_map(request: Request, given: OperationInputs) -> NameMap | None:
     from rankxform.ops.sizes import Sizes
 
     sizes = Sizes(given.table, given.config, given.label)
-    stated = {name: value for name in CHOICES if (value := getattr(request, name))}
-    chosen = {**given.choices, **stated}
+    chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
     excluded = [expression(text, "--exclude") for text in request.exclude]
     return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
 
 
 def assumptions(request: Request, given: OperationInputs, derivation: Derivation) -> Iterator[str]:
     """Yield what no file records and is taken to be so."""
-    if given.choices:
-        said = ", ".join(f"{name} {value}" for name, value in given.choices.items())
-        yield f"{request.like}: by comparison of a few tensors, the checkpoint has {said}"
     if given.companions and given.config.get("quantization_config"):
         yield (
             f"{given.label}: its quantization_config is copied, and the destination's tensors are "
@@ -246,13 +240,13 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
         )
     one = _mapped(given, derivation)
     chosen = one.choices if one else {}
-    unsaid = [n for n in chosen if getattr(request, n) is None and n not in given.choices]
-    if one and unsaid:
+    unsaid = [n for n in chosen if getattr(request, n) is None]
+    if one and unsaid and request.like is None:
         said = ", ".join(f"{name} {chosen[name]}" for name in unsaid)
         flags = " and ".join(map(flag_of, unsaid))
         yield (
             f"{one.table.label}: takes {said}, as MindFormers does by default; no file records it "
-            f"({flags} choose; on the way to Hugging Face, --like finds out)"
+            f"({flags} choose; on the way to Hugging Face, --like compares)"
         )
 
 

@@ -92,20 +92,20 @@ def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conve
         team.agree(source.require)
     with phases.phase("index"):
         common = training_facts(asked.request, source, team)
-    asked = _compared(asked, source, team)
+    _check_arrangement(asked, source, team)
     with phases.phase("plan"), suggesting(team, asked.request, source, asked.dst):
         return team.agree(lambda: _planned(asked, source, common, adapter))
 
 
-def _compared(asked: Asked, source: Source, team: Team) -> Asked:
-    """Find out by a reference how tensors are joined, if one is given. Collective."""
+def _check_arrangement(asked: Asked, source: Source, team: Team) -> None:
+    """Compare how tensors are joined with a reference, if one is given. Collective."""
     request = asked.request
     if request.like is None or asked.operation.table is None or asked.shapes is not None:
-        return asked
-    from .likeness import chosen
+        return
+    from .likeness import check_arrangement
 
     reference = open_source(Where(request.like), team).require()
-    return replace(asked, operation=chosen(request, asked.operation, source, reference, team))
+    check_arrangement(request, asked.operation, source, reference, team)
 
 
 def _adapter(asked: Asked, team: Team) -> Source | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -14,11 +15,14 @@ from rankxform.errors import (
     StrategyError,
 )
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.ops.base import Tensor
 from rankxform.request import Request
 from rankxform.source.hints import option_for, shortly
 from rankxform.source.opening import Source, ranks_at
 from rankxform.storage import strategies
 from rankxform.transport import Team
+
+from .operation_inputs import name_map, read_operation_inputs
 
 
 @contextmanager
@@ -45,6 +49,8 @@ def _meant_if_readable(request: Request, source: Source, dst: object) -> tuple[b
 
 def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | None:
     """Return what may be meant, and whether that is likelier than what the error says."""
+    if request.map is not None and (found := _other_map(request, source)) is not None:
+        return True, found
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(fault.file is not None for fault in source.faults[:1])
     if source.form.described or request.files is not None or not source.paths or unreadable:
@@ -60,6 +66,27 @@ def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | 
             return ranks > src.ranks, found
     found = _stage_file(request.dst_strategy, "--dst-strategy")
     return None if found is None else (True, found)
+
+
+def _other_map(request: Request, source: Source) -> str | None:
+    """Return which maps fit the source's tensors, where the given one does not."""
+    if source.catalog is None or request.map in (fitting := _fitting_maps(request, source)):
+        return None
+    return f"give {' or '.join(f'--map {name}' for name in fitting)}?" if fitting else None
+
+
+def _fitting_maps(request: Request, source: Source) -> list[str]:
+    from rankxform.storage import maps
+
+    tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.table.parameters]
+    found = []
+    for name in (request.map or "", *maps.names()):
+        with suppress(RankxformError):
+            asked = replace(request, map=name)
+            known = name_map(asked, read_operation_inputs(asked, Path(source.where.path)))
+            if known is not None and known.compose(tensors):
+                found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def _other_strategy(

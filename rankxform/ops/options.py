@@ -48,9 +48,9 @@ class OperationOptions:
         "or of SRC)", *_ALL, metavar="FILE",
     )  # fmt: skip
     like: str | None = option(
-        None, ON_THE_WAY, "a published Hugging Face folder of the model: some tensors are compared "
-        "to tell how q, k, v and gate, up are joined; its config.json is taken, and copied to a "
-        "Hugging Face DST with the tokenizer's files", *_ALL, metavar="FOLDER",
+        None, ON_THE_WAY, "a published Hugging Face folder of the model: some tensors are "
+        "compared, and a wrong --qkv or --gate-up is refused; its config.json is taken, and copied "
+        "to a Hugging Face DST with the tokenizer's files", *_ALL, metavar="FOLDER",
     )  # fmt: skip
     qkv: str | None = option(
         None, ON_THE_WAY, "how q, k and v are joined, which no file records: by groups of heads, "

@@ -522,14 +522,14 @@ class TestRulesFiles:
     def test_what_is_said_goes_before_what_it_extends(self):
         text = b"""
             [preset]
-            extends = "llama"
+            extends = "llama_legacy"
             offset = [0, 1, 0]
             interleave = 2
             [[rules]]
             names = "head"
             stage = "last"
             """
-        own, llama = rules_toml.parse(text, "own.toml", presets.load), presets.load("llama")
+        own, llama = rules_toml.parse(text, "own.toml", presets.load), presets.load("llama_legacy")
         assert own.rules[1:] == llama.rules and own.requires == llama.requires
         assert (own.layers, own.complete, own.proven) == (llama.layers, True, llama.proven)
         assert (own.offset, own.interleave) == ((0, 1, 0), 2)
@@ -552,3 +552,10 @@ class TestRulesFiles:
     def test_what_it_cannot_say(self, text, why):
         with pytest.raises(UsageError, match=re.escape(why)):
             rules_toml.parse(f"[preset]\n{text}\n".encode(), "own.toml", presets.load)
+
+
+def test_a_preset_of_other_names_proposes_the_one_that_fits():
+    given = DeriveRequest(None, Parallel(dp=2), preset=presets.load("llama"), extents={
+        "model.layers.0.attention.wq.weight": Extent((8, 8), 256)})  # fmt: skip
+    with pytest.raises(DerivationError, match="Give --preset llama_legacy"):
+        derive(given)
