@@ -11,11 +11,12 @@ Box(start=(2, 0), stop=(4, 3))
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from rankxform.errors import RequestError, StrategyError
 from rankxform.geometry.box import Shape
@@ -88,6 +89,10 @@ class Layout:
                 f"ranks that hold the same slice (device matrix {list(self.device_matrix)}, "
                 f"tensor map {self.printable_map})"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process is sent: the fields, and not what was worked out of them."""
+        return {one.name: self.__dict__[one.name] for one in fields(self)}
 
     def __hash__(self) -> int:
         return self._hash

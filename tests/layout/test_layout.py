@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 
@@ -138,3 +140,10 @@ def test_shapes_that_the_layout_cannot_split_say_why():
         Layout((2,), ((0,),), split_rows=(2, 3)).grid((6,))
     with pytest.raises(RequestError, match="not one number of rows"):
         Layout((4,), ((0,),), split_rows=(2, 3)).grid((5,))
+
+
+def test_what_is_worked_out_is_not_sent_to_other_processes():
+    layout = Layout((2, 2), ((0,),))
+    assert layout.holders and layout.cell(3) == (1,)
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    assert vars(pickle.loads(pickle.dumps(layout))).keys() == {one.name for one in fields(Layout)}
