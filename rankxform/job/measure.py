@@ -25,7 +25,8 @@ from rankxform.planning.exchange import (
 )
 from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper
-from rankxform.planning.transfers import Transfer, bytes_to_read
+from rankxform.planning.reads import bytes_to_read
+from rankxform.planning.transfers import Transfer
 from rankxform.planning.visibility import Visibility
 from rankxform.request import Request
 from rankxform.source.opening import Source

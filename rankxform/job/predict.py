@@ -9,7 +9,7 @@ from pathlib import Path
 from rankxform.errors import UsageError
 from rankxform.planning.assign import assign, assign_visible
 from rankxform.planning.cost_model import Costs, IoPolicy
-from rankxform.planning.exchange import assign_readers, request_exchanges
+from rankxform.planning.exchange import assign_readers, own_loads, request_exchanges
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
 from rankxform.planning.visibility import Visibility
@@ -74,7 +74,8 @@ def predict_loads(
 
     def work_out() -> Simulation:
         requests = request_exchanges(planner, assignment, files.reach, policy)
-        exchanges = assign_readers(requests, files.reach)
+        loads = own_loads(planner, assignment, requests, policy.method)
+        exchanges = assign_readers(requests, files.reach, loads=loads)
         costs = policy.costs or Costs()
         return simulate(planner, assignment, files.reach, exchanges, costs, policy.method)
 
@@ -109,7 +110,8 @@ def simulate_cluster(
         method = method.with_latency(costs.latency_bytes)
         policy = IoPolicy(method, costs, weighed=nodes > 1 and visibility.is_full)
     requests = request_exchanges(planner, assignment, visibility, policy)
-    exchanges = assign_readers(requests, visibility)
+    loads = own_loads(planner, assignment, requests, policy.method)
+    exchanges = assign_readers(requests, visibility, loads=loads)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     memory = peak_memory() + request.memory
     found = simulate(planner, assignment, visibility, exchanges, costs, policy.method)

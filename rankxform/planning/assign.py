@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.layout.layout import Layout
 
+from .catalog import Parameter
 from .plan import Planner
 from .read_method import AUTO, READ_METHODS
-from .transfers import SliceRange, bytes_to_read, bytes_to_write
+from .reads import ReadCounter
+from .transfers import SliceRange
 from .visibility import Processes, Visibility
 
 _TOLERANCE = 1.08
@@ -126,17 +128,19 @@ def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list
 class _Costs:
     """What one process has to do for parts of files, in bytes read.
 
-    Tensors that are stored alike and wanted alike cost the same; they are counted, and the cost of
-    each kind is worked out once for each group of ranks. (One that two pipeline stages share counts
-    for both.)
+    Tensors that lie in equal cells and are wanted alike cost the same, on whatever stage they are;
+    they are counted, and the cost of each kind is worked out once for each set of cells. (One that
+    two pipeline stages share counts for both.)
     """
 
     def __init__(self, planner: Planner, done: Done) -> None:
         self._planner, self._done = planner, done
+        self._counter = ReadCounter(READ_METHODS[AUTO])
         self._numbers: dict[object, int] = {}  # of the kinds
-        self._examples: list[tuple[str, Layout]] = []  # by number, a tensor
+        self._examples: list[tuple[Parameter, Layout]] = []  # by number, a tensor
         self._kinds: dict[int, list[int]] = {}  # of the tensors of alike files, in their order
-        self._known: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._counts: dict[tuple[int, int, int], Counter[int]] = {}
+        self._known: dict[object, float] = {}
 
     def __call__(self, slice_ranges: Sequence[SliceRange]) -> float:
         alike: dict[int, list[SliceRange]] = {}
@@ -146,14 +150,17 @@ class _Costs:
 
     def _cost(self, some: Sequence[SliceRange]) -> float:
         """Return the cost of parts of files that hold the same tensors."""
-        kinds = self._kinds_of(some[0].rank)
+        names = id(self._planner.names(some[0].rank))
         edges = sorted({edge for one in some for edge in (one.first, one.stop)})
         total = 0.0
         for a, b in pairwise(edges):
-            ranks = tuple(sorted(one.rank for one in some if one.first <= a and b <= one.stop))
-            if ranks:
+            files = [one.rank for one in some if one.first <= a and b <= one.stop]
+            if files:
+                if (names, a, b) not in self._counts:
+                    self._counts[names, a, b] = Counter(self._kinds_of(files[0])[a:b])
                 total += sum(
-                    count * self._unit(kind, ranks) for kind, count in Counter(kinds[a:b]).items()
+                    count * self._unit(kind, files)
+                    for kind, count in self._counts[names, a, b].items()
                 )
         return total
 
@@ -163,20 +170,29 @@ class _Costs:
             found = []
             for name, layout in names.items():
                 parameter = self._planner.parameter(name)
-                kind = id(parameter.sharding), parameter.src_dtype, parameter.dtype, layout
+                own = id(parameter.sharding) if self._planner.is_own(parameter) else None
+                kind = parameter.grid, parameter.src_dtype, parameter.dtype, layout, own
                 number = self._numbers.setdefault(kind, len(self._examples))
                 if number == len(self._examples):
-                    self._examples.append((name, layout))
+                    self._examples.append((parameter, layout))
                 found.append(number)
             self._kinds[id(names)] = found
         return self._kinds[id(names)]
 
-    def _unit(self, kind: int, ranks: tuple[int, ...]) -> float:
-        key = kind, ranks
+    def _unit(self, kind: int, files: Sequence[int]) -> float:
+        """Return what a tensor of a kind costs in some files."""
+        parameter, layout = self._examples[kind]
+        cells = tuple(sorted(self._planner.cell(layout, file) for file in files))
+        copies = 1
+        if self._planner.is_own(parameter):
+            copies = len({self._planner.congruent_file(parameter, file) for file in files})
+        key = kind, cells, copies
         if key not in self._known:
-            transfers = self._planner.transfers_of(*self._examples[kind], ranks)
-            read = bytes_to_read(transfers, READ_METHODS[AUTO])
-            self._known[key] = read + _WRITING * bytes_to_write(transfers)
+            grid = layout.grid(parameter.shape)
+            item, dst_item = item_size(parameter.src_dtype), item_size(parameter.dtype)
+            reads = self._counter.of_cells(parameter.grid, grid, tuple(dict.fromkeys(cells)), item)
+            written = sum(grid.box(cell).size for cell in cells) * dst_item
+            self._known[key] = copies * sum(r.nbytes for r in reads) + _WRITING * written
         return self._known[key]
 
 
@@ -274,7 +290,7 @@ def _runs_within(sums: Sequence[int], limit: int) -> list[range]:
 
 _SWEEPS = 100
 _STILL = 1e-3
-_RUN = 16 << 20
+RUN = 16 << 20
 """Bytes of small pieces that one process reads in a row."""
 
 
@@ -345,8 +361,8 @@ class Assigner:
     def next(self, members: Processes, nbytes: float) -> int:
         """Return the process that does the next piece of a class."""
         left = self._left[members]
-        at, run = self._run.get(members, (0, float(_RUN)))
-        if run + nbytes > _RUN or left[at] < nbytes / 2:
+        at, run = self._run.get(members, (0, float(RUN)))
+        if run + nbytes > RUN or left[at] < nbytes / 2:
             able = [i for i, rest in enumerate(left) if rest >= nbytes / 2]
             at, run = min(able or range(len(left)), key=lambda i: (self._part(members[i]), i)), 0.0
         left[at] -= nbytes

@@ -8,19 +8,18 @@ second the network and two more copies in memory. Files on a node's own disk lea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from numbers import Real
 
 from rankxform.errors import UsageError
-from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box, bounding_boxes
-from rankxform.geometry.grid import Cell, Grid, overlaps
+from rankxform.geometry.grid import Cell
 from rankxform.options import Kind, parse_size
 from rankxform.values import dataclass
 
-from .catalog import Parameter
-from .read_method import ReadMethod, count_reads, messages_of
+from .movement import Movement
+from .read_method import Read, ReadMethod, messages_of
+from .reads import ReadCounter
 
 _GAIN = 0.9
 """An exchange must cost less than this part of separate reads: its estimate is the rougher one."""
@@ -141,6 +140,10 @@ class Volume:
     def __add__(self, other: Volume) -> Volume:
         return Volume(self.nbytes + other.nbytes, self.count + other.count)
 
+    def times(self, number: int) -> Volume:
+        """Return so many times as much."""
+        return Volume(self.nbytes * number, self.count * number)
+
 
 @dataclass(frozen=True)
 class IoEstimate:
@@ -159,6 +162,10 @@ class IoEstimate:
             self.separate + other.separate, self.once + other.once, self.crossing + other.crossing
         )
 
+    def times(self, number: int) -> IoEstimate:
+        """Return what so many tensors come to."""
+        return IoEstimate(*(one.times(number) for one in (self.separate, self.once, self.crossing)))
+
     def exchange_is_cheaper(self, costs: Costs, processes: int, nodes: int) -> bool:
         def reading(volume: Volume) -> float:
             seconds = volume.nbytes / costs.read + volume.count * costs.read_latency
@@ -170,40 +177,33 @@ class IoEstimate:
         return costs.overlapped(reading(self.once), sending) + work < _GAIN * reading(self.separate)
 
 
-def estimate_io(
-    parameter: Parameter,
-    grid: Grid,
-    receivers: Mapping[Cell, Iterable[int]],
-    node: tuple[int, ...],
-    method: ReadMethod,
-) -> IoEstimate:
-    """Estimate reads and messages for processes that receive the cells of a destination `grid`.
+def estimate_io(movement: Movement, node: tuple[int, ...], counter: ReadCounter) -> IoEstimate:
+    """Estimate reads and messages of one tensor of a movement: bytes and counts, not seconds.
 
-    Bytes and counts, not seconds: if every node reads for itself, and if each byte is read once.
-
-    node: by process its node.
+    If every node reads for itself, and if each byte is read once. node: by process its node.
     """
-    item = item_size(parameter.src_dtype)
-    parts: list[tuple[tuple[Cell, int | None], Box]] = []  # of a source cell, for a node or all
+    src, dst, item = movement.src, movement.grid, movement.item
+    cells_of: dict[int, list[Cell]] = {}
     wanted: dict[Cell, dict[int, int]] = {}
-    for cell, processes in receivers.items():
-        nodes = {node[process] for process in processes}
-        for at, box in overlaps(parameter.grid, grid, cell):
-            parts += [((at, where), box) for where in (None, *nodes)]
+    for cell, by in movement.receivers.items():
+        nodes = {node[process] for process in by}
+        for one in nodes:
+            cells_of.setdefault(one, []).append(cell)
+        for at, box in src.overlaps(dst, cell):
             by_node = wanted.setdefault(at, {})
             for one in nodes:
                 by_node[one] = by_node.get(one, 0) + box.size
-    separate = once = crossing = Volume()
-    for (at, where), bounding_box in bounding_boxes(parts).items():
-        _, *read = count_reads(
-            method, parameter.grid.stored(at, bounding_box), parameter.grid.held(at), item
-        )
-        if where is None:
-            once += Volume(*read)
-        else:
-            separate += Volume(*read)
-    for by in wanted.values():
-        for elements in by.values():
-            nbytes = elements * item * (len(by) - 1) // len(by)
+    once = _volume(counter.of_cells(src, dst, tuple(movement.receivers), item))
+    separate = crossing = Volume()
+    for cells in cells_of.values():
+        separate += _volume(counter.of_cells(src, dst, cells, item))
+    for by_node in wanted.values():
+        for elements in by_node.values():
+            nbytes = elements * item * (len(by_node) - 1) // len(by_node)
             crossing += Volume(nbytes, messages_of(nbytes))
     return IoEstimate(separate, once, crossing)
+
+
+def _volume(reads: Iterable[Read]) -> Volume:
+    some = list(reads)
+    return Volume(sum(read.nbytes for read in some), sum(read.reads for read in some))

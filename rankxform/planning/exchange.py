@@ -13,15 +13,18 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rankxform.formats.dtype import item_size
+from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.grid import Cell, Grid, overlaps
 from rankxform.values import dataclass
 
-from .assign import Assigner, Assignment, balance
+from .assign import RUN, Assigner, Assignment, balance
 from .catalog import Parameter
 from .cost_model import IoEstimate, IoPolicy, estimate_io
+from .movement import Movement, movements
 from .plan import Planner
 from .read_method import ReadMethod
-from .sharding import Shared, Targets
+from .reads import ReadCounter
+from .sharding import Shared
 from .transfers import (
     Exchange,
     Receivers,
@@ -48,20 +51,16 @@ class Requirement:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeGroup:
-    """What the exchanges of all parameters that are sharded alike have in common.
+    """What the exchanges of all tensors of a movement have in common.
 
-    wanted: by destination cell all processes that write it; needs: by source cell all that need
-    some of it; held: by source cell the files that hold it. receivers: the part of `wanted` that
-    the exchange serves; own: what these processes read for themselves; required: what others must
-    read for them.
+    receivers: the part of the movement's that the exchange serves; own: by source cell those of
+    them that read it for themselves; required: what one process reads for them, by source cell.
     """
 
-    wanted: Receivers
-    needs: Mapping[Cell, Mapping[int, None]]
-    held: Targets
+    movement: Movement
     receivers: Receivers
-    own: Senders
-    required: Mapping[Cell, Requirement]
+    own: Mapping[Cell, Sequence[int]]
+    required: Sequence[tuple[Cell, Requirement]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,12 @@ class ExchangeRequest:
     """An exchange before readers are chosen. replica: which of equal copies is read."""
 
     parameter: Parameter
-    grid: Grid
     replica: int
     group: ExchangeGroup
+
+    @property
+    def grid(self) -> Grid:
+        return self.group.movement.grid
 
     def nbytes(self, cell: Cell) -> int:
         return self.parameter.grid.box(cell).size * item_size(self.parameter.src_dtype)
@@ -90,7 +92,48 @@ def request_exchanges(
     may_exchange = policy.method.exchanges or policy.weighed
     if len(assignment) == 1 or (visibility.is_full and not may_exchange):
         return []
-    return list(_requests(planner, assignment, visibility, policy))
+    counter, found = ReadCounter(policy.method), []
+    for movement in movements(planner, assignment):
+        group = _group(planner, movement, visibility, policy, counter)
+        if group is not None:
+            found += [
+                (place, ExchangeRequest(one, planner.replica(one), group))
+                for place, one in movement.parameters
+            ]
+    return [request for _, request in sorted(found, key=lambda placed: placed[0])]
+
+
+def own_loads(
+    planner: Planner,
+    assignment: Assignment,
+    requests: Iterable[ExchangeRequest],
+    method: ReadMethod,
+) -> list[float]:
+    """Return by process the bytes that it reads for itself, whoever reads for others.
+
+    `requests` are those of the same assignment.
+    """
+    loads, counter = [0.0] * len(assignment), ReadCounter(method)
+    required = {id(one.parameter): one.group.required for one in requests}
+    for movement in movements(planner, assignment):
+        src, dst, item = movement.src, movement.grid, movement.item
+        alike = Counter(id(required.get(id(one))) for _, one in movement.parameters)
+        groups = {id(some): some for _, one in movement.parameters
+                  if (some := required.get(id(one))) is not None}  # fmt: skip
+        cells_of: dict[int, list[Cell]] = {}
+        for cell, by in movement.receivers.items():
+            for process in by:
+                cells_of.setdefault(process, []).append(cell)
+        for key, number in alike.items():
+            others: dict[Cell, set[int]] = {}
+            for at, one in groups.get(key, ()):
+                others.setdefault(at, set()).update(one.by)
+            for process, cells in cells_of.items():
+                copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
+                for at, box in bounding_boxes(copies).items():
+                    if process not in others.get(at, ()):
+                        loads[process] += number * counter.of_box(src, at, box, item).nbytes
+    return loads
 
 
 def bytes_with_choice(requests: Iterable[ExchangeRequest], visibility: Visibility) -> float:
@@ -103,10 +146,12 @@ def bytes_with_choice(requests: Iterable[ExchangeRequest], visibility: Visibilit
 def _amounts(requests: Iterable[ExchangeRequest]) -> dict[Processes, float]:
     """Return the bytes that are required, by who could read them."""
     amounts: dict[Processes, float] = {}
-    for request in requests:
-        for cell, requirement in request.group.required.items():
-            nbytes = amounts.get(requirement.able, 0.0) + request.nbytes(cell)
-            amounts[requirement.able] = nbytes
+    tensors = Counter(request.group for request in requests)
+    for group, number in tensors.items():
+        src, item = group.movement.src, group.movement.item
+        for cell, requirement in group.required:
+            nbytes = number * src.box(cell).size * item
+            amounts[requirement.able] = amounts.get(requirement.able, 0.0) + nbytes
     return amounts
 
 
@@ -114,87 +159,80 @@ def estimate_all(
     planner: Planner, assignment: Assignment, visibility: Visibility, method: ReadMethod
 ) -> IoEstimate:
     """Return what it comes to if every node reads for itself, and if each byte is read once."""
-    known: dict[object, IoEstimate] = {}
-    total = IoEstimate()
-    for (name, layout), pairs in planner.wanted(assignment).items():
-        parameter = planner.parameter(name)
-        grid = layout.grid(parameter.shape)
-        key = parameter.grid, parameter.src_dtype, layout, pairs
-        if key not in known:
-            wanted = planner.receivers(layout, pairs)
-            known[key] = estimate_io(parameter, grid, wanted, visibility.node, method)
-        total += known[key]
+    counter, total = ReadCounter(method), IoEstimate()
+    for movement in movements(planner, assignment):
+        estimate = estimate_io(movement, visibility.node, counter)
+        total += estimate.times(len(movement.parameters))
     return total
 
 
-def _requests(
-    planner: Planner, assignment: Assignment, visibility: Visibility, policy: IoPolicy
-) -> Iterator[ExchangeRequest]:
-    known: dict[object, ExchangeGroup | None] = {}
-    for (name, layout), every in planner.wanted(assignment).items():
-        parameter = planner.parameter(name)
-        replica, grid = planner.replica(parameter), layout.grid(parameter.shape)
-        for held, pairs in planner.held_alike(parameter, layout, every):
-            item = item_size(parameter.src_dtype)
-            key = parameter.sharding, item, layout, held, pairs, replica
-            if key not in known:
-                wanted = planner.receivers(layout, pairs)
-                needs = _needs(parameter, grid, wanted)
-                for cell in needs:
-                    if not held.get(cell):
-                        planner.raise_lost(parameter, cell)
-                always = policy.method.exchanges
-                if policy.weighed and policy.costs and not always:
-                    found = estimate_io(parameter, grid, wanted, visibility.node, policy.method)
-                    sizes = len(visibility.node), len(visibility.files)
-                    always = found.exchange_is_cheaper(policy.costs, *sizes)
-                known[key] = _group(wanted, needs, held, replica, visibility, always)
-            group = known[key]
-            if group is not None:
-                yield ExchangeRequest(parameter, grid, replica, group)
-
-
-def _needs(parameter: Parameter, grid: Grid, wanted: Receivers) -> dict[Cell, dict[int, None]]:
-    """Return by source cell the processes that need of it."""
-    needs: dict[Cell, dict[int, None]] = {}
-    for cell, by in wanted.items():
-        for at, _ in overlaps(parameter.grid, grid, cell):
-            needs.setdefault(at, {}).update(dict.fromkeys(by))
-    return needs
-
-
 def _group(
-    wanted: Receivers,
-    needs: Mapping[Cell, Mapping[int, None]],
-    held: Targets,
-    replica: int,
+    planner: Planner,
+    movement: Movement,
     visibility: Visibility,
-    always: bool,
+    policy: IoPolicy,
+    counter: ReadCounter,
 ) -> ExchangeGroup | None:
     """Sort out who receives, who reads for itself, and what is required of others."""
-    members = {process for by in wanted.values() for process in by}
-    if not always:
-        members = {
-            process
-            for cell, by in needs.items()
-            for process in by
-            if visibility.of(process).isdisjoint(held[cell])
-        }
+    needs, held = movement.needs, movement.held
+    for cell in needs:
+        if not held.get(cell):
+            planner.raise_lost(movement.first, cell)
+    always = policy.method.exchanges
+    if policy.weighed and policy.costs and not always:
+        estimate = estimate_io(movement, visibility.node, counter)
+        sizes = len(visibility.node), len(visibility.files)
+        always = estimate.exchange_is_cheaper(policy.costs, *sizes)
+    required: list[tuple[Cell, Requirement]] = []
+    for cell, by in needs.items():
+        if always:
+            able = [process for process in by if visibility.sees(process, held[cell])]
+            readers = tuple(sorted(able)) or visibility.processes_seeing(held[cell])
+            required.append((cell, Requirement(tuple(by), held[cell], readers)))
+        else:
+            required += ((cell, one) for one in _required(movement, cell, visibility))
+    served: dict[Cell, set[int]] = {}
+    for cell, requirement in required:
+        served.setdefault(cell, set()).update(requirement.by)
+    members = set().union(*served.values())
     if not members:
         return None
-    own: Senders = Shared()
-    required: dict[Cell, Requirement] = {}
-    for cell, by in needs.items():
-        needing = [process for process in by if process in members]
-        near = {p: [f for f in held[cell] if f in visibility.of(p)] for p in needing}
-        if not always:
-            own[cell] = {p: (p, files[replica % len(files)]) for p, files in near.items() if files}
-            needing = [p for p in needing if not near[p]]
-        if needing:
-            able = tuple(sorted(p for p in needing if near[p]))
-            able = able or visibility.processes_seeing(held[cell])
-            required[cell] = Requirement(tuple(needing), held[cell], able)
-    return ExchangeGroup(wanted, needs, held, _only(wanted, members), own, required)
+    own = {
+        cell: [process for process in by if process in members - served.get(cell, set())]
+        for cell, by in needs.items()
+    }
+    return ExchangeGroup(movement, _only(movement.receivers, members), own, required)
+
+
+def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterator[Requirement]:
+    """Yield who must be sent what they need of a source cell.
+
+    Those that do not see it; their neighbours too where one node alone has it, for it is read there
+    in any case; and those of one node that want the same of it. A second read of a byte on a node
+    costs more than a message between neighbours.
+    """
+    by, files = movement.needs[cell], movement.held[cell]
+    if visibility.is_full:
+        return
+    nodes = visibility.nodes_with(files)
+    far = [process for process in by if visibility.node[process] not in nodes]
+    if far and len(nodes) == 1:
+        yield Requirement(tuple(by), files, visibility.processes_seeing(files))
+        return
+    near: dict[int, list[int]] = {}
+    for process in by:
+        if visibility.node[process] in nodes:
+            near.setdefault(visibility.node[process], []).append(process)
+    size = movement.src.box(cell).size
+    groups = [
+        (node, some) for node, some in near.items() if sum(by[process] for process in some) > size
+    ]
+    if far and groups:  # one of the nodes that read it anyway; tensors take turns
+        groups[(movement.parameters[0][0] + sum(cell)) % len(groups)][1].extend(far)
+    elif far:
+        yield Requirement(tuple(far), files, visibility.processes_seeing(files))
+    for node, processes in groups:
+        yield Requirement(tuple(processes), files, visibility.processes_on(node))
 
 
 def _only(wanted: Receivers, members: set[int]) -> Receivers:
@@ -215,36 +253,51 @@ def assign_readers(
     visibility: Visibility,
     speeds: Sequence[float] = (),
     order: Order | None = None,
+    loads: Sequence[float] = (),
 ) -> list[Exchange]:
     """Return the exchanges, with their readers, in the order in which they are made.
 
     Where several processes could read the same bytes, reading times are balanced by their `speeds`
-    (default: equal); see `rankxform.planning.assign.balance`. The forwarder rotates over parameters
+    (default: equal), with what each reads for itself, its load (default: nothing); see
+    `rankxform.planning.assign.balance`. The forwarder rotates over parameters
     that are sharded alike.
     """
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
-    assigner = Assigner(balance(_amounts(requests), speeds or [1.0] * len(visibility.node)))
+    speeds = speeds or [1.0] * len(visibility.node)
+    chosen_of = _chosen(requests, Assigner(balance(_amounts(requests), speeds, loads)))
     known: dict[object, tuple[Receivers, Senders]] = {}
     fan_out: dict[ExchangeGroup, int] = {}
     alike: dict[object, dict[str, int]] = {}  # by name, in their order
     exchanges = []
-    for request in requests:
+    for request, chosen in zip(requests, chosen_of):
         parameter, group = request.parameter, request.group
         names = alike.setdefault((parameter.sharding, request.grid), {})
         number = names.setdefault(parameter.name, len(names))
         if group not in fan_out:
             fan_out[group] = _max_fan_out(group.receivers, visibility.node)
-        chosen = {
-            cell: assigner.next(one.able, request.nbytes(cell))
-            for cell, one in group.required.items()
-        }
-        key = group, request.replica, tuple(chosen.values())
+        key = group, request.replica, chosen
         if key not in known:
             known[key] = _with_readers(request, chosen, visibility)
         forwarder = number % fan_out[group]
         exchanges.append(Exchange(parameter, request.grid, *known[key], visibility.node, forwarder))
     return _in_order(exchanges)
+
+
+def _chosen(requests: Sequence[ExchangeRequest], assigner: Assigner) -> list[tuple[int, ...]]:
+    """Return for each request the readers of what it requires.
+
+    Large pieces come first, each pass in the order of requests: what is left uneven by pieces that
+    cannot be divided, small ones make even.
+    """
+    found = [[0] * len(request.group.required) for request in requests]
+    for large in (True, False):
+        for request, readers in zip(requests, found):
+            for number, (cell, one) in enumerate(request.group.required):
+                nbytes = request.nbytes(cell)
+                if (nbytes > RUN) == large:
+                    readers[number] = assigner.next(one.able, nbytes)
+    return list(map(tuple, found))
 
 
 def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
@@ -253,7 +306,7 @@ def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
 
 
 def _with_readers(
-    request: ExchangeRequest, chosen: Mapping[Cell, int], visibility: Visibility
+    request: ExchangeRequest, chosen: Sequence[int], visibility: Visibility
 ) -> tuple[Receivers, Senders]:
     """Return who receives what, and who sends what to whom, or reads it for itself.
 
@@ -261,32 +314,36 @@ def _with_readers(
     too, so that it reads what it needs in the same pass.
     """
     group, senders = request.group, _senders(request, chosen, visibility)
+    movement = group.movement
     members = {process for by in group.receivers.values() for process in by}
     more = {
         process
-        for process in set(chosen.values()) - members
-        if any(process in by for by in group.wanted.values())
+        for process in set(chosen) - members
+        if any(process in by for by in movement.receivers.values())
     }
     if not more:
         return group.receivers, senders
-    for cell, by in group.needs.items():
+    for cell, by in movement.needs.items():
         for process in more.intersection(by):
-            files = [file for file in group.held[cell] if file in visibility.of(process)]
+            files = visibility.seen(process, movement.held[cell])
             read = {file for reader, file in senders.get(cell, {}).values() if reader == process}
             file = min(read) if read else files[request.replica % len(files)]
             senders.setdefault(cell, {})[process] = process, file
-    return _only(group.wanted, members | more), senders
+    return _only(movement.receivers, members | more), senders
 
 
-def _senders(
-    request: ExchangeRequest, chosen: Mapping[Cell, int], visibility: Visibility
-) -> Senders:
+def _senders(request: ExchangeRequest, chosen: Sequence[int], visibility: Visibility) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
-    senders: Senders = Shared({cell: dict(own) for cell, own in request.group.own.items()})
-    for cell, one in request.group.required.items():
-        visible = visibility.of(chosen[cell])
-        files = [file for file in one.files if file in visible]
-        sender = chosen[cell], files[request.replica % len(files)]
+    senders: Senders = Shared()
+    for cell, own in request.group.own.items():
+        held = request.group.movement.held[cell]
+        by = senders[cell] = {}
+        for process in own:
+            files = visibility.seen(process, held)
+            by[process] = process, files[request.replica % len(files)]
+    for (cell, one), reader in zip(request.group.required, chosen):
+        files = visibility.seen(reader, one.files)
+        sender = reader, files[request.replica % len(files)]
         senders.setdefault(cell, {}).update(dict.fromkeys(one.by, sender))
     return senders
 

@@ -167,7 +167,7 @@ class Planner:
         own: tuple[int, ...] = ()
         if self.own:
             parameters = map(self.parameter, names)
-            own = tuple(self._congruent_file(p, file) for p in parameters if p.src_name in self.own)
+            own = tuple(self.congruent_file(p, file) for p in parameters if p.src_name in self.own)
         return (
             stage,
             number,
@@ -287,7 +287,7 @@ class Planner:
             return
         by: dict[int, list[int]] = {}
         for rank in ranks:
-            by.setdefault(self._congruent_file(parameter, rank), []).append(rank)
+            by.setdefault(self.congruent_file(parameter, rank), []).append(rank)
         for file, alike in by.items():
             yield {(0,) * len(parameter.shape): file}, tuple(alike)
 
@@ -332,7 +332,7 @@ class Planner:
         wanted = self.selection.sources(self.catalog)
         raise CheckpointError(losses_message(self.catalog, wanted, {}))
 
-    def _congruent_file(self, parameter: Parameter, file: int) -> int:
+    def congruent_file(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of ranks' own values a destination file gets, as MindSpore does.
 
         It is that of the rank that is congruent to the destination's stage-local rank, in the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property
 
@@ -50,30 +50,43 @@ class Routes:
 
 
 def routes_of(exchange: Exchange) -> dict[int, Routes]:
-    """Sort all pieces of an exchange by process.
-
-    Where several processes of another node want a piece, one of them receives and forwards it.
-    """
+    """Sort all pieces of an exchange by process."""
     found: dict[int, Routes] = {}
-    parameter, node = exchange.parameter, exchange.node
+    for piece, sender, receiver, first in hops_of(exchange):
+        if sender == receiver:
+            found.setdefault(sender, Routes()).own.append(piece)
+        elif first == receiver:
+            _route(found, sender, receiver).sends.setdefault(receiver, []).append(piece)
+            found[receiver].recvs.setdefault(sender, []).append(piece)
+        else:
+            _route(found, first, receiver).forwards.setdefault(receiver, []).append(piece)
+            found[receiver].forwarded.setdefault(first, []).append(piece)
+    return found
+
+
+def hops_of(exchange: Exchange) -> Iterator[tuple[Piece, int, int, int]]:
+    """Yield (piece, process that reads it, process that wants it, process that gets it from the
+    reader).
+
+    Where several processes of another node want a piece, one of them gets it, and passes it on to
+    the others, each in a hop of its own; it comes last.
+    """
+    src, dst, node = exchange.parameter.grid, exchange.grid, exchange.node
     for turn, (cell, by) in enumerate(sorted(exchange.receivers.items()), exchange.forwarder):
-        for number, (at, _) in enumerate(overlaps(parameter.grid, exchange.grid, cell), turn):
+        for number, (at, _) in enumerate(overlaps(src, dst, cell), turn):
             piece = at, cell
             for sender, receivers in _by_sender_and_node(exchange, at, by):
                 if sender in receivers:
-                    found.setdefault(sender, Routes()).own.append(piece)
+                    yield piece, sender, sender, sender
                 others = [process for process in receivers if process != sender]
                 if others and node[others[0]] != node[sender]:
                     first = others[number % len(others)]
                     for other in others:
                         if other != first:
-                            _route(found, first, other).forwards.setdefault(other, []).append(piece)
-                            found[other].forwarded.setdefault(first, []).append(piece)
+                            yield piece, sender, other, first
                     others = [first]
                 for other in others:
-                    _route(found, sender, other).sends.setdefault(other, []).append(piece)
-                    found[other].recvs.setdefault(sender, []).append(piece)
-    return found
+                    yield piece, sender, other, other
 
 
 def _route(found: dict[int, Routes], sender: int, receiver: int) -> Routes:
@@ -82,11 +95,14 @@ def _route(found: dict[int, Routes], sender: int, receiver: int) -> Routes:
 
 
 def _by_sender_and_node(
-    exchange: Exchange, at: Cell, receivers: Iterable[int]
-) -> list[tuple[int, list[int]]]:
+    exchange: Exchange, at: Cell, receivers: Collection[int]
+) -> Iterable[tuple[int, Sequence[int]]]:
     """Return (sender, processes of one node that get what they want of a source cell from it)."""
+    senders, node = exchange.senders[at], exchange.node
+    if len(receivers) == 1:
+        (process,) = receivers
+        return ((senders[process][0], (process,)),)
     found: dict[tuple[int, int], list[int]] = {}
     for process in receivers:
-        sender, _ = exchange.senders[at][process]
-        found.setdefault((sender, exchange.node[process]), []).append(process)
+        found.setdefault((senders[process][0], node[process]), []).append(process)
     return [(sender, processes) for (sender, _), processes in found.items()]

@@ -5,22 +5,23 @@ Reads, messages and bytes follow from the plan; times follow from costs that are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import TypeVar
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import bounding_boxes
-from rankxform.geometry.grid import overlaps
+from rankxform.geometry.grid import Cell, overlaps
 from rankxform.values import dataclass
 
 from .assign import Assignment
 from .cost_model import Costs
-from .exchange import Exchanged
+from .movement import Movement, movements
 from .plan import Planner
-from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod, count_reads
-from .routes import Peers, routes_of
-from .transfers import Exchange, bytes_to_write, reads_of
+from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
+from .reads import ReadCounter
+from .routes import hops_of
+from .transfers import Exchange, Receivers
 from .visibility import Visibility
 
 Key = TypeVar("Key")
@@ -45,8 +46,9 @@ class Workload:
     slices: int = 0
 
     def add(self, other: Workload) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        own, more = self.__dict__, other.__dict__
+        for name, number in more.items():
+            own[name] += number
 
     def seconds(self, costs: Costs) -> float:
         """Return how long it takes, if nothing is waited for."""
@@ -119,19 +121,17 @@ def simulate(
     workloads = [Workload() for _ in assignment]
     used: dict[str, dict[str, int]] = {name: {} for name in (WHOLE, RANGES, SIEVING, TWO_PHASE)}
     crossing: dict[tuple[int, int], int] = {}
-    _add_exchanges(exchanges, workloads, crossing, used[TWO_PHASE], method)
-    exchanged = Exchanged(exchanges)
-    for process, slice_ranges in enumerate(assignment):
-        workload = workloads[process]
-        visible = None if visibility.is_full else visibility.of(process)
-        transfers = planner.transfers(slice_ranges, visible)
-        for transfer, reads in reads_of(exchanged.local(process, transfers), method):
-            for read in reads:
-                workload.read += read.nbytes
-                workload.reads += read.reads
-                _add(used[read.method], transfer.parameter.name, read.nbytes)
-        workload.written += bytes_to_write(transfers)
-        workload.slices += sum(len(r) for transfer in transfers for r in transfer.targets.values())
+    counter = ReadCounter(method)
+    _add_exchanges(exchanges, workloads, crossing, used[TWO_PHASE], counter)
+    received = _Received(exchanges)
+    local: list[tuple[int, str, str, int]] = []
+    for movement in movements(planner, assignment):
+        _add_written(movement, workloads)
+        for names, own in received.local(movement):
+            by_method = _add_local(movement, own, len(names), workloads, counter)
+            local += [(*name, way, n) for way, n in by_method.items() for name in names]
+    for _, name, way, nbytes in sorted(local):
+        _add(used[way], name, nbytes)
     leaving = [0] * len(visibility.files)
     arriving = [0] * len(visibility.files)
     for (src, dst), nbytes in crossing.items():
@@ -147,12 +147,68 @@ def simulate(
     )
 
 
+Cells = dict[int, list[Cell]]
+"""By process the destination cells that it makes by itself."""
+
+
+class _Received:
+    """Tells what exchanges make of a movement's tensors, and what is left to each process."""
+
+    def __init__(self, exchanges: Iterable[Exchange]) -> None:
+        self._of: dict[tuple[str, object], list[Receivers]] = {}
+        for exchange in exchanges:
+            key = exchange.parameter.name, exchange.grid
+            self._of.setdefault(key, []).append(exchange.receivers)
+
+    def local(self, movement: Movement) -> Iterator[tuple[list[tuple[int, str]], Cells]]:
+        """Yield (place and name of tensors, what each process makes of each by itself)."""
+        alike: dict[tuple[int, ...], tuple[list[tuple[int, str]], list[Receivers]]] = {}
+        for place, parameter in movement.parameters:
+            made = self._of.get((parameter.name, movement.grid), [])
+            entry = alike.setdefault(tuple(map(id, made)), ([], made))
+            entry[0].append((place, parameter.name))
+        for names, made in alike.values():
+            own: Cells = {}
+            for cell, by in movement.receivers.items():
+                for process, ranks in by.items():
+                    if not any(ranks[0] in one.get(cell, {}).get(process, ()) for one in made):
+                        own.setdefault(process, []).append(cell)
+            yield names, own
+
+
+def _add_written(movement: Movement, workloads: Sequence[Workload]) -> None:
+    number, item = len(movement.parameters), item_size(movement.first.dtype)
+    for cell, by in movement.receivers.items():
+        nbytes = movement.grid.box(cell).size * item * number
+        for process, ranks in by.items():
+            workloads[process].written += nbytes * len(ranks)
+            workloads[process].slices += number * len(ranks)
+
+
+def _add_local(
+    movement: Movement,
+    own: Cells,
+    number: int,
+    workloads: Sequence[Workload],
+    counter: ReadCounter,
+) -> dict[str, int]:
+    """Add what processes read for themselves of so many tensors; return the bytes of each by
+    method."""
+    by_method: dict[str, int] = {}
+    for process, cells in own.items():
+        for read in counter.of_cells(movement.src, movement.grid, cells, movement.item):
+            workloads[process].read += read.nbytes * number
+            workloads[process].reads += read.reads * number
+            _add(by_method, read.method, read.nbytes)
+    return by_method
+
+
 def _add_exchanges(
     exchanges: Iterable[Exchange],
     workloads: Sequence[Workload],
     crossing: dict[tuple[int, int], int],
     by_name: dict[str, int],
-    method: ReadMethod,
+    counter: ReadCounter,
 ) -> None:
     """Add to `workloads`, to the bytes between nodes, and to those read by name, what exchanges
     come to."""
@@ -164,7 +220,7 @@ def _add_exchanges(
             item_size(parameter.src_dtype),
         )  # fmt: skip
         if key not in known:
-            known[key] = _workloads_of(exchange, method)
+            known[key] = _workloads_of(exchange, counter)
         by_process, by_nodes = known[key]
         for process, workload in by_process.items():
             workloads[process].add(workload)
@@ -178,49 +234,46 @@ def _add(sums: dict[Key, int], key: Key, nbytes: int) -> None:
 
 
 def _workloads_of(
-    exchange: Exchange, method: ReadMethod
+    exchange: Exchange, counter: ReadCounter
 ) -> tuple[dict[int, Workload], dict[tuple[int, int], int]]:
     """Return what each process reads, sends and receives, and what nodes send each other."""
     grid, node = exchange.parameter.grid, exchange.node
     item = item_size(exchange.parameter.src_dtype)
-    boxes = {
-        (at, cell): box
+    sizes = {
+        (at, cell): box.size * item
         for cell in exchange.receivers
         for at, box in overlaps(grid, exchange.grid, cell)
     }
-    found = {}
+    read: dict[tuple[int, Cell], dict[Cell, None]] = {}
+    sent: dict[tuple[int, int], int] = {}
+    passed_on: dict[tuple[int, int], int] = {}
+    for piece, sender, receiver, first in hops_of(exchange):
+        if first != receiver:
+            _add(passed_on, (first, receiver), sizes[piece])
+            continue
+        read.setdefault((sender, piece[0]), {})[piece[1]] = None
+        if sender != receiver:
+            _add(sent, (sender, receiver), sizes[piece])
+    found: dict[int, Workload] = defaultdict(Workload)
     crossing: dict[tuple[int, int], int] = {}
-    for process, routes in routes_of(exchange).items():
-
-        def nbytes(peers: Peers, nearby: bool, here: int = node[process]) -> int:
-            some = (pieces for peer, pieces in peers.items() if (node[peer] == here) == nearby)
-            return item * sum(boxes[piece].size for pieces in some for piece in pieces)
-
-        wanted = bounding_boxes((piece[0], boxes[piece]) for piece in routes.read)
-        reads = [
-            count_reads(method, grid.stored(at, box), grid.held(at), item)
-            for at, box in wanted.items()
-        ]
-        messages = [
-            item * sum(boxes[piece].size for piece in pieces)
-            for peers in (routes.sends, routes.forwards)
-            for pieces in peers.values()
-        ]
-        sent = 0
-        for peer, pieces in routes.sends.items():
-            if node[peer] != node[process]:
-                across = item * sum(boxes[piece].size for piece in pieces)
-                _add(crossing, (node[process], node[peer]), across)
-                sent += across
-        found[process] = Workload(
-            read=sum(read.nbytes for read in reads),
-            sent=sent,
-            sent_nearby=nbytes(routes.sends, True) + nbytes(routes.forwards, True),
-            received=nbytes(routes.recvs, False),
-            received_nearby=nbytes(routes.recvs, True) + nbytes(routes.forwarded, True),
-            reads=sum(read.reads for read in reads),
-            messages=sum(max(1, -(-size // _MESSAGE)) for size in messages),
-        )
+    for (process, at), cells in read.items():
+        one = counter.of_part(grid, at, exchange.grid, tuple(cells), item)
+        found[process].read += one.nbytes
+        found[process].reads += one.reads
+    for (sender, receiver), nbytes in sent.items():
+        found[sender].messages += max(1, -(-nbytes // _MESSAGE))
+        nodes = node[sender], node[receiver]
+        if nodes[0] == nodes[1]:
+            found[sender].sent_nearby += nbytes
+            found[receiver].received_nearby += nbytes
+        else:
+            found[sender].sent += nbytes
+            found[receiver].received += nbytes
+            _add(crossing, nodes, nbytes)
+    for (first, receiver), nbytes in passed_on.items():
+        found[first].messages += max(1, -(-nbytes // _MESSAGE))
+        found[first].sent_nearby += nbytes
+        found[receiver].received_nearby += nbytes
     return found, crossing
 
 

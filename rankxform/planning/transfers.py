@@ -7,15 +7,14 @@ one destination rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from rankxform.formats.dtype import content_bytes, item_size
-from rankxform.geometry.box import Box, bounding_boxes
+from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell, Copies, Grid, overlaps
 from rankxform.values import dataclass
 
 from .catalog import Parameter
-from .read_method import Read, ReadMethod, count_reads
 from .sharding import Shared, Targets
 
 Receivers = Shared[Cell, "Mapping[int, tuple[int, ...]]"]
@@ -181,27 +180,3 @@ def _elements(transfers: Iterable[Transfer], each_rank: bool) -> Iterator[tuple[
                 for cell, ranks in targets.items()
             )
         yield transfer, known[grid, targets]
-
-
-def bytes_to_read(transfers: Iterable[Transfer], method: ReadMethod) -> int:
-    """Return the bytes that one process reads to carry out `transfers`."""
-    return sum(read.nbytes for _, reads in reads_of(transfers, method) for read in reads)
-
-
-def reads_of(
-    transfers: Iterable[Transfer], method: ReadMethod
-) -> Iterator[tuple[Transfer, Sequence[Read]]]:
-    """Yield with each transfer what one process reads for it."""
-    known: dict[object, list[Read]] = {}
-    for transfer in transfers:
-        parameter, item = transfer.parameter, item_size(transfer.parameter.src_dtype)
-        key = parameter.grid, item, transfer.grid, transfer.targets
-        if key not in known:
-            copies = (copy for cell in transfer.targets for copy in transfer.copies(cell))
-            known[key] = [
-                count_reads(
-                    method, parameter.grid.stored(cell, wanted), parameter.grid.held(cell), item
-                )
-                for cell, wanted in bounding_boxes(copies).items()
-            ]
-        yield transfer, known[key]

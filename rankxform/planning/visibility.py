@@ -31,15 +31,33 @@ class Visibility:
         """Return the files that `process` can read."""
         return self.files[self.node[process]]
 
+    def sees(self, process: int, files: Sequence[int]) -> bool:
+        """Tell whether a process can read one of `files`."""
+        return self.is_full or not self.of(process).isdisjoint(files)
+
+    def seen(self, process: int, files: Sequence[int]) -> Sequence[int]:
+        """Return those of `files` that a process can read."""
+        if self.is_full:
+            return files
+        own = self.of(process)
+        return [file for file in files if file in own]
+
     @cached_property
     def is_full(self) -> bool:
         """Whether every node can open every file."""
         return len(set(self.files)) == 1
 
+    def nodes_with(self, files: Iterable[int]) -> set[int]:
+        """Return the nodes that have one of `files`."""
+        return {node for file in files for node in self._nodes.get(file, ())}
+
+    def processes_on(self, node: int) -> Processes:
+        """Return the processes of a node."""
+        return tuple(self._processes[node])
+
     def processes_seeing(self, files: Iterable[int]) -> Processes:
         """Return the processes that can read one of `files`."""
-        nodes = {node for file in files for node in self._nodes.get(file, ())}
-        return tuple(sorted(p for node in nodes for p in self._processes[node]))
+        return tuple(sorted(p for node in self.nodes_with(files) for p in self._processes[node]))
 
     @cached_property
     def _nodes(self) -> Mapping[int, Sequence[int]]:

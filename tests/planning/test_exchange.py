@@ -18,7 +18,9 @@ from rankxform.planning.exchange import (
     request_exchanges,
     transfers_of,
 )
+from rankxform.planning.movement import movements
 from rankxform.planning.read_method import READ_METHODS, Cheaper, Read, count_reads
+from rankxform.planning.reads import ReadCounter
 from rankxform.planning.routes import routes_of
 from rankxform.planning.simulate import simulate
 from rankxform.planning.transfers import SliceRange
@@ -237,9 +239,8 @@ def test_sending_counts_where_it_does_not_go_on_beside_reading(overlap, exchange
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], ROW))
-    served = {(rank, 0): [rank] for rank in range(4)}
-    grid = plan.names(0)["w"].grid((24, 24))
-    found = estimate_io(plan.parameter("w"), grid, served, (0, 0, 1, 1), READ_METHODS["auto"])
+    (movement,) = movements(plan, [[plan.whole_file(rank)] for rank in range(4)])
+    found = estimate_io(movement, (0, 0, 1, 1), ReadCounter(READ_METHODS["auto"]))
     assert found.separate.nbytes == found.once.nbytes
     assert not found.exchange_is_cheaper(Costs(read=1.0), 4, 2)
 

@@ -1,0 +1,68 @@
+"""The one counter of what is read: for the plan, for costs, for a simulation and for reports.
+
+Counts depend on where cells lie and not on tensors' names, so tensors that are stored alike and
+wanted alike are counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rankxform.formats.dtype import item_size
+from rankxform.geometry.box import Box, bounding_boxes
+from rankxform.geometry.grid import Boxed, Cell, Tiling, overlaps
+
+from .read_method import Read, ReadMethod, count_reads
+from .transfers import Transfer
+
+
+class ReadCounter:
+    """Counts what a process reads of source cells, by one method."""
+
+    def __init__(self, method: ReadMethod) -> None:
+        self._method = method
+        self._known: dict[object, tuple[Read, ...]] = {}
+        self._parts: dict[object, Read] = {}
+
+    def of_box(self, src: Tiling, cell: Cell, box: Box, item: int) -> Read:
+        """Count what is read of a source cell where a region of it is wanted, of such items."""
+        return count_reads(self._method, src.stored(cell, box), src.held(cell), item)
+
+    def of_part(self, src: Tiling, at: Cell, dst: Boxed, cells: Sequence[Cell], item: int) -> Read:
+        """Count what is read of a source cell where its common regions with some cells are wanted,
+        in one read."""
+        key = src, at, dst, tuple(cells), item
+        if key not in self._parts:
+            regions = (box for cell in cells for one, box in overlaps(src, dst, cell) if one == at)
+            ((_, box),) = bounding_boxes((at, region) for region in regions).items()
+            self._parts[key] = self.of_box(src, at, box, item)
+        return self._parts[key]
+
+    def of_cells(
+        self, src: Tiling, dst: Boxed, cells: Sequence[Cell], item: int
+    ) -> tuple[Read, ...]:
+        """Count what a process reads that makes some cells of a destination's tiling: one read of
+        each source cell, of all that is wanted of it."""
+        key = src, dst, tuple(cells), item
+        if key not in self._known:
+            wanted = bounding_boxes(copy for cell in cells for copy in src.overlaps(dst, cell))
+            self._known[key] = tuple(self.of_box(src, at, box, item) for at, box in wanted.items())
+        return self._known[key]
+
+    def of_transfers(
+        self, transfers: Iterable[Transfer]
+    ) -> Iterator[tuple[Transfer, tuple[Read, ...]]]:
+        """Yield with each transfer what its process reads for it."""
+        for transfer in transfers:
+            parameter = transfer.parameter
+            item = item_size(parameter.src_dtype)
+            yield (
+                transfer,
+                self.of_cells(parameter.grid, transfer.grid, tuple(transfer.targets), item),
+            )
+
+
+def bytes_to_read(transfers: Iterable[Transfer], method: ReadMethod) -> int:
+    """Return the bytes that one process reads to carry out `transfers`."""
+    counted = ReadCounter(method).of_transfers(transfers)
+    return sum(read.nbytes for _, reads in counted for read in reads)
