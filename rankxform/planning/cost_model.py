@@ -13,7 +13,7 @@ from dataclasses import fields
 from numbers import Real
 
 from rankxform.errors import UsageError
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.grid import Cell, overlaps
 from rankxform.options import Kind, parse_size
 from rankxform.values import dataclass
 
@@ -189,7 +189,7 @@ def estimate_io(movement: Movement, node: tuple[int, ...], counter: ReadCounter)
         nodes = {node[process] for process in by}
         for one in nodes:
             cells_of.setdefault(one, []).append(cell)
-        for at, box in src.overlaps(dst, cell):
+        for at, box in overlaps(src, dst, cell):
             by_node = wanted.setdefault(at, {})
             for one in nodes:
                 by_node[one] = by_node.get(one, 0) + box.size

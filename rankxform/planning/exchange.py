@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
-from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.grid import Cell, Grid, overlaps
 from rankxform.values import dataclass
@@ -54,13 +54,21 @@ class ExchangeGroup:
     """What the exchanges of all tensors of a movement have in common.
 
     receivers: the part of the movement's that the exchange serves; own: by source cell those of
-    them that read it for themselves; required: what one process reads for them, by source cell.
+    them that read it for themselves; required: what one process reads for them, by source cell;
+    served: to whom, by the place of a requirement and its reader, as far as that was asked for.
     """
 
     movement: Movement
     receivers: Receivers
     own: Mapping[Cell, Sequence[int]]
     required: Sequence[tuple[Cell, Requirement]]
+    served: dict[object, dict[int, tuple[int, int]]] = field(default_factory=dict)
+
+    @cached_property
+    def nbytes(self) -> Sequence[int]:
+        """The bytes of the source cell of each requirement."""
+        src, item = self.movement.src, self.movement.item
+        return [src.box(cell).size * item for cell, _ in self.required]
 
 
 @dataclass(frozen=True)
@@ -74,9 +82,6 @@ class ExchangeRequest:
     @property
     def grid(self) -> Grid:
         return self.group.movement.grid
-
-    def nbytes(self, cell: Cell) -> int:
-        return self.parameter.grid.box(cell).size * item_size(self.parameter.src_dtype)
 
 
 def request_exchanges(
@@ -128,7 +133,12 @@ def own_loads(
             others: dict[Cell, set[int]] = {}
             for at, one in groups.get(key, ()):
                 others.setdefault(at, set()).update(one.by)
+            served = set().union(*others.values())
             for process, cells in cells_of.items():
+                if process not in served:
+                    reads = counter.of_cells(src, dst, cells, item)
+                    loads[process] += number * sum(read.nbytes for read in reads)
+                    continue
                 copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
                 for at, box in bounding_boxes(copies).items():
                     if process not in others.get(at, ()):
@@ -148,10 +158,8 @@ def _amounts(requests: Iterable[ExchangeRequest]) -> dict[Processes, float]:
     amounts: dict[Processes, float] = {}
     tensors = Counter(request.group for request in requests)
     for group, number in tensors.items():
-        src, item = group.movement.src, group.movement.item
-        for cell, requirement in group.required:
-            nbytes = number * src.box(cell).size * item
-            amounts[requirement.able] = amounts.get(requirement.able, 0.0) + nbytes
+        for nbytes, (_, requirement) in zip(group.nbytes, group.required):
+            amounts[requirement.able] = amounts.get(requirement.able, 0.0) + number * nbytes
     return amounts
 
 
@@ -236,13 +244,13 @@ def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterato
 
 
 def _only(wanted: Receivers, members: set[int]) -> Receivers:
-    return Shared(
-        {
-            cell: mine
-            for cell, by in wanted.items()
-            if (mine := {process: ranks for process, ranks in by.items() if process in members})
-        }
-    )
+    found: Receivers = Shared()
+    for cell, by in wanted.items():
+        if by.keys() <= members:
+            found[cell] = by  # not copied for every tensor
+        elif mine := {process: ranks for process, ranks in by.items() if process in members}:
+            found[cell] = mine
+    return found
 
 
 # -- who reads, and when ------------------------------------------------------------------------
@@ -293,8 +301,8 @@ def _chosen(requests: Sequence[ExchangeRequest], assigner: Assigner) -> list[tup
     found = [[0] * len(request.group.required) for request in requests]
     for large in (True, False):
         for request, readers in zip(requests, found):
-            for number, (cell, one) in enumerate(request.group.required):
-                nbytes = request.nbytes(cell)
+            required = zip(request.group.nbytes, request.group.required)
+            for number, (nbytes, (_, one)) in enumerate(required):
                 if (nbytes > RUN) == large:
                     readers[number] = assigner.next(one.able, nbytes)
     return list(map(tuple, found))
@@ -325,10 +333,10 @@ def _with_readers(
         return group.receivers, senders
     for cell, by in movement.needs.items():
         for process in more.intersection(by):
-            files = visibility.seen(process, movement.held[cell])
-            read = {file for reader, file in senders.get(cell, {}).values() if reader == process}
+            files, known = visibility.seen(process, movement.held[cell]), senders.get(cell, {})
+            read = {file for reader, file in known.values() if reader == process}
             file = min(read) if read else files[request.replica % len(files)]
-            senders.setdefault(cell, {})[process] = process, file
+            senders[cell] = {**known, process: (process, file)}
     return _only(movement.receivers, members | more), senders
 
 
@@ -337,14 +345,19 @@ def _senders(request: ExchangeRequest, chosen: Sequence[int], visibility: Visibi
     senders: Senders = Shared()
     for cell, own in request.group.own.items():
         held = request.group.movement.held[cell]
-        by = senders[cell] = {}
-        for process in own:
-            files = visibility.seen(process, held)
-            by[process] = process, files[request.replica % len(files)]
-    for (cell, one), reader in zip(request.group.required, chosen):
+        if own:
+            by = senders[cell] = {}
+            for process in own:
+                files = visibility.seen(process, held)
+                by[process] = process, files[request.replica % len(files)]
+    for number, ((cell, one), reader) in enumerate(zip(request.group.required, chosen)):
         files = visibility.seen(reader, one.files)
         sender = reader, files[request.replica % len(files)]
-        senders.setdefault(cell, {}).update(dict.fromkeys(one.by, sender))
+        key = number, sender  # what many tensors have in common is kept once
+        if key not in request.group.served:
+            request.group.served[key] = dict.fromkeys(one.by, sender)
+        served = request.group.served[key]
+        senders[cell] = {**senders[cell], **served} if cell in senders else served
     return senders
 
 

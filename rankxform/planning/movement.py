@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import count
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.grid import Cell, Grid, Tiling
+from rankxform.geometry.grid import Cell, Grid, Tiling, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.values import dataclass
 
@@ -56,7 +56,7 @@ class Movement:
         """By source cell the processes that need some of it, each with how many elements."""
         found: dict[Cell, dict[int, int]] = {}
         for cell, by in self.receivers.items():
-            for at, box in self.src.overlaps(self.grid, cell):
+            for at, box in overlaps(self.src, self.grid, cell):
                 of_cell, size = found.setdefault(at, {}), box.size
                 for process in by:
                     of_cell[process] = of_cell.get(process, 0) + size

@@ -69,6 +69,7 @@ class Planner:
         self.own = own
         chosen = replicas_to_read(catalog.declared.values())
         self._replicas = {p.src_name: chosen.get(p.name, 0) for p in catalog.parameters}
+        self._parts: dict[int, Part] = {}
         self._stages: dict[int, dict[str, Layout]] = {}
         self._src_stages: dict[int, list[int]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
@@ -91,7 +92,10 @@ class Planner:
 
     def part(self, file: int) -> Part:
         """Return whose slices a file holds, and of which parameters."""
-        return self.parts.get(file) or Part(file)
+        part = self._parts.get(file)
+        if part is None:
+            part = self._parts[file] = self.parts.get(file) or Part(file)
+        return part
 
     def names(self, file: int) -> Mapping[str, Layout]:
         """Return the layouts of the parameters of a destination file, in file order.

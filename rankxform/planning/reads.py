@@ -45,7 +45,7 @@ class ReadCounter:
         each source cell, of all that is wanted of it."""
         key = src, dst, tuple(cells), item
         if key not in self._known:
-            wanted = bounding_boxes(copy for cell in cells for copy in src.overlaps(dst, cell))
+            wanted = bounding_boxes(copy for cell in cells for copy in overlaps(src, dst, cell))
             self._known[key] = tuple(self.of_box(src, at, box, item) for at, box in wanted.items())
         return self._known[key]
 

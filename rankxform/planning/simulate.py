@@ -5,7 +5,6 @@ Reads, messages and bytes follow from the plan; times follow from costs that are
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import TypeVar
@@ -20,7 +19,7 @@ from .movement import Movement, movements
 from .plan import Planner
 from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
 from .reads import ReadCounter
-from .routes import hops_of
+from .routes import Piece, hops_of
 from .transfers import Exchange, Receivers
 from .visibility import Visibility
 
@@ -44,11 +43,6 @@ class Workload:
     reads: int = 0
     messages: int = 0
     slices: int = 0
-
-    def add(self, other: Workload) -> None:
-        own, more = self.__dict__, other.__dict__
-        for name, number in more.items():
-            own[name] += number
 
     def seconds(self, costs: Costs) -> float:
         """Return how long it takes, if nothing is waited for."""
@@ -212,69 +206,64 @@ def _add_exchanges(
 ) -> None:
     """Add to `workloads`, to the bytes between nodes, and to those read by name, what exchanges
     come to."""
-    known: dict[object, tuple[dict[int, Workload], dict[tuple[int, int], int]]] = {}
+    sizes: dict[object, dict[Piece, int]] = {}
     for exchange in exchanges:
         parameter = exchange.parameter
-        key = (
-            exchange.receivers, exchange.senders, exchange.forwarder, parameter.grid,
-            item_size(parameter.src_dtype),
-        )  # fmt: skip
-        if key not in known:
-            known[key] = _workloads_of(exchange, counter)
-        by_process, by_nodes = known[key]
-        for process, workload in by_process.items():
-            workloads[process].add(workload)
-            _add(by_name, parameter.name, workload.read)
-        for nodes, nbytes in by_nodes.items():
-            _add(crossing, nodes, nbytes)
+        key = parameter.grid, exchange.grid, item_size(parameter.src_dtype)
+        before = by_name.get(parameter.name, 0)
+        nbytes = _add_exchange(exchange, sizes.setdefault(key, {}), workloads, crossing, counter)
+        by_name[parameter.name] = before + nbytes
 
 
-def _add(sums: dict[Key, int], key: Key, nbytes: int) -> None:
-    sums[key] = sums.get(key, 0) + nbytes
-
-
-def _workloads_of(
-    exchange: Exchange, counter: ReadCounter
-) -> tuple[dict[int, Workload], dict[tuple[int, int], int]]:
-    """Return what each process reads, sends and receives, and what nodes send each other."""
+def _add_exchange(
+    exchange: Exchange,
+    sizes: dict[Piece, int],
+    workloads: Sequence[Workload],
+    crossing: dict[tuple[int, int], int],
+    counter: ReadCounter,
+) -> int:
+    """Add what one exchange comes to; return the bytes read. sizes: of pieces, in bytes."""
     grid, node = exchange.parameter.grid, exchange.node
     item = item_size(exchange.parameter.src_dtype)
-    sizes = {
-        (at, cell): box.size * item
-        for cell in exchange.receivers
-        for at, box in overlaps(grid, exchange.grid, cell)
-    }
     read: dict[tuple[int, Cell], dict[Cell, None]] = {}
     sent: dict[tuple[int, int], int] = {}
     passed_on: dict[tuple[int, int], int] = {}
     for piece, sender, receiver, first in hops_of(exchange):
+        if piece not in sizes:
+            copies = overlaps(grid, exchange.grid, piece[1])
+            sizes.update(((at, piece[1]), box.size * item) for at, box in copies)
         if first != receiver:
             _add(passed_on, (first, receiver), sizes[piece])
             continue
         read.setdefault((sender, piece[0]), {})[piece[1]] = None
         if sender != receiver:
             _add(sent, (sender, receiver), sizes[piece])
-    found: dict[int, Workload] = defaultdict(Workload)
-    crossing: dict[tuple[int, int], int] = {}
+    total = 0
     for (process, at), cells in read.items():
         one = counter.of_part(grid, at, exchange.grid, tuple(cells), item)
-        found[process].read += one.nbytes
-        found[process].reads += one.reads
+        workloads[process].read += one.nbytes
+        workloads[process].reads += one.reads
+        total += one.nbytes
     for (sender, receiver), nbytes in sent.items():
-        found[sender].messages += max(1, -(-nbytes // _MESSAGE))
+        source, target = workloads[sender], workloads[receiver]
+        source.messages += max(1, -(-nbytes // _MESSAGE))
         nodes = node[sender], node[receiver]
         if nodes[0] == nodes[1]:
-            found[sender].sent_nearby += nbytes
-            found[receiver].received_nearby += nbytes
+            source.sent_nearby += nbytes
+            target.received_nearby += nbytes
         else:
-            found[sender].sent += nbytes
-            found[receiver].received += nbytes
+            source.sent += nbytes
+            target.received += nbytes
             _add(crossing, nodes, nbytes)
     for (first, receiver), nbytes in passed_on.items():
-        found[first].messages += max(1, -(-nbytes // _MESSAGE))
-        found[first].sent_nearby += nbytes
-        found[receiver].received_nearby += nbytes
-    return found, crossing
+        workloads[first].messages += max(1, -(-nbytes // _MESSAGE))
+        workloads[first].sent_nearby += nbytes
+        workloads[receiver].received_nearby += nbytes
+    return total
+
+
+def _add(sums: dict[Key, int], key: Key, nbytes: int) -> None:
+    sums[key] = sums.get(key, 0) + nbytes
 
 
 def spread_of(workloads: Sequence[Workload]) -> dict[str, tuple[int, float, int]]:
