@@ -12,12 +12,16 @@ PYTHON ?= python3
 VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
-FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning storage checkpoints \
-          engine publish test_architecture.py test_docs.py test_inspection.py test_load.py)
+FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning derivation storage checkpoints \
+          engine publish source test_architecture.py test_docs.py test_inspection.py test_load.py)
 
-# The tests that start mpirun; single processes know nothing of an MPI library.
-WITH_MPIRUN = tests/mpi tests/cli tests/hosts $(addprefix tests/trust/,test_integrity.py test_kills.py \
-          test_replicas.py test_signals.py test_verify.py) --deselect tests/trust/test_kills.py::test_every_call
+# The tests that start mpirun; single processes know nothing of an MPI library, and run beside each other.
+STARTING = tests/mpi tests/cli tests/hosts $(addprefix tests/trust/,test_integrity.py test_replicas.py \
+          test_signals.py test_verify.py)
+KILLS    = tests/trust/test_kills.py
+WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
+ALONE    = $(addprefix --ignore=,$(STARTING)) --deselect $(KILLS)::test_random_kills_under_mpirun
+JOBS    ?= 2
 
 .PHONY: demo check test lint unit test-openmpi docs site clean
 
@@ -25,7 +29,7 @@ demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
 
 check: lint
-	$(VENV)/bin/python -m pytest -q --cov --cov-report=term:skip-covered $(FAST)
+	$(VENV)/bin/python -m pytest -q -n $(JOBS) --cov --cov-report=term:skip-covered $(FAST)
 
 test: lint unit test-openmpi
 
@@ -35,7 +39,8 @@ lint: $(VENV)/check-installed
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/test-installed
-	$(VENV)/bin/python -m pytest -q
+	$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(ALONE)
+	$(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
 
 test-openmpi: $(OPENMPI_VENV)/test-installed
 	$(OPENMPI_VENV)/bin/python -m pytest -q $(WITH_MPIRUN)

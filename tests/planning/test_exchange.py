@@ -15,6 +15,7 @@ from rankxform.planning.cost_model import Costs, IoEstimate, IoPolicy, Volume, e
 from rankxform.planning.exchange import (
     assign_readers,
     estimate_all,
+    own_loads,
     request_exchanges,
     transfers_of,
 )
@@ -294,3 +295,26 @@ def test_a_read_method_reads_what_is_wanted_within_the_block(name, seed):
     box = method.box(wanted, block, 4)
     assert block.contains(box) and box.contains(wanted)
     assert method.with_latency(1e3).exchanges == method.exchanges
+
+
+def test_disks_of_nodes_are_read_evenly_and_no_byte_twice_on_one(tmp_path):
+    """4 nodes of 4 processes; half of the tensors are in rows, half are whole on every rank."""
+    rows, whole = [f"r{n}" for n in range(40)], [f"w{n}" for n in range(40)]
+    params = {name: ((160, 40 + 4 * n), "Float32") for n, name in enumerate([*rows, *whole])}
+    layouts = [
+        {**dict.fromkeys(rows, (counts, rank_of, 0, 0)), **dict.fromkeys(whole, (counts, WHOLE, 0, 0))}
+        for counts, rank_of in (([8], ROW), ([16], ROW))
+    ]  # fmt: skip
+    plan, visibility = planner(tmp_path, *([one] for one in layouts), params), spread(4, 8, 4)
+    assignment = [[plan.whole_file(rank)] for rank in (*range(8, 16), *range(8))]
+    method = READ_METHODS["auto"]
+    requests = request_exchanges(plan, assignment, visibility, AUTO)
+    loads = own_loads(plan, assignment, requests, method)
+    exchanges = assign_readers(requests, visibility, loads=loads)
+    found = simulate(plan, assignment, visibility, exchanges, Costs(), method)
+    read = [load.read for load in found.workloads]
+    once, on_each = (
+        sum(4 * params[name][0][0] * params[name][0][1] for name in some) for some in (rows, whole)
+    )
+    assert sum(read) == once + 4 * on_each
+    assert max(read) <= 1.03 * sum(read) / 16
