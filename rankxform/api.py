@@ -211,7 +211,7 @@ def derive(
     Raises DerivationError with all that is not known, and what would answer it.
     """
     from rankxform.derivation.mesh import Parallel
-    from rankxform.job.derived import question
+    from rankxform.job.derived import derive_request
     from rankxform.job.strategies import derive_strategy, stated
     from rankxform.keywords import DeriveOptions
 
@@ -225,7 +225,7 @@ def derive(
     }
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     with storage_errors():
-        given = question(_request("", None, None, None, {**options, **texts}, _ALL))
+        given = derive_request(_request("", None, None, None, {**options, **texts}, _ALL))
         assert given is not None
         sizes = (one if isinstance(one, Parallel) else None for one in (src, dst))
         strategy = strategies.load(_strategy("source", source))

@@ -222,3 +222,23 @@ def test_functions_take_few_parameters():
         own = [one for one in every if one.arg not in ("self", "cls")]
         if str(path.relative_to(PACKAGE)) not in MANY:
             assert len(own) <= 7, f"{path}: {node.name} takes {len(own)}"
+
+
+RETIRED = {
+    "Cheaper", "Given", "IoPolicy", "Layouts", "Places", "Role", "Root", "Shards", "Standing", "USUAL",
+    "Wish", "as_first", "build_catalog", "check_beside", "check_stated", "cut_rows", "explained",
+    "finals", "held_alike", "infer", "made_with", "question", "strangers", "weighed",
+}  # fmt: skip
+"""Names that said nothing, or two things; what they became is in the history."""
+
+
+def identifiers(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        for field in ("id", "attr", "name", "arg"):
+            if isinstance(getattr(node, field, None), str):
+                yield getattr(node, field)
+
+
+def test_no_name_is_a_retired_one():
+    for path in files():
+        assert not RETIRED & {*identifiers(path)}, path

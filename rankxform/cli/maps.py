@@ -119,7 +119,7 @@ def checked(conversion: Conversion) -> tuple[str, Any]:
         sources = dict.fromkeys(pattern_of(name) for name in one.src_names or (one.src_name,))
         alike.setdefault((pattern_of(one.name), *sources), []).append(one)
     lines = [
-        f"{conversion.request.src}: fits {conversion.naming}",
+        f"{conversion.request.src}: fits {conversion.map_in_words}",
         f"{len(selection.parameters):,} tensors are made:",
     ]
     for (name, *others), some in alike.items():
@@ -139,7 +139,7 @@ def checked(conversion: Conversion) -> tuple[str, Any]:
         for one in selection.parameters
     ]
     facts = {
-        "src": conversion.request.src, "map": conversion.naming, "entries": entries,
+        "src": conversion.request.src, "map": conversion.map_in_words, "entries": entries,
         "notices": conversion.notices, "warnings": conversion.warnings,
     }  # fmt: skip
     return "\n".join(lines), facts

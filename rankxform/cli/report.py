@@ -33,7 +33,7 @@ def header(conversion: Conversion, processes: int) -> str:
     some, every = len(conversion.ranks), dst.ranks
     made = count(every, "rank") if some == every else f"{some} of {count(every, 'rank')}"
     if conversion.target.arrangement.parts:
-        number = count(len(conversion.made), "file")
+        number = count(len(conversion.output_files), "file")
         made = f"{conversion.target.form.title}, {number}" + (f" of {made}" if every > 1 else "")
     derived = []
     if conversion.derived is not None:
@@ -57,7 +57,7 @@ def header(conversion: Conversion, processes: int) -> str:
                 f"{shown_path(request.dst)}: {made}" if request.dst else made,
                 strategy_words(dst),
             ),
-            *([labelled("names", conversion.naming)] if conversion.naming else []),
+            *([labelled("names", conversion.map_in_words)] if conversion.map_in_words else []),
         )
     )
 

@@ -77,13 +77,13 @@ def _preset_options(action: argparse.ArgumentParser) -> None:
 
 
 def _derive(options: argparse.Namespace) -> tuple[str, int]:
-    from rankxform.job.derived import question
+    from rankxform.job.derived import derive_request
     from rankxform.job.strategies import derive_strategy
     from rankxform.storage import strategies
 
     from . import strategy_report
 
-    wanted = question(Request("", None, **given(options)))
+    wanted = derive_request(Request("", None, **given(options)))
     if wanted is None:
         raise UsageError("give --dst-parallel, such as dp=2,mp=4,pp=2, or --dst-config")
     target = _target(options.output)

@@ -168,14 +168,14 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
 def _simulate(conversion: Conversion, options: argparse.Namespace) -> None:
     """Print what a cluster would do, and write its page."""
     from rankxform.job.plan import summarize
-    from rankxform.planning.cost_model import IoPolicy
+    from rankxform.planning.cost_model import ReadPolicy
     from rankxform.planning.read_method import READ_METHODS
 
     from . import planned
 
     found, facts = planned.simulated(conversion, options)
     if options.report:
-        policy = IoPolicy(READ_METHODS[conversion.request.read_method])
+        policy = ReadPolicy(READ_METHODS[conversion.request.read_method])
         page_file.write(options, conversion, summarize(conversion, found, policy), simulated=facts)
     text = partial(planned.simulation_table, conversion, found, facts)
     _tell(options, "simulation", lambda: facts, text)

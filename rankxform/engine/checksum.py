@@ -83,7 +83,7 @@ class Fingerprint:
         if not part.size:
             return 0
         if part.size * item <= _SMALL:
-            return _weighted(*self.weighed(shape, item, held, data, part))
+            return _weighted(*self.may_exchange(shape, item, held, data, part))
         word = _word(shape, item, held, part)
         view = _view(data, held, part, item, word)
         axis = _row_axis(shape, item)
@@ -102,7 +102,7 @@ class Fingerprint:
         row = data.view(f"u{word}").reshape(1, -1)
         return self._long_rows(row, np.ones(1, np.uint64), 0, word)
 
-    def weighed(
+    def may_exchange(
         self, shape: Shape, item: int, held: Box, data: Bytes, part: Box
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the words of a small region, as a view of `data`, and the key of each."""
@@ -288,7 +288,7 @@ class IntegrityChecker:
             held, data = part, converted.reshape(-1).view(np.uint8)
         if converts or not 0 < part.size * item <= _SMALL:
             return self._prints.of(shape, item, held, data, part)
-        words, keys = self._prints.weighed(shape, item, held, data, part)
+        words, keys = self._prints.may_exchange(shape, item, held, data, part)
         if self._kept > _KEPT:
             self._ready.clear()
             self._kept = 0

@@ -45,7 +45,7 @@ class Output:
         return part_of(self.final)
 
     @property
-    def finals(self) -> tuple[Path, ...]:
+    def output_paths(self) -> tuple[Path, ...]:
         """All names that the bytes get."""
         return self.final, *self.equal
 

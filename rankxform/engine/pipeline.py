@@ -88,7 +88,7 @@ class Traffic:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def carry(
+def execute(
     plan: WorkPlan,
     sinks: Mapping[int, Sink],
     sources: Sources,

@@ -100,9 +100,9 @@ def _question(request: Request) -> DeriveRequest | None:
     if not request.derives:
         request.check_derives()
         return None
-    from .derived import question
+    from .derived import derive_request
 
-    return question(request)
+    return derive_request(request)
 
 
 # -- the source that is asked for -----------------------------------------------------------------

@@ -41,7 +41,7 @@ from .prepare import Conversion
 
 
 def check_target(
-    request: Request, sources: Iterable[Path], finals: Iterable[Path], team: Team
+    request: Request, sources: Iterable[Path], output_paths: Iterable[Path], team: Team
 ) -> None:
     """See that writing will harm nothing, on every node. Raises UsageError or StorageError."""
 
@@ -53,7 +53,7 @@ def check_target(
 
     team.agree(check)
     is_leader = team.nodes.is_leader(team.rank)
-    team.agree(lambda: _check_apart(request, list(sources), finals) if is_leader else None)
+    team.agree(lambda: _check_apart(request, list(sources), output_paths) if is_leader else None)
 
 
 def check_foreign_files(request: Request, target: Target, own: Iterable[Path], team: Team) -> None:
@@ -73,7 +73,7 @@ def check_foreign_files(request: Request, target: Target, own: Iterable[Path], t
         )
 
 
-def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) -> None:
+def _check_apart(request: Request, sources: list[Path], output_paths: Iterable[Path]) -> None:
     """Refuse destination files that are, or lie among, source files, whatever their paths."""
     src, dst = Path(request.src), Path(request.dst or "")
     if dst.exists() and not dst.is_dir():
@@ -88,7 +88,7 @@ def _check_apart(request: Request, sources: list[Path], finals: Iterable[Path]) 
                 f"{dst}: is the folder of --{option}, which is never written to; choose another "
                 "destination"
             )
-    for final in finals:
+    for final in output_paths:
         there, folder = inode(final), inode(final.parent)
         if inside or (folder is not None and folder in folders):
             raise UsageError(
@@ -165,9 +165,9 @@ def compare_ranks(conversion: Conversion, team: Team) -> tuple[Conversion, int, 
             request, adapter, adapter.table.parameters, selection.name_of, team
         )
         nbytes, notices = nbytes + more, [*notices, *others]
-    if conversion.cut:
+    if conversion.truncated_vocab:
         team.agree(lambda: check_cut(conversion) if team.rank == 0 else None)
-    if conversion.repeated:
+    if conversion.tied_duplicates:
         team.agree(lambda: check_repeated(conversion) if team.rank == 0 else None)
     if own:
         conversion = replace(conversion, planner=planner.with_own(own))
@@ -180,7 +180,7 @@ def check_repeated(conversion: Conversion) -> None:
     if not conversion.source.reach.is_full:
         return
     with opened(conversion) as (sources, _):
-        for name, of in conversion.repeated:
+        for name, of in conversion.tied_duplicates:
             a, b = known[name], known.get(of)
             if b is None:
                 continue
@@ -193,8 +193,8 @@ def check_repeated(conversion: Conversion) -> None:
                 alike = alike and next(some).tobytes() == next(some).tobytes()
             if not alike:
                 raise CheckpointError(
-                    f"{name!r} should be the same as {of!r} by {conversion.naming}, and is not; "
-                    "is it this model's configuration? --exclude leaves it out as it is"
+                    f"{name!r} should be the same as {of!r} by {conversion.map_in_words}, and is "
+                    "not; is it this model's configuration? --exclude leaves it out as it is"
                 )
 
 
@@ -210,7 +210,7 @@ def check_cut(conversion: Conversion) -> None:
                 "--vocab: which rows are padding, one process looks up, and it does not see all "
                 "files; say --vocab-cut if they are"
             )
-        for name in conversion.cut:
+        for name in conversion.truncated_vocab:
             parameter = known[name]
             more = parameter.shape[0]
             for first in range(rows, more, _ROWS):

@@ -31,7 +31,7 @@ from rankxform.storage.posix import read_bytes
 SAME = "same"
 
 
-def question(request: Request) -> DeriveRequest | None:
+def derive_request(request: Request) -> DeriveRequest | None:
     """Read what a derivation needs besides the source; None if none is asked for.
 
     Raises UsageError.

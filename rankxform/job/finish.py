@@ -21,10 +21,10 @@ from rankxform.storage.posix import publish, remove
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .beside import keep_beside
 from .manifest import contents, verify_options
-from .placement import Root
+from .placement import NodeFolder
 from .prepare import Conversion
+from .strategy_file import keep_beside
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Work:
     outputs: Mapping[int, Output]
     everything: Sequence[SliceRange]
     groups: Mapping[int, Sequence[int]]
-    root: Root
+    root: NodeFolder
 
     @property
     def request(self) -> Request:
@@ -121,7 +121,7 @@ def _link(work: Work, journal: Journal, seen: Mapping[int, Facts]) -> dict[Path,
         facts = {**facts_of(output.part), **seen[rank]}
         _check_part(output.part, facts, journal.parts[rank].inode, nbytes)
         link_all(output.part, output.equal, request.link, durable=request.fsync)
-        for final in output.finals:
+        for final in output.output_paths:
             found[final] = facts = _known(work, output, final, seen[rank])
             _check_part(part_of(final), facts, facts["inode"], nbytes)
     return found
@@ -130,7 +130,7 @@ def _link(work: Work, journal: Journal, seen: Mapping[int, Facts]) -> dict[Path,
 def _rename(work: Work, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> None:
     """Give every complete part file its final name, if it still is what was noted."""
     for rank, output in work.owned.items():
-        for final in output.finals:
+        for final in output.output_paths:
             found, noted = _known(work, output, final, seen[rank]), facts[final]
             _check_part(part_of(final), found, noted["inode"], noted["size"])
             publish(part_of(final), final, durable=work.request.fsync)
@@ -176,7 +176,7 @@ def _finish(work: Work, folder: TargetFolder | None) -> None:
     assert folder is not None
     conversion = work.conversion
     planner, target = conversion.planner, conversion.target
-    kept = contents(planner, conversion.made) if work.request.verify else {}
+    kept = contents(planner, conversion.output_files) if work.request.verify else {}
     options = verify_options(conversion.request, conversion.source)
     keep_beside(conversion)
     names = target.arrangement.names

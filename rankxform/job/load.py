@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.engine.array_sink import Arrays
-from rankxform.engine.pipeline import Messenger, Traffic, carry
+from rankxform.engine.pipeline import Messenger, Traffic, execute
 from rankxform.errors import UsageError
 from rankxform.formats.base import TensorSpec
 from rankxform.layout.names import expression
@@ -131,7 +131,7 @@ def _fill(
 ) -> Traffic:
     memory = conversion.request.memory // 2
     with opened(conversion) as (sources, operands):
-        return carry(plan, arrays, sources, memory, on_progress, p2p=p2p, operands=operands)
+        return execute(plan, arrays, sources, memory, on_progress, p2p=p2p, operands=operands)
 
 
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:

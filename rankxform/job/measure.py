@@ -14,7 +14,7 @@ from time import perf_counter
 from rankxform.formats.base import Format
 from rankxform.planning.assign import Assignment
 from rankxform.planning.catalog import Parameter
-from rankxform.planning.cost_model import Costs, IoPolicy
+from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import (
     WorkPlan,
     assign_readers,
@@ -25,7 +25,7 @@ from rankxform.planning.exchange import (
     transfers_of,
 )
 from rankxform.planning.plan import Planner
-from rankxform.planning.read_method import AUTO, READ_METHODS, Cheaper
+from rankxform.planning.read_method import AUTO, READ_METHODS, AutoReadMethod
 from rankxform.planning.reads import bytes_to_read
 from rankxform.planning.transfers import Transfer
 from rankxform.planning.visibility import Visibility
@@ -41,7 +41,7 @@ _WORTH_A_LOOK = 1.05
 _WORTH_MEASURING = 128 << 20
 """Bytes of a process from which on the time to measure is negligible."""
 
-_LATENCIES = Cheaper(0.0), Cheaper(1e6)
+_LATENCIES = AutoReadMethod(0.0), AutoReadMethod(1e6)
 """The read method for a latency of zero, and for a high one."""
 
 _READING_SECONDS = 0.12
@@ -96,7 +96,7 @@ def choose_policy(
     assignment: Assignment,
     separate: Sequence[Transfer],
     team: Team,
-) -> tuple[IoPolicy, list[float]]:
+) -> tuple[ReadPolicy, list[float]]:
     """Return how files are read, and how fast each process reads, if that was measured.
 
     The method is the one that was asked for, or the cheapest by costs that are given or measured;
@@ -105,7 +105,7 @@ def choose_policy(
     them, if each process reads for itself. Collective; the same on every process.
     """
     visibility, method = files.reach, READ_METHODS[request.read_method]
-    policy = IoPolicy(method, request.costs)
+    policy = ReadPolicy(method, request.costs)
     imagined = request.shapes is not None and request.costs is None
     if request.read_method != AUTO or imagined:
         return policy, []
@@ -116,7 +116,7 @@ def choose_policy(
     costs, speeds = request.costs, list[float]()
     if costs is None:
         costs, speeds = measured(files, team, network=exchanges)
-    return IoPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
+    return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
 
 
 def _depends_on_latency(separate: Sequence[Transfer]) -> bool:

@@ -192,12 +192,12 @@ def check_steps(tensors: Iterable[Tensor], own: Visibility, adapter: Visibility)
             )
 
 
-def repeated(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
+def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
     """Return the source tensors that are left out as the same as another, with that one."""
     return tuple((one.sources[0].name, one.same_as) for one in tensors if one.same_as)
 
 
-def cut_rows(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+def truncated_vocab(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
     """Return the source tensors that lose rows of the vocabulary."""
     return tuple(
         one.sources[0].name
@@ -250,7 +250,7 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
         )
 
 
-def taken(given: OperationInputs, derivation: Derivation) -> str | None:
+def map_in_words(given: OperationInputs, derivation: Derivation) -> str | None:
     """Return which map is applied, and what it takes that no file records."""
     one = _mapped(given, derivation)
     if one is None:

@@ -35,7 +35,7 @@ def equal_files(
     return found
 
 
-class Layouts:
+class FileLayouts:
     """The layouts of destination files; ranks with slices of one shape share one.
 
     What is in a file depends on the source files of its pipeline stage, not on which other
@@ -85,7 +85,7 @@ def outputs(
     target: Target,
     mine: Sequence[SliceRange],
     groups: Mapping[int, Sequence[int]],
-    layouts: Layouts,
+    layouts: FileLayouts,
 ) -> dict[int, Output]:
     """Plan the files of this process's part; `groups` are ranks whose files are equal."""
     found = {}

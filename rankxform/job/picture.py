@@ -165,7 +165,7 @@ def kinds(conversion: Conversion) -> list[Kind]:
     Optimizer states are of their parameter's kind. Kinds that nobody shards come last.
     """
     planner = conversion.planner
-    files = [planner.whole_file(file) for file in conversion.made]
+    files = [planner.whole_file(file) for file in conversion.output_files]
     alike: dict[object, list[Transfer]] = {}
     for transfer in planner.transfers(files):
         parameter = transfer.parameter

@@ -27,7 +27,7 @@ AUTO, SHARED, NODE = PLACEMENTS = ("auto", "shared", "node")
 
 
 @dataclass(frozen=True)
-class Root:
+class NodeFolder:
     """A destination folder as some nodes have it.
 
     processes: those of these nodes; the first one keeps the folder's records. ranks: whose files
@@ -43,9 +43,9 @@ class Root:
 class Placement:
     """All folders that a destination consists of; they share a name."""
 
-    roots: tuple[Root, ...]
+    roots: tuple[NodeFolder, ...]
 
-    def of(self, process: int) -> Root:
+    def of(self, process: int) -> NodeFolder:
         """Return the folder that `process` has."""
         return next(root for root in self.roots if process in root.processes)
 
@@ -70,20 +70,20 @@ class Placement:
 def place(
     dst: Path,
     dst_placement: str,
-    finals: Mapping[int, Path],
+    output_paths: Mapping[int, Path],
     all_ranks: int,
     team: Team,
     one_folder: str | None = None,
 ) -> Placement:
     """Find out which nodes share the destination folder, and say who writes which ranks.
 
-    finals: the files to be made, by id, of a destination of `all_ranks`. one_folder: what must be
-    in a folder that all nodes see, for its index lists all files. Raises UsageError or
+    output_paths: the files to be made, by id, of a destination of `all_ranks`. one_folder: what
+    must be in a folder that all nodes see, for its index lists all files. Raises UsageError or
     StorageError where a placement that was asked for cannot be.
     """
     nodes = team.nodes
     if nodes.count == 1:
-        return Placement((Root(nodes.processes[0], frozenset(finals), nodes.names),))
+        return Placement((NodeFolder(nodes.processes[0], frozenset(output_paths), nodes.names),))
     groups = _groups(team, dst)
     hosts = team.bcast(lambda: hosts_of(dst_placement, all_ranks))
     if len(groups) > 1 and one_folder:
@@ -101,13 +101,15 @@ def place(
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
     else:
-        begun = _begun(finals, team) if len(groups) > 1 else {}
+        begun = _begun(output_paths, team) if len(groups) > 1 else {}
         node_of = {**in_order(all_ranks, nodes), **begun}
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
-        ranks = frozenset(r for r in finals if len(groups) == 1 or node_of[r] in group)
-        roots.append(Root(tuple(processes), ranks, tuple(nodes.names[node] for node in group)))
+        ranks = frozenset(r for r in output_paths if len(groups) == 1 or node_of[r] in group)
+        roots.append(
+            NodeFolder(tuple(processes), ranks, tuple(nodes.names[node] for node in group))
+        )
     return Placement(tuple(roots))
 
 
@@ -119,14 +121,14 @@ def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
     return {rank: rank * nodes.count // ranks for rank in range(ranks)}
 
 
-def _begun(finals: Mapping[int, Path], team: Team) -> Mapping[int, int]:
+def _begun(output_paths: Mapping[int, Path], team: Team) -> Mapping[int, int]:
     """Return the nodes that have files of ranks from an earlier run, where only one has."""
     nodes = team.nodes
 
     def mine() -> list[int]:
         if not nodes.is_leader(team.rank):
             return []
-        return [r for r, path in finals.items() if path.exists() or part_of(path).exists()]
+        return [r for r, path in output_paths.items() if path.exists() or part_of(path).exists()]
 
     every = team.allgather(mine)
     found: dict[int, list[int]] = {}

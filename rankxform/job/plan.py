@@ -9,8 +9,8 @@ from typing import Any
 
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
-from rankxform.planning.cost_model import IoPolicy
-from rankxform.planning.read_method import Cheaper
+from rankxform.planning.cost_model import ReadPolicy
+from rankxform.planning.read_method import AutoReadMethod
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan, needed_bytes
@@ -76,21 +76,21 @@ class Plan:
         return asdict(self)
 
 
-def summarize(conversion: Conversion, found: Simulation, policy: IoPolicy) -> Plan:
+def summarize(conversion: Conversion, found: Simulation, policy: ReadPolicy) -> Plan:
     """Write out the plan of a conversion, of which `found` is what each process does."""
     request, planner = conversion.request, conversion.planner
     selection = planner.selection
     processes, arrangement = len(found.workloads), conversion.target.arrangement
-    assignment = assign(planner, conversion.made, processes)
-    plans = [planner.plan(file) for file in conversion.made]
+    assignment = assign(planner, conversion.output_files, processes)
+    plans = [planner.plan(file) for file in conversion.output_files]
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
         for one in slice_ranges:
             writers.setdefault(one.rank, []).append(process)
     method, latency = policy.method, None
-    if isinstance(method, Cheaper) and not method.fixed and isfinite(method.latency):
+    if isinstance(method, AutoReadMethod) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
-    everything = [planner.whole_file(file) for file in conversion.made]
+    everything = [planner.whole_file(file) for file in conversion.output_files]
     return Plan(
         src=request.src,
         src_ranks=planner.catalog.ranks,

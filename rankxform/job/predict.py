@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankxform.errors import UsageError
 from rankxform.planning.assign import assign, assign_visible
-from rankxform.planning.cost_model import Costs, IoPolicy
+from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import assign_readers, own_loads, request_exchanges
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
@@ -25,7 +25,7 @@ from .prepare import Conversion
 
 
 def predict(
-    conversion: Conversion, found: Simulation, policy: IoPolicy, team: Team
+    conversion: Conversion, found: Simulation, policy: ReadPolicy, team: Team
 ) -> tuple[float, Costs]:
     """Measure storage on every process at once, and predict how long the move will take.
 
@@ -58,13 +58,13 @@ def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
 
 def predict_loads(
     conversion: Conversion, processes: int, team: Team
-) -> tuple[Simulation, IoPolicy]:
+) -> tuple[Simulation, ReadPolicy]:
     """Work out what so many processes would do: those of the team, or others on one node.
 
     Measures what the choice of a read method depends on. Collective.
     """
     request, files, planner = conversion.request, conversion.source, conversion.planner
-    assignment = team.agree(lambda: assign(planner, conversion.made, processes))
+    assignment = team.agree(lambda: assign(planner, conversion.output_files, processes))
     if processes != team.size:
         files = replace(files, reach=Visibility.full((0,) * processes, files.indexes))
     mine = [one for some in assignment[team.rank :: team.size] for one in some]
@@ -102,13 +102,13 @@ def simulate_cluster(
         home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}
         visibility = Visibility(node, _by_node(home, nodes))
     placement = request.dst_placement
-    destination = _destination(placement, planner.dst.ranks, conversion.made, node, nodes)
-    assignment = assign_visible(planner, conversion.made, destination)
+    destination = _destination(placement, planner.dst.ranks, conversion.output_files, node, nodes)
+    assignment = assign_visible(planner, conversion.output_files, destination)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
-    policy = IoPolicy(method)
+    policy = ReadPolicy(method)
     if request.read_method == AUTO:
         method = method.with_latency(costs.latency_bytes)
-        policy = IoPolicy(method, costs, weighed=nodes > 1 and visibility.is_full)
+        policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and visibility.is_full)
     requests = request_exchanges(planner, assignment, visibility, policy)
     loads = own_loads(planner, assignment, requests, policy.method)
     exchanges = assign_readers(requests, visibility, loads=loads)

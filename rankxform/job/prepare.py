@@ -32,7 +32,14 @@ from rankxform.values import dataclass
 from .asked import Asked, read_asked, source_of, where_of
 from .described import check_loose, naming, training_facts, unplaced
 from .metrics import Phases
-from .operation_inputs import assumptions, check_steps, cut_rows, derivation_of, repeated, taken
+from .operation_inputs import (
+    assumptions,
+    check_steps,
+    derivation_of,
+    map_in_words,
+    tied_duplicates,
+    truncated_vocab,
+)
 from .suggestions import suggesting
 
 if TYPE_CHECKING:
@@ -44,36 +51,36 @@ class Conversion:
     """A prepared request: all that is known before tensor bytes are read.
 
     source: what is read, opened. planner: the plan, with the catalog, the destination's strategy
-    and the selection. ranks: the destination ranks to make; made: the ids of their files. target:
-    where these belong, if the request names a folder. warnings: what may not be what was meant, to
-    be said first and last; notices: what to know. derived: how the destination's strategy came
-    about, if it was derived. common: facts on the training, such as its global_step. adapter: what
-    is added to the source's matrices, if anything is. cut: source tensors that lose rows of the
-    vocabulary. repeated: source tensors that are left out, because each is said to be the same as
-    another. companions: small files that go with the destination, by name. naming: the map that is
-    applied, with what it takes, in words.
+    and the selection. ranks: the destination ranks to make; output_files: the ids of their files.
+    target: where these belong, if the request names a folder. warnings: what may not be what was
+    meant, to be said first and last; notices: what to know. derived: how the destination's strategy
+    came about, if it was derived. common: facts on the training, such as its global_step. adapter:
+    what is added to the source's matrices, if anything is. truncated_vocab: source tensors that
+    lose rows of the vocabulary. tied_duplicates: source tensors that are left out, because each is
+    said to be the same as another. companions: small files that go with the destination, by name.
+    map_in_words: the map that is applied, with what it takes, in words.
     """
 
     request: Request
     source: Source
     planner: Planner
     ranks: tuple[int, ...]
-    made: tuple[int, ...]
+    output_files: tuple[int, ...]
     target: Target
     notices: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     derived: Derived | None = None
     common: Mapping[str, Any] = field(default_factory=dict)
     adapter: Source | None = None
-    cut: tuple[str, ...] = ()
-    repeated: tuple[tuple[str, str], ...] = ()
+    truncated_vocab: tuple[str, ...] = ()
+    tied_duplicates: tuple[tuple[str, str], ...] = ()
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    naming: str | None = None
+    map_in_words: str | None = None
 
     @property
-    def finals(self) -> dict[int, Path]:
+    def output_paths(self) -> dict[int, Path]:
         """The path of each destination file that is made, by its id."""
-        return self.target.paths(self.made)
+        return self.target.paths(self.output_files)
 
     def suggesting(self, team: Team) -> AbstractContextManager[None]:
         """Where a check inside fails, say what else than the given strategies may be meant."""
@@ -153,7 +160,7 @@ def _planned(
     target = _target(request, planner, source, common)
     if target.arrangement.parts:
         planner = planner.with_parts(target.arrangement.parts)
-    made = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
+    files = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
     notices.extend(unplaced(request, source))
     notices.extend(assumptions(request, operation, derivation))
     if request.dst_form == "huggingface" != source.form.name and request.like is None:
@@ -166,9 +173,9 @@ def _planned(
     for option, text in _unmatched(request, catalog, derivation, tensors):
         (notices if option == "exclude" else warnings).append(text)
     return Conversion(
-        request, source, planner, ranks, made, target, notices, warnings, derived, common,
-        adapter, cut_rows(derivation, tensors), repeated(tensors), operation.companions,
-        taken(operation, derivation),
+        request, source, planner, ranks, files, target, notices, warnings, derived, common,
+        adapter, truncated_vocab(derivation, tensors), tied_duplicates(tensors),
+        operation.companions, map_in_words(operation, derivation),
     )  # fmt: skip
 
 
@@ -209,8 +216,8 @@ def _wanted(
     if isinstance(wanted, Strategy):
         states = catalog.is_whole and not derivation.renames
         return None, written_out(wanted, [schema], states=states)
-    from .beside import path_beside
     from .derived import derive_from
+    from .strategy_file import path_beside
 
     if derivation.renames or catalog.is_whole or catalog.strategy is None:
         derived = derive_from(wanted, WholeStrategy(), {0: schema})

@@ -63,7 +63,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
 def open_ranks(conversion: Conversion, team: Team) -> Source:
     """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
     target, dst, ranks = conversion.target, conversion.planner.dst, conversion.ranks
-    names = {rank: relpath(path, target.folder) for rank, path in conversion.finals.items()}
+    names = {rank: relpath(path, target.folder) for rank, path in conversion.output_paths.items()}
     where = Where(str(target.folder), target.form.name, strategy=dst)
     standing = open_source(where, team, Narrow(lambda strategy: ranks, preferred=names))
 

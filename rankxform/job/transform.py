@@ -40,18 +40,18 @@ from rankxform.storage.posix import (
 from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
 
-from .beside import check_beside
 from .checks import check_foreign_files, check_target, compare_ranks, foreign_files, warn_of
 from .finish import Work, publish_all
 from .manifest import identity
 from .measure import plan_work
 from .metrics import Phases, peak_memory
 from .opened import opened
-from .outputs import Layouts, equal_files, outputs
+from .outputs import FileLayouts, equal_files, outputs
 from .placement import Placement, place
 from .prepare import Conversion, prepare
 from .replicas import check_replicas
 from .report import Report
+from .strategy_file import check_strategy_file
 
 Begin = Callable[[Conversion, int], Show]
 """Called on process 0 with the prepared conversion and the bytes to move, before the first is;
@@ -73,19 +73,24 @@ def convert(conversion: Conversion, team: Team, begin: Begin, phases: Phases) ->
         target, all_ranks = conversion.target, conversion.planner.dst.ranks
         one = target.form.title if target.arrangement.parts else None
         placement = place(
-            target.folder, request.dst_placement, conversion.finals, all_ranks, team, one_folder=one
+            target.folder,
+            request.dst_placement,
+            conversion.output_paths,
+            all_ranks,
+            team,
+            one_folder=one,
         )
     with _target_folder(conversion, team, placement) as (folder, state):
         with phases.phase("plan"), conversion.suggesting(team):
             work = _work(conversion, team, state, placement)
         first = team.rank == placement.of(team.rank).processes[0]
-        team.agree(lambda: check_beside(conversion) if first else None)
+        team.agree(lambda: check_strategy_file(conversion) if first else None)
         total = sum(team.allgather(lambda: bytes_to_write(work.plan.transfers)))
         show = begin(conversion, total) if team.rank == 0 else quiet
         moving = time.monotonic()
         traffic = _carry_out(work, team, folder, show, phases)
         moved = time.monotonic() - moving
-    foreign = warn_of(foreign_files(target, conversion.finals.values(), team))
+    foreign = warn_of(foreign_files(target, conversion.output_paths.values(), team))
     return replace(
         _report(work, team, traffic, phases, compared),
         move_seconds=moved,
@@ -109,8 +114,8 @@ def _check(conversion: Conversion, team: Team) -> tuple[Conversion, int, list[st
     """See that the source fits and the target is free; return as `compare_ranks` does."""
     request, files = conversion.request, conversion.source
     team.agree(lambda: _check_root(conversion))
-    check_target(request, files.paths.values(), conversion.finals.values(), team)
-    check_foreign_files(request, conversion.target, conversion.finals.values(), team)
+    check_target(request, files.paths.values(), conversion.output_paths.values(), team)
+    check_foreign_files(request, conversion.target, conversion.output_paths.values(), team)
     conversion, compared, notices = compare_ranks(conversion, team)
     if request.check_replicas != "no":
         notices += check_replicas(request, files, team)
@@ -135,7 +140,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: 
         src_ranks=catalog.ranks,
         dst_ranks=planner.dst.ranks,
         parameters=len(selection.parameters),
-        files=tuple(map(str, work.conversion.finals.values())),
+        files=tuple(map(str, work.conversion.output_paths.values())),
         files_linked=work.linked,
         files_kept=len(state.kept),
         files_continued=len(state.completed.done),
@@ -178,7 +183,7 @@ def _target_folder(
         folder = TargetFolder(
             target.folder,
             identity(conversion),
-            {rank: final for rank, final in conversion.finals.items() if rank in root.ranks},
+            {rank: final for rank, final in conversion.output_paths.items() if rank in root.ranks},
             form=target.form.name,
             mark=_mark(conversion),
             overwrite=request.overwrite,
@@ -209,8 +214,8 @@ def _mark(conversion: Conversion) -> tuple[Path, bytes] | None:
 def _work(conversion: Conversion, team: Team, state: State, placement: Placement) -> Work:
     """Plan what every process does."""
     request, files, planner = conversion.request, conversion.source, conversion.planner
-    layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
-    ranks = [file for file in conversion.made if file not in state.kept]
+    layouts = FileLayouts(planner, files.indexes, conversion.target, request.crc)
+    ranks = [file for file in conversion.output_files if file not in state.kept]
     groups = equal_files(request, planner, placement, ranks, team)
     state = _with_same_layouts(state, team, layouts)
     done = state.completed.done
@@ -226,7 +231,7 @@ def _work(conversion: Conversion, team: Team, state: State, placement: Placement
     return Work(conversion, state, plan, mine, everything, groups, placement.of(team.rank))
 
 
-def _with_same_layouts(state: State, team: Team, layouts: Layouts) -> State:
+def _with_same_layouts(state: State, team: Team, layouts: FileLayouts) -> State:
     """Drop part files whose layout has changed, for example because a missing shard is back."""
     parts = state.completed.parts
     mine = sorted(parts)[team.rank :: team.size]
@@ -314,7 +319,7 @@ def convert_one(request: Request, path: Path) -> None:
     if any(is_same(path, source) for source in files.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,) = conversion.ranks
-    layouts = Layouts(planner, files.indexes, conversion.target, request.crc)
+    layouts = FileLayouts(planner, files.indexes, conversion.target, request.crc)
     output = Output(own_name(path), layouts.of(rank))
     plan = plan_work(request, files, planner, [[planner.whole_file(rank)]], team)
     make_folder(path.parent)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rankxform.checkpoints.base import DEFAULT_PATTERN
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Comparison, Difference, Expected
-from rankxform.engine.pipeline import Messenger, Traffic, carry
+from rankxform.engine.pipeline import Messenger, Traffic, execute
 from rankxform.formats.base import Index
 from rankxform.planning.assign import Assignment, assign_visible
 from rankxform.planning.exchange import WorkPlan
@@ -29,7 +29,7 @@ from .opened import opened
 from .prepare import Conversion, prepare
 from .standing import compare_files, open_described, open_ranks
 from .verdict import Verdict, unreadable, wrong_checksums
-from .verify_manifest import made_with
+from .verify_manifest import notice_of_other_options
 
 
 def verify(
@@ -52,7 +52,7 @@ def verify(
     found = _unreadable(standing) if team.rank == 0 else []
     if described:
         planner, indexes, faults = compare_files(conversion, standing, team)
-        conversion = replace(conversion, planner=planner, made=tuple(indexes))
+        conversion = replace(conversion, planner=planner, output_files=tuple(indexes))
         found += faults
     elif team.rank == 0:
         found += _extra_ranks(planner, standing)
@@ -76,7 +76,7 @@ def verify(
     every = team.allgather(lambda: (traffic.written, found))
     differences = {(one.name, one.rank): one for _, some in every for one in some}
     if differences:
-        notices += made_with(standing.folder, conversion.request, files, team)
+        notices += notice_of_other_options(standing.folder, conversion.request, files, team)
     foreign = foreign_files(target, paths.values(), team)
     return Verdict(
         request.src,
@@ -142,7 +142,7 @@ def _compare(
     p2p: Messenger | None,
 ) -> Traffic:
     with opened(conversion) as (sources, operands):
-        return carry(plan, sinks, sources, memory, on_progress, p2p=p2p, operands=operands)
+        return execute(plan, sinks, sources, memory, on_progress, p2p=p2p, operands=operands)
 
 
 def _expected(planner: Planner, rank: int) -> dict[str, Expected]:

@@ -82,7 +82,9 @@ def verify_alone(
     )
 
 
-def made_with(folder: Path, request: Request, source: Source, team: Team) -> list[str]:
+def notice_of_other_options(
+    folder: Path, request: Request, source: Source, team: Team
+) -> list[str]:
     """Return, as a notice, the command with the options that a folder was made with, if they are
     known and are not those of `request`.
 

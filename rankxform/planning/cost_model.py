@@ -117,17 +117,17 @@ COSTS = Kind(Costs, "rankxform.Costs", "Costs", parse_costs)
 
 
 @dataclass(frozen=True)
-class IoPolicy:
+class ReadPolicy:
     """How source files are read; the same on all processes.
 
-    costs: what is known of them. weighed: for each kind of parameter an exchange is weighed against
-    separate reads; otherwise only what a node does not see is exchanged, unless the method
+    costs: what is known of them. may_exchange: for each kind of parameter an exchange is weighed
+    against separate reads; otherwise only what a node does not see is exchanged, unless the method
     exchanges everything.
     """
 
     method: ReadMethod
     costs: Costs | None = None
-    weighed: bool = False
+    may_exchange: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from rankxform.values import dataclass
 
 from .assign import RUN, Assigner, Assignment, balance
 from .catalog import Parameter
-from .cost_model import IoEstimate, IoPolicy, estimate_io
+from .cost_model import IoEstimate, ReadPolicy, estimate_io
 from .movement import Movement, movements
 from .plan import Planner
 from .read_method import ReadMethod
 from .reads import ReadCounter
-from .sharding import Shared
+from .sharding import IdentityDict
 from .transfers import (
     Exchange,
     Receivers,
@@ -85,7 +85,7 @@ class ExchangeRequest:
 
 
 def request_exchanges(
-    planner: Planner, assignment: Assignment, visibility: Visibility, policy: IoPolicy
+    planner: Planner, assignment: Assignment, visibility: Visibility, policy: ReadPolicy
 ) -> list[ExchangeRequest]:
     """Return what must be exchanged where process p writes ``assignment[p]``.
 
@@ -94,7 +94,7 @@ def request_exchanges(
     If the policy's method exchanges, each distinct byte is read by one process for all. Raises
     CheckpointError if no file has what is needed.
     """
-    may_exchange = policy.method.exchanges or policy.weighed
+    may_exchange = policy.method.exchanges or policy.may_exchange
     if len(assignment) == 1 or (visibility.is_full and not may_exchange):
         return []
     counter, found = ReadCounter(policy.method), []
@@ -178,7 +178,7 @@ def _group(
     planner: Planner,
     movement: Movement,
     visibility: Visibility,
-    policy: IoPolicy,
+    policy: ReadPolicy,
     counter: ReadCounter,
 ) -> ExchangeGroup | None:
     """Sort out who receives, who reads for itself, and what is required of others."""
@@ -187,7 +187,7 @@ def _group(
         if not held.get(cell):
             planner.raise_lost(movement.first, cell)
     always = policy.method.exchanges
-    if policy.weighed and policy.costs and not always:
+    if policy.may_exchange and policy.costs and not always:
         estimate = estimate_io(movement, visibility.node, counter)
         sizes = len(visibility.node), len(visibility.files)
         always = estimate.exchange_is_cheaper(policy.costs, *sizes)
@@ -244,7 +244,7 @@ def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterato
 
 
 def _only(wanted: Receivers, members: set[int]) -> Receivers:
-    found: Receivers = Shared()
+    found: Receivers = IdentityDict()
     for cell, by in wanted.items():
         if by.keys() <= members:
             found[cell] = by  # not copied for every tensor
@@ -342,7 +342,7 @@ def _with_readers(
 
 def _senders(request: ExchangeRequest, chosen: Sequence[int], visibility: Visibility) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
-    senders: Senders = Shared()
+    senders: Senders = IdentityDict()
     for cell, own in request.group.own.items():
         held = request.group.movement.held[cell]
         if own:
@@ -444,5 +444,5 @@ class WorkPlan:
     """What one process has to do, in order. exchanges: whether any process sends to another."""
 
     transfers: Sequence[Transfer]
-    policy: IoPolicy
+    policy: ReadPolicy
     exchanges: bool = False

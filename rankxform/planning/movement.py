@@ -69,7 +69,7 @@ def movements(planner: Planner, assignment: Sequence[Sequence[SliceRange]]) -> I
     numbers = count()
     for (name, layout), every in planner.wanted(assignment).items():
         parameter = planner.parameter(name)
-        for held, pairs in planner.held_alike(parameter, layout, every):
+        for held, pairs in planner.groups_by_holders(parameter, layout, every):
             key = (
                 id(parameter.sharding), item_size(parameter.src_dtype), parameter.dtype, layout,
                 id(held), id(every) if held is parameter.sharding.files else pairs,

@@ -30,7 +30,7 @@ from .losses import losses_message
 from .parts import Part
 from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
-from .sharding import Shared, Targets
+from .sharding import IdentityDict, Targets
 from .stages import source_stages
 from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
 
@@ -256,9 +256,9 @@ class Planner:
         for process, rank in pairs:
             by = found.setdefault(self.cell(layout, rank), {})
             by[process] = (*by.get(process, ()), rank)
-        return Shared(found)
+        return IdentityDict(found)
 
-    def held_alike(
+    def groups_by_holders(
         self, parameter: Parameter, layout: Layout, pairs: Pairs
     ) -> Iterator[tuple[Targets, Pairs]]:
         """Yield the files that may be read for each source cell, and the `pairs` for which."""
@@ -268,14 +268,14 @@ class Planner:
         ranks = tuple(rank for _, rank in pairs)
         for readers, alike in self._readers_and_ranks(parameter, layout, ranks):
             key = tuple(sorted(readers.items()))
-            held = self._held.setdefault(key, Shared({cell: (file,) for cell, file in key}))
+            held = self._held.setdefault(key, IdentityDict({cell: (file,) for cell, file in key}))
             among = set(alike)
             yield held, tuple(pair for pair in pairs if pair[1] in among)
 
     def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> Targets:
         key = layout, ranks
         if key not in self._targets:
-            found: Targets = Shared()
+            found: Targets = IdentityDict()
             for rank in ranks:
                 cell = self.cell(layout, rank)
                 found[cell] = (*found.get(cell, ()), rank)

@@ -22,7 +22,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Shared(dict[K, V]):
+class IdentityDict(dict[K, V]):
     """A mapping that many tensors share; it equals itself alone, so that it can be a key."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -33,7 +33,7 @@ class Shared(dict[K, V]):
     __ne__ = object.__ne__
 
 
-Targets = Shared[Cell, "tuple[int, ...]"]
+Targets = IdentityDict[Cell, "tuple[int, ...]"]
 """By cell of a tiling the files that hold it, or the global ranks that get it; ascending."""
 
 
@@ -120,7 +120,7 @@ class Composed:
     @cached_property
     def files(self) -> Targets:
         """For each cell the files that hold it, ascending."""
-        return Shared(
+        return IdentityDict(
             {
                 (number, *cell): files
                 for number, piece in enumerate(self.pieces.assembly.pieces)

@@ -21,7 +21,7 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 
 from .catalog import Catalog, FileGroup, Parameter
 from .description import Description, StatedBox
-from .sharding import Placement, Sharding, Shared
+from .sharding import IdentityDict, Placement, Sharding
 
 _FEW_TIED = 2
 """Parameters that pipeline stages usually share: an embedding, and one more."""
@@ -148,7 +148,7 @@ def _tiled(
             if one.file in schemas:
                 held[one.file] = None
                 suffixes[cell, one.file] = one.suffix
-    found = Shared({cell: tuple(sorted(held)) for cell, held in files.items() if held})
+    found = IdentityDict({cell: tuple(sorted(held)) for cell, held in files.items() if held})
     lacking = {
         cell: tuple(sorted({one.file for one, at in zip(boxes, cells) if at == cell}))
         for cell, held in files.items()
@@ -164,7 +164,7 @@ def _undeclared(
     dtype = _one_dtype(name, groups, paths)
     shape = _slice_shape(name, groups[0])
     cell = (0,) * len(shape)
-    placement = Placement(Shared({cell: tuple(sorted(files))}), own=True)
+    placement = Placement(IdentityDict({cell: tuple(sorted(files))}), own=True)
     sharding = Sharding(whole(len(shape)).grid(shape), placement, declared=False)
     return Parameter(name, dtype, sharding, name, dtype)
 
@@ -351,7 +351,7 @@ def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]
     for file, rank in pairs:
         cell = (0,) * len(layout.tensor_map) if ranks is None else layout.cell(rank - ranks.start)
         files.setdefault(cell, []).append(file)
-    found = Shared({cell: tuple(some) for cell, some in files.items()})
+    found = IdentityDict({cell: tuple(some) for cell, some in files.items()})
     if ranks is None:
         return Placement(found, own=True)
     lacking = {

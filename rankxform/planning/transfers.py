@@ -15,12 +15,12 @@ from rankxform.geometry.grid import Cell, Copies, Grid, overlaps
 from rankxform.values import dataclass
 
 from .catalog import Parameter
-from .sharding import Shared, Targets
+from .sharding import IdentityDict, Targets
 
-Receivers = Shared[Cell, "Mapping[int, tuple[int, ...]]"]
+Receivers = IdentityDict[Cell, "Mapping[int, tuple[int, ...]]"]
 """By destination cell the processes that put it into files, each with its global ranks."""
 
-Senders = Shared[Cell, "dict[int, tuple[int, int]]"]
+Senders = IdentityDict[Cell, "dict[int, tuple[int, int]]"]
 """By source cell, for each process that wants of it: (process that reads it, id of the file)."""
 
 
@@ -66,7 +66,7 @@ class Exchange:
         }
         if not targets and not readers:
             return None
-        return Transfer(self.parameter, self.grid, Shared(targets), readers, self, process)
+        return Transfer(self.parameter, self.grid, IdentityDict(targets), readers, self, process)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class Transfer:
             return self.exchange
         receivers = {cell: {0: ranks} for cell, ranks in self.targets.items()}
         senders = {cell: {0: (0, file)} for cell, file in self.readers.items()}
-        return Exchange(self.parameter, self.grid, Shared(receivers), Shared(senders), (0,))
+        return Exchange(
+            self.parameter, self.grid, IdentityDict(receivers), IdentityDict(senders), (0,)
+        )
 
 
 @dataclass(frozen=True)

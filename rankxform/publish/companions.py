@@ -47,7 +47,9 @@ def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | Non
             raise StorageError(f"{path}: is a folder, where a file is to be written; remove it")
 
 
-def check_alone(folder: Path, form: str, finals: Iterable[Path], known: Collection[Path]) -> None:
+def check_alone(
+    folder: Path, form: str, output_paths: Iterable[Path], known: Collection[Path]
+) -> None:
     """Refuse files of others that readers would take for a destination's own.
 
     A reader of rank folders chooses among a rank's files, which is no more than a warning. Raises
@@ -56,7 +58,7 @@ def check_alone(folder: Path, form: str, finals: Iterable[Path], known: Collecti
     if not FORMS[form].described:
         return
     listing = PosixStore(folder).list("*")
-    names = [str(path.relative_to(folder)) for path in finals]
+    names = [str(path.relative_to(folder)) for path in output_paths]
     found = FORMS[form].foreign_files(listing, names)
     others = [path for name in found if (path := folder / name) not in known]
     if others:

@@ -60,9 +60,9 @@ def link(part: Path, target: Path, kind: str) -> None:
         raise StorageError.of(error, target, f"link {part}") from error
 
 
-def link_all(part: Path, finals: Iterable[Path], kind: str, *, durable: bool) -> None:
-    """Link the complete file `part` to the part file of each of `finals`, as `kind` says."""
-    for final in finals:
+def link_all(part: Path, output_paths: Iterable[Path], kind: str, *, durable: bool) -> None:
+    """Link the complete file `part` to the part file of each of `output_paths`, as `kind` says."""
+    for final in output_paths:
         beside = part_of(final)
         link(part, beside, kind)
         if durable and kind == REFLINK:

@@ -54,7 +54,7 @@ class TargetFolder:
         self,
         folder: Path,
         identity: Mapping[str, Any],
-        finals: Mapping[int, Path],
+        output_paths: Mapping[int, Path],
         *,
         form: str = DEFAULT_FORM,
         mark: tuple[Path, bytes] | None = None,
@@ -63,19 +63,21 @@ class TargetFolder:
     ) -> None:
         """Take the folder and find out what is to be done there.
 
-        `identity` says what is made of what; `finals` are the files by id. `mark` is a file outside
-        the folder, with its content, that says to readers that the folder is complete. Raises
-        StorageError where another run is at work, or files would be lost.
+        `identity` says what is made of what; `output_paths` are the files by id. `mark` is a file
+        outside the folder, with its content, that says to readers that the folder is complete.
+        Raises StorageError where another run is at work, or files would be lost.
         """
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
         self._form, self._mark = form, mark
         self._companions: dict[str, str] = {}
         self._stale: dict[str, Any] = {}
-        self._finals = finals
+        self._finals = output_paths
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
         self._made = [one for one in (folder, *folder.parents) if not one.exists()]
-        for inside in dict.fromkeys((self._own, *(final.parent for final in finals.values()))):
+        for inside in dict.fromkeys(
+            (self._own, *(final.parent for final in output_paths.values()))
+        ):
             refuse_link(inside)
         self._lock = Lock(self._own / "lock")
         try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from rankxform.engine.checksum import IntegrityChecker
 from rankxform.engine.file_sink import Output, file_sinks, part_descriptors
 from rankxform.engine.operands import Operands
-from rankxform.engine.pipeline import Messenger, Traffic, carry
+from rankxform.engine.pipeline import Messenger, Traffic, execute
 from rankxform.errors import RankxformError, StorageError
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
@@ -54,7 +54,7 @@ def write_parts(
                 commit()
 
     try:
-        traffic = carry(
+        traffic = execute(
             plan, sinks, sources, memory // 2, on_progress,
             p2p=p2p, checker=checker, on_complete=complete, operands=operands,
         )  # fmt: skip

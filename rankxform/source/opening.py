@@ -137,12 +137,12 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
     narrow = narrow or Narrow()
     where = team.bcast(lambda: replace(where, path=str(Path(where.path).absolute())))
     form = FORMS[team.bcast(lambda: form_at(where).name)]
-    listing, as_first = None, frozenset[int]()
+    listing, same_as_node0 = None, frozenset[int]()
     if where.files is None:
-        listing, as_first = list_on_all(team, Path(where.path), form.pattern(where))
+        listing, same_as_node0 = list_on_all(team, Path(where.path), form.pattern(where))
     chosen, there = _choose_on_one(where, form, listing, narrow, team)
     paths = {file: Path(where.path, name) for file, name in sorted(chosen.names.items())}
-    reach, notices = visibility_of(team, paths, as_first)
+    reach, notices = visibility_of(team, paths, same_as_node0)
     found, unreadable = index_all(paths, reach, team)
     source = Source(
         where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,

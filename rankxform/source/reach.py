@@ -43,11 +43,11 @@ def list_on_all(team: Team, path: Path, pattern: str) -> tuple[Listing | None, f
 
 
 def visibility_of(
-    team: Team, paths: Mapping[int, Path], as_first: frozenset[int] = frozenset()
+    team: Team, paths: Mapping[int, Path], same_as_node0: frozenset[int] = frozenset()
 ) -> tuple[Visibility, list[str]]:
     """Find out which nodes have which of the chosen files; return also what deserves a notice.
 
-    The nodes `as_first` have what node 0 has. Raises CheckpointError where two nodes have
+    The nodes `same_as_node0` have what node 0 has. Raises CheckpointError where two nodes have
     different files under one name.
     """
     nodes = team.nodes
@@ -55,12 +55,14 @@ def visibility_of(
         return Visibility.full(nodes.of, paths), []
 
     def mine() -> dict[int, Identity]:
-        if not nodes.is_leader(team.rank) or nodes.of[team.rank] in as_first:
+        if not nodes.is_leader(team.rank) or nodes.of[team.rank] in same_as_node0:
             return {}
         return {rank: one for rank, path in paths.items() if (one := identity.identity(path))}
 
     every = team.allgather(mine)
-    found = [every[p[0]] if n not in as_first else every[0] for n, p in enumerate(nodes.processes)]
+    found = [
+        every[p[0]] if n not in same_as_node0 else every[0] for n, p in enumerate(nodes.processes)
+    ]
     seen = [set(known) for known in found]
     twice = {
         rank: groups

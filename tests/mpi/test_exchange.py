@@ -138,7 +138,7 @@ def as_nodes(monkeypatch, nodes, seed):
     node = tuple(process * nodes // WORLD.size for process in range(WORLD.size))
     monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{node[WORLD.rank]}", ""))
 
-    def visibility_of(team, paths, as_first=frozenset()):
+    def visibility_of(team, paths, same_as_node0=frozenset()):
         rng = random.Random(seed)
         home = {rank: rng.randrange(nodes) for rank in paths}
         seen = (

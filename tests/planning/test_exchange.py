@@ -11,7 +11,7 @@ import pytest
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import overlaps
 from rankxform.planning.assign import Assigner, assign, assign_visible, balance
-from rankxform.planning.cost_model import Costs, IoEstimate, IoPolicy, Volume, estimate_io
+from rankxform.planning.cost_model import Costs, IoEstimate, ReadPolicy, Volume, estimate_io
 from rankxform.planning.exchange import (
     assign_readers,
     estimate_all,
@@ -20,7 +20,7 @@ from rankxform.planning.exchange import (
     transfers_of,
 )
 from rankxform.planning.movement import movements
-from rankxform.planning.read_method import READ_METHODS, Cheaper, Read, count_reads
+from rankxform.planning.read_method import READ_METHODS, AutoReadMethod, Read, count_reads
 from rankxform.planning.reads import ReadCounter
 from rankxform.planning.routes import routes_of
 from rankxform.planning.simulate import simulate
@@ -44,7 +44,7 @@ def spread(nodes, ranks, each=1):
     return Visibility(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
 
 
-AUTO, TWO_PHASE = IoPolicy(READ_METHODS["auto"]), IoPolicy(READ_METHODS["two-phase"])
+AUTO, TWO_PHASE = ReadPolicy(READ_METHODS["auto"]), ReadPolicy(READ_METHODS["two-phase"])
 
 
 def exchanges_of(plan, assignment, visibility, policy=AUTO):
@@ -225,7 +225,7 @@ def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
     visibility = Visibility((0, 0, 1, 1), (frozenset({0}),) * 2)
     assignment = [[SliceRange(rank, 0, 1)] for rank in range(4)]
     costs = Costs(read=storage / 4, network=network)
-    policy = IoPolicy(READ_METHODS["auto"], costs, weighed=True)
+    policy = ReadPolicy(READ_METHODS["auto"], costs, may_exchange=True)
     assert bool(exchanges_of(plan, assignment, visibility, policy)) == exchanged
 
 
@@ -278,7 +278,12 @@ def test_one_run_is_read_in_one_piece_whatever_was_asked_for():
     for method in READ_METHODS.values():
         assert count_reads(method, wanted, held, 4) == Read("whole", 4 * wanted.size, 1)
     rows = Box((0, 2, 0), (2, 4, 4096)), Box((0, 0, 0), (2, 8, 4096))
-    methods = [READ_METHODS["ranges"], READ_METHODS["sieving"], Cheaper(0.0), Cheaper(inf)]
+    methods = [
+        READ_METHODS["ranges"],
+        READ_METHODS["sieving"],
+        AutoReadMethod(0.0),
+        AutoReadMethod(inf),
+    ]
     used = [count_reads(method, *rows, 4).method for method in methods]
     assert used == ["ranges", "sieving"] * 2
 

@@ -46,7 +46,7 @@ def _path(conversion: Conversion) -> Path | None:
     return path
 
 
-def check_beside(conversion: Conversion) -> None:
+def check_strategy_file(conversion: Conversion) -> None:
     """Refuse what lies where the destination's strategy belongs, if it describes another.
 
     One that rankxform derived is replaced if the user says so; the source's, a compiler's and any
