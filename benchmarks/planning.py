@@ -23,10 +23,11 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
 from rankxform.planning.description import Description
+from rankxform.planning.movement import needed_bytes
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select
 from rankxform.planning.table import catalog_of
-from rankxform.planning.transfers import SliceRange, needed_bytes
+from rankxform.planning.transfers import SliceRange
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 from rankxform.storage.metadata import read
@@ -86,7 +87,7 @@ def plan():
     total = sum(item_size("Float32") * _elements(shape) for shape in params.values())
     return {
         "parameters": len(params), "copies": copies, "seconds": seconds, "memory": memory,
-        "sharing among 1,024": shared, "bytes to read": needed_bytes(transfers), "bytes needed": total,
+        "sharing among 1,024": shared, "bytes to read": needed_bytes(planner, everything), "bytes needed": total,
     }  # fmt: skip
 
 

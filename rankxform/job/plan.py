@@ -10,10 +10,11 @@ from typing import Any
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import ReadPolicy
+from rankxform.planning.movement import needed_bytes
 from rankxform.planning.read_method import AutoReadMethod
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
-from rankxform.planning.transfers import RankPlan, needed_bytes
+from rankxform.planning.transfers import RankPlan
 from rankxform.values import dataclass
 
 from .prepare import Conversion
@@ -98,7 +99,7 @@ def summarize(conversion: Conversion, found: Simulation, policy: ReadPolicy) -> 
         processes=processes,
         step=conversion.source.selected.step_name,
         parameters=len(selection.parameters),
-        bytes_needed=needed_bytes(planner.transfers(everything)),
+        bytes_needed=needed_bytes(planner, everything),
         bytes_read=sum(one.read for one in found.workloads),
         bytes_sent=sum(one.sent + one.sent_nearby for one in found.workloads),
         bytes_written=sum(plan.nbytes for plan in plans),

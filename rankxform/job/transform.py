@@ -21,7 +21,8 @@ from rankxform.errors import (
 )
 from rankxform.layout.names import patterns
 from rankxform.planning.assign import remaining
-from rankxform.planning.transfers import SliceRange, bytes_to_write, needed_bytes
+from rankxform.planning.movement import needed_bytes
+from rankxform.planning.transfers import SliceRange, bytes_to_write
 from rankxform.publish.journal import Journal
 from rankxform.publish.state import State
 from rankxform.publish.target import TargetFolder
@@ -130,7 +131,7 @@ def _report(work: Work, team: Team, traffic: Traffic, phases: Phases, compared: 
         phases.seconds[name] += passed
     phases.seconds["wait"] = phases.seconds["start"] + seconds - phases.total
     every = team.allgather(lambda: (traffic, peak_memory(), phases.seconds))
-    needed = team.bcast(lambda: needed_bytes(planner.transfers(work.everything)))
+    needed = team.bcast(lambda: needed_bytes(planner, work.everything))
     catalog, selection = planner.catalog, planner.selection
     derived, compared_ones = work.conversion.derived, catalog.undeclared or catalog.declared
     return Report(

@@ -83,3 +83,16 @@ def movements(planner: Planner, assignment: Sequence[Sequence[SliceRange]]) -> I
             receivers = known[layout, id(pairs)] = planner.receivers(layout, pairs)
         grid = layout.grid(parameters[0][1].shape)
         yield Movement(tuple(parameters), layout, grid, held, receivers)
+
+
+def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
+    """Return the distinct source bytes that parts of destination files need.
+
+    A region that two destination layouts of a shared parameter want counts for both.
+    """
+    return sum(
+        len(movement.parameters)
+        * movement.item
+        * sum(movement.grid.box(cell).size for cell in movement.receivers)
+        for movement in movements(planner, [slice_ranges])
+    )

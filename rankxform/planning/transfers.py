@@ -7,7 +7,7 @@ one destination rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box
@@ -152,33 +152,14 @@ class RankPlan:
         return tuple(sorted({c.src_rank for s in self.slices for c in s.copies}))
 
 
-def needed_bytes(transfers: Iterable[Transfer]) -> int:
-    """Return the distinct source bytes that `transfers` need, of all destination ranks.
-
-    A region that two destination layouts of a shared parameter want counts for both.
-    """
-    return sum(
-        elements * item_size(transfer.parameter.src_dtype)
-        for transfer, elements in _elements(transfers, each_rank=False)
-    )
-
-
 def bytes_to_write(transfers: Iterable[Transfer]) -> int:
     """Return the content bytes that `transfers` write, in all destination files."""
-    return sum(
-        elements * item_size(transfer.parameter.dtype)
-        for transfer, elements in _elements(transfers, each_rank=True)
-    )
-
-
-def _elements(transfers: Iterable[Transfer], each_rank: bool) -> Iterator[tuple[Transfer, int]]:
-    """Yield with each transfer the elements of its target cells, once or for each rank."""
     known: dict[tuple[Grid, Targets], int] = {}
+    total = 0
     for transfer in transfers:
         grid, targets = transfer.grid, transfer.targets
         if (grid, targets) not in known:
-            known[grid, targets] = sum(
-                grid.box(cell).size * (len(ranks) if each_rank else 1)
-                for cell, ranks in targets.items()
-            )
-        yield transfer, known[grid, targets]
+            sizes = (grid.box(cell).size * len(ranks) for cell, ranks in targets.items())
+            known[grid, targets] = sum(sizes)
+        total += known[grid, targets] * item_size(transfer.parameter.dtype)
+    return total
