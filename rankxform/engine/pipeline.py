@@ -13,7 +13,7 @@ oldest. Their senders wait only for messages of earlier tiles, so there is no de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,6 @@ from rankxform.storage.sharing import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
-from .ahead import Turn, announced
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
 from .copier import Copier
@@ -112,28 +111,22 @@ def execute(
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
     number = 0
-    for transfer, step, repeat in announced(_turns(plan, schedules), sources, pipeline.will_read):
-        if step is None:
-            pipeline.end(transfer)
-        elif p2p is None:
-            pipeline.move(transfer, step.on(0), repeat)
-        else:
+    for some in in_turn(plan.transfers):
+        for transfer, step, repeat in schedules.turns(some):
+            if p2p is None:
+                pipeline.move(transfer, step.on(0), repeat)
+                continue
             if len(pipeline.in_flight) == depth:
                 pipeline.complete()
             pipeline.start(transfer, step.on(number % depth), repeat)
             number += 1
+        for transfer in some:
+            pipeline.end(transfer)
     while pipeline.in_flight:
         pipeline.complete()
     pipeline.finish()
     written = sum(sink.written for sink in sinks.values())
     return Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
-
-
-def _turns(plan: WorkPlan, schedules: ScheduleCache) -> Iterator[Turn]:
-    for some in in_turn(plan.transfers):
-        for transfer, step, repeat in schedules.turns(some):
-            yield Turn(transfer, step, repeat)
-        yield from map(Turn, some)
 
 
 @dataclass
@@ -168,12 +161,7 @@ class Pipeline:
         self.in_flight: deque[_InFlight] = deque()
         self.sent = 0
         self._in_arena: object = None
-        self._shares = checker is None  # whether blocks are shared, as far as was tried
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
-
-    def will_read(self, work: TileWork) -> bool:
-        """Tell whether a tile will be read, and not shared with its source."""
-        return not (self._shares and work.direct)
 
     def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Carry out a tile that no other process has a part in."""
@@ -199,7 +187,6 @@ class Pipeline:
             sinks = [self._sinks[rank] for rank in transfer.targets[store.cell]]
             left = [one for one in sinks if not (place and one.share(name, start, place, nbytes))]
             shared = perf_counter()
-            self._shares = not left
             if left:
                 sources.read(file, src_name, first, fetch.room, fetch.sparse)
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
 
-from .posix import Buffer, Descriptors, advise, read_into, sparse_descriptors, status_of
+from .posix import Buffer, Descriptors, read_into, sparse_descriptors, status_of
 from .sharing import Position
 
 
@@ -45,13 +45,6 @@ class Sources:
             read_into(fd, path, span.offset, room[done : done + span.nbytes])
             done += span.nbytes
         self.nbytes += done
-
-    def announce(self, rank: int, name: str, start: int, nbytes: int) -> None:
-        """Tell the system that these bytes will be read soon. Raises as `read` does."""
-        place = self.place(rank, name, start)
-        if place is not None:
-            fd, _, offset = place
-            advise(fd, os.POSIX_FADV_WILLNEED, offset, nbytes)
 
     def place(self, rank: int, name: str, start: int) -> Position | None:
         """Return the descriptor, path and byte at which content byte `start` of `name` lies.
