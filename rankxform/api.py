@@ -210,8 +210,8 @@ def derive(
 
     Raises DerivationError with all that is not known, and what would answer it.
     """
+    from rankxform.derivation.asked import derive_request
     from rankxform.derivation.mesh import Parallel
-    from rankxform.job.derived import derive_request
     from rankxform.job.strategies import derive_strategy, stated
     from rankxform.keywords import DeriveOptions
 

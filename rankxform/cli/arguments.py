@@ -132,7 +132,7 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any]:
     path = facts.get("dst_config")
     if path is None or facts.get("src") or facts.get("src_option") or facts.get("shapes"):
         return facts
-    from rankxform.job.derived import read_config
+    from rankxform.derivation.asked import read_config
 
     config = read_config(path)
     if config.load_checkpoint is None:

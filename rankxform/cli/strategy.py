@@ -77,7 +77,7 @@ def _preset_options(action: argparse.ArgumentParser) -> None:
 
 
 def _derive(options: argparse.Namespace) -> tuple[str, int]:
-    from rankxform.job.derived import derive_request
+    from rankxform.derivation.asked import derive_request
     from rankxform.job.strategies import derive_strategy
     from rankxform.storage import strategies
 

@@ -100,8 +100,13 @@ def _question(request: Request) -> DeriveRequest | None:
     if not request.derives:
         request.check_derives()
         return None
-    from .derived import derive_request
+    from rankxform.derivation.asked import derive_request
 
+    if request.dst_strategy is not None:
+        which = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
+        raise UsageError(
+            f"--dst-strategy and {which}: the strategy is given, or it is derived; leave one out"
+        )
     return derive_request(request)
 
 

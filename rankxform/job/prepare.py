@@ -216,7 +216,8 @@ def _wanted(
     if isinstance(wanted, Strategy):
         states = catalog.is_whole and not derivation.renames
         return None, written_out(wanted, [schema], states=states)
-    from .derived import derive_from
+    from rankxform.derivation.asked import derive_from
+
     from .strategy_file import path_beside
 
     if derivation.renames or catalog.is_whole or catalog.strategy is None:

@@ -9,6 +9,13 @@ from typing import Any
 
 from rankxform.checkpoints.base import Where
 from rankxform.derivation import presets
+from rankxform.derivation.asked import (
+    check_whole,
+    complete_question,
+    full_extents,
+    read_config,
+    whole_extents,
+)
 from rankxform.derivation.derive import derive, entry
 from rankxform.derivation.explain import (
     Refusals,
@@ -35,7 +42,6 @@ from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 
 from .asked import read_shapes
-from .derived import check_whole, complete_question, full_extents, read_config, whole_extents
 
 
 def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:

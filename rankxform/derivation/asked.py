@@ -1,7 +1,7 @@
 """The destination's strategy where none is given: what is asked, and what it is derived from.
 
-Process 0 reads what the options name (`question`); the derivation itself is pure, and the same on
-every process.
+Process 0 reads what the options name (`derive_request`); the derivation itself is pure, and the
+same on every process.
 """
 
 from __future__ import annotations
@@ -11,60 +11,56 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rankxform.derivation import mindformers_yaml, presets
-from rankxform.derivation.derive import derive
-from rankxform.derivation.mesh import Parallel, merged, parse_parallel
-from rankxform.derivation.mindformers_yaml import JobConfig
-from rankxform.derivation.place import StageLayers
-from rankxform.derivation.request import Derived, DeriveRequest, Extent
-from rankxform.derivation.rules import Preset, parse_rule
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import expression, parameter_of, ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
-from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
+
+from . import mindformers_yaml, presets
+from .derive import derive
+from .mesh import Parallel, merged, parse_parallel
+from .mindformers_yaml import JobConfig
+from .options import DeriveOptions
+from .place import StageLayers
+from .request import Derived, DeriveRequest, Extent
+from .rules import Preset, parse_rule
 
 SAME = "same"
 
 
-def derive_request(request: Request) -> DeriveRequest | None:
+def derive_request(options: DeriveOptions) -> DeriveRequest | None:
     """Read what a derivation needs besides the source; None if none is asked for.
 
     Raises UsageError.
     """
-    if not request.derives:
+    if not options.derives:
         return None
-    if request.dst_strategy is not None:
-        which = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
-        raise UsageError(
-            f"--dst-strategy and {which}: the strategy is given, or it is derived; leave one out"
-        )
-    src_config = _config("src", request)
-    dst_config = _config("dst", request)
-    src, dst, keep_mesh = _sizes(request, src_config, dst_config)
-    preset = _preset(request)
+    src_config = _config("src", options)
+    dst_config = _config("dst", options)
+    src, dst, keep_mesh = _sizes(options, src_config, dst_config)
+    preset = _preset(options)
     return DeriveRequest(
         source=None,
         src=src,
         dst=dst,
         keep_mesh=keep_mesh,
-        keep_stages=request.dst_parallel == SAME,
+        keep_stages=options.dst_parallel == SAME,
         preset=preset,
-        rules=tuple(parse_rule(text) for text in request.rule),
-        opt_on=_expressions(request, "opt_on"),
-        opt_off=_expressions(request, "opt_off"),
-        unsharded=frozenset([request.unsharded] if request.unsharded else []),
-        predict=request.predict or (dst_config is not None and dst_config.predict),
-        places=_places(request, preset, dst_config),
+        rules=tuple(parse_rule(text) for text in options.rule),
+        opt_on=_expressions(options, "opt_on"),
+        opt_off=_expressions(options, "opt_off"),
+        unsharded=frozenset([options.unsharded] if options.unsharded else []),
+        predict=options.predict or (dst_config is not None and dst_config.predict),
+        places=_places(options, preset, dst_config),
     )
 
 
-def _config(side: str, request: Request) -> JobConfig | None:
-    path, sizes = getattr(request, f"{side}_config"), getattr(request, f"{side}_parallel")
+def _config(side: str, options: DeriveOptions) -> JobConfig | None:
+    path, sizes = getattr(options, f"{side}_config"), getattr(options, f"{side}_parallel")
     if path is None:
         return None
     if sizes is not None:
@@ -80,15 +76,15 @@ def read_config(path: str) -> JobConfig:
 
 
 def _sizes(
-    request: Request, src_config: JobConfig | None, dst_config: JobConfig | None
+    options: DeriveOptions, src_config: JobConfig | None, dst_config: JobConfig | None
 ) -> tuple[Parallel | None, Parallel, bool]:
     """Return the sizes of both jobs, and whether the mesh of a stage stays as it is."""
     src = src_config.parallel if src_config else None
-    if request.src_parallel is not None:
-        src = parse_parallel(request.src_parallel, "--src-parallel")
-    if request.src_threshold is not None:
-        src = replace(src or Parallel(), threshold=request.src_threshold)
-    text = request.dst_parallel or ""
+    if options.src_parallel is not None:
+        src = parse_parallel(options.src_parallel, "--src-parallel")
+    if options.src_threshold is not None:
+        src = replace(src or Parallel(), threshold=options.src_threshold)
+    text = options.dst_parallel or ""
     keep_mesh = text == SAME or text.startswith(SAME + ",")
     if dst_config:
         dst = dst_config.parallel
@@ -96,23 +92,23 @@ def _sizes(
         dst = parse_parallel(text[len(SAME) + 1 :], "--dst-parallel")
         if dst != Parallel(pp=dst.pp):
             raise UsageError(f"--dst-parallel {text!r}: with same, only pp may change")
-        _check_same(request)
+        _check_same(options)
     else:
         dst = parse_parallel(text, "--dst-parallel")
-    stated = {"optimizer_shard": _shard(request.optimizer_shard), "threshold": request.threshold}
+    stated = {"optimizer_shard": _shard(options.optimizer_shard), "threshold": options.threshold}
     return src, merged(dst, stated), keep_mesh
 
 
-def _check_same(request: Request) -> None:
+def _check_same(options: DeriveOptions) -> None:
     """Refuse options that say nothing where the mesh stays as it is."""
     idle = ["rule", "unsharded", "src_parallel"]
-    if request.optimizer_shard is None:
+    if options.optimizer_shard is None:
         idle += ["threshold", "src_threshold", "opt_on", "opt_off"]
-    if request.dst_parallel == SAME:
+    if options.dst_parallel == SAME:
         idle += ["layers_per_stage"]
-        idle += ["preset", "unproven"] if request.optimizer_shard is None else []
+        idle += ["preset", "unproven"] if options.optimizer_shard is None else []
     for name in idle:
-        if not is_default(request, name):
+        if not is_default(options, name):
             flag = flag_of(name)
             raise UsageError(f"{flag} changes nothing with --dst-parallel same; leave it out")
 
@@ -129,34 +125,34 @@ def _shard(text: str | None) -> bool | int | None:
     return int(text)
 
 
-def _preset(request: Request) -> Preset | None:
-    if request.preset is None:
+def _preset(options: DeriveOptions) -> Preset | None:
+    if options.preset is None:
         return None
-    preset = presets.load(request.preset)
-    if not preset.proven and not request.unproven:
+    preset = presets.load(options.preset)
+    if not preset.proven and not options.unproven:
         raise UsageError(
-            f"--preset {request.preset}: no compiled strategy has confirmed it "
+            f"--preset {options.preset}: no compiled strategy has confirmed it "
             f"({preset.evidence}). "
             "Give --unproven to use it, and compare the result with a compiled strategy"
         )
     return preset
 
 
-def _expressions(request: Request, name: str) -> tuple[re.Pattern[str], ...]:
+def _expressions(options: DeriveOptions, name: str) -> tuple[re.Pattern[str], ...]:
     flag = flag_of(name)
-    return tuple(expression(text, flag) for text in getattr(request, name))
+    return tuple(expression(text, flag) for text in getattr(options, name))
 
 
-def _places(request: Request, preset: Preset | None, config: JobConfig | None) -> StageLayers:
+def _places(options: DeriveOptions, preset: Preset | None, config: JobConfig | None) -> StageLayers:
     """Return what is said of the pipeline: by an option, a rules file, or a configuration."""
     offset, interleave = (preset.offset, preset.interleave) if preset else ((), 0)
-    if preset and request.layers_per_stage and (offset or interleave):
+    if preset and options.layers_per_stage and (offset or interleave):
         raise UsageError(f"--layers-per-stage goes without offset and interleave in {preset.label}")
-    if config and not request.layers_per_stage:
+    if config and not options.layers_per_stage:
         offset, interleave = offset or config.offset, interleave or config.interleave
     return StageLayers(
         None,
-        request.layers_per_stage,
+        options.layers_per_stage,
         offset,
         interleave or 1,
         config is not None,
