@@ -119,31 +119,33 @@ def own_loads(
     `requests` are those of the same assignment.
     """
     loads, counter = [0.0] * len(assignment), ReadCounter(method)
-    required = {id(one.parameter): one.group.required for one in requests}
+    required = {_key(one.group.movement): one.group.required for one in requests}
     for movement in movements(planner, assignment):
         src, dst, item = movement.src, movement.grid, movement.item
-        alike = Counter(id(required.get(id(one))) for _, one in movement.parameters)
-        groups = {id(some): some for _, one in movement.parameters
-                  if (some := required.get(id(one))) is not None}  # fmt: skip
+        number = len(movement.parameters)
         cells_of: dict[int, list[Cell]] = {}
         for cell, by in movement.receivers.items():
             for process in by:
                 cells_of.setdefault(process, []).append(cell)
-        for key, number in alike.items():
-            others: dict[Cell, set[int]] = {}
-            for at, one in groups.get(key, ()):
-                others.setdefault(at, set()).update(one.by)
-            served = set().union(*others.values())
-            for process, cells in cells_of.items():
-                if process not in served:
-                    reads = counter.of_cells(src, dst, cells, item)
-                    loads[process] += number * sum(read.nbytes for read in reads)
-                    continue
-                copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
-                for at, box in bounding_boxes(copies).items():
-                    if process not in others.get(at, ()):
-                        loads[process] += number * counter.of_box(src, at, box, item).nbytes
+        others: dict[Cell, set[int]] = {}
+        for at, one in required.get(_key(movement), ()):
+            others.setdefault(at, set()).update(one.by)
+        served = set().union(*others.values())
+        for process, cells in cells_of.items():
+            if process not in served:
+                reads = counter.of_cells(src, dst, cells, item)
+                loads[process] += number * sum(read.nbytes for read in reads)
+                continue
+            copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
+            for at, box in bounding_boxes(copies).items():
+                if process not in others.get(at, ()):
+                    loads[process] += number * counter.of_box(src, at, box, item).nbytes
     return loads
+
+
+def _key(movement: Movement) -> object:
+    """Return what tells a movement of one assignment apart, when it is worked out again."""
+    return id(movement.first), movement.layout, id(movement.held)
 
 
 def bytes_with_choice(requests: Iterable[ExchangeRequest], visibility: Visibility) -> float:
