@@ -23,7 +23,7 @@ WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
 ALONE    = $(addprefix --ignore=,$(STARTING)) --deselect $(KILLS)::test_random_kills_under_mpirun
 # What they compare, bytes of forms and maps and pages, does not depend on the MPI library.
 SAME_ANYWHERE = $(addprefix --ignore=tests/,mpi/test_forms.py mpi/test_maps.py mpi/test_operations.py \
-          cli/test_json.py cli/test_page.py hosts/test_forms.py trust/test_verify.py)
+          cli/test_json.py cli/test_page.py hosts/test_forms.py)
 JOBS    ?= 2
 
 .PHONY: demo check test lint unit test-openmpi docs site clean

@@ -163,7 +163,7 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
     """The new file may get the inode of the old one, of which a journal says that it is done."""
     stop_after(monkeypatch, 5)
     stopped(place)
-    monkeypatch.setattr(convert.Layouts, "of", otherwise(convert.Layouts.of))
+    monkeypatch.setattr(convert.FileLayouts, "of", otherwise(convert.FileLayouts.of))
     seen = []
 
     def create(path):
