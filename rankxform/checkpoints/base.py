@@ -145,7 +145,7 @@ class Form(Protocol):
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """Return the file or folder by which a place is known to be of this form, or None.
 
-        `listing` has what lies directly there.
+        `listing` has what lies directly there, and all files among it.
         """
 
     def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:

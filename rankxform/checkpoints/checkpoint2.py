@@ -58,11 +58,10 @@ class Checkpoint2:
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         if listing.kind != FOLDER:
             return None
-        files = set(listing.entries) - listing.folders
         for name in (TRACKER, COMMON):
-            if name in files:
+            if name in listing.files:
                 return name
-        if METADATA in files:
+        if METADATA in listing.files:
             with store.open(METADATA) as read_at:
                 if metadata.begins_metadata(read_at):
                     return METADATA

@@ -49,8 +49,7 @@ class Unified:
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         marks = (MAP, "part0.safetensors")
-        files = set(listing.entries) - listing.folders
-        return next((name for name in marks if name in files), None)
+        return next((name for name in marks if name in listing.files), None)
 
     def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
         folder.check_no_step(self.name, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN
 from rankxform.checkpoints.rank_folders import by_rank
@@ -48,14 +49,14 @@ def verify(
         conversion, _, notices = compare_ranks(conversion, team)
     files, planner, target = conversion.source, conversion.planner, conversion.target
     standing = described or open_ranks(conversion, team)
-    paths, indexes = standing.paths, standing.indexes
-    found = _unreadable(standing) if team.rank == 0 else []
+    paths = {file: path for file, path in standing.paths.items() if file in standing.wanted}
+    indexes, found = standing.indexes, _unreadable(standing, paths, team)
     if described:
         planner, indexes, faults = compare_files(conversion, standing, team)
         conversion = replace(conversion, planner=planner, output_files=tuple(indexes))
         found += faults
-    elif team.rank == 0:
-        found += _extra_ranks(planner, standing)
+    else:
+        found += _extra_ranks(planner, standing, team)
     assignment = team.agree(lambda: _assigned(planner, indexes, standing.reach))
     plan = plan_work(request, files, planner, assignment, team)
     p2p = team.p2p() if plan.exchanges else None
@@ -77,7 +78,7 @@ def verify(
     differences = {(one.name, one.rank): one for _, some in every for one in some}
     if differences:
         notices += notice_of_other_options(standing.folder, conversion.request, files, team)
-    foreign = foreign_files(target, paths.values(), team)
+    foreign = warn_of(foreign_files(target, paths.values(), team))
     return Verdict(
         request.src,
         str(target.folder),
@@ -87,7 +88,7 @@ def verify(
         time.monotonic() - began,
         team.size,
         (*conversion.notices, *notices, *(standing.notices if described else ())),
-        warnings=(*conversion.warnings, *warn_of(foreign)),
+        warnings=(*conversion.warnings, *foreign),
         step=files.selected.step_name,
         names={file: path.name for file, path in paths.items()} if described else {},
     )
@@ -99,25 +100,31 @@ def _assigned(planner: Planner, indexes: Mapping[int, Index], visibility: Visibi
     return assign_visible(planner, list(indexes), visibility)
 
 
-def _unreadable(standing: Source) -> list[Difference]:
+def _unreadable(standing: Source, paths: Mapping[int, Path], team: Team) -> list[Difference]:
+    """Return, on process 0, the files that cannot be read."""
     return [
-        unreadable(standing.paths[fault.file], fault.file, fault.text)
+        unreadable(paths[fault.file], fault.file, fault.text)
         for fault in standing.faults
-        if fault.file is not None
+        if fault.file is not None and fault.file in paths and team.rank == 0
     ]
 
 
-def _extra_ranks(planner: Planner, standing: Source) -> list[Difference]:
-    """Return what is wrong with rank folders beyond the destination's ranks."""
-    last, listing = planner.dst.ranks - 1, standing.listing
-    assert listing is not None
+def _extra_ranks(planner: Planner, standing: Source, team: Team) -> list[Difference]:
+    """Return, on process 0, what is wrong with rank folders beyond the destination's ranks."""
+    last = planner.dst.ranks - 1
     why = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
-    return [
-        Difference(listing.at(name), rank, f"{why} only", whole_file=True)
-        for rank, names in by_rank(listing, DEFAULT_PATTERN).items()
-        for name in names
-        if rank > last
-    ]
+
+    def look() -> list[Difference]:
+        if team.rank or standing.listing is None:
+            return []
+        return [
+            Difference(standing.listing.at(name), rank, f"{why} only", whole_file=True)
+            for rank, names in by_rank(standing.listing, DEFAULT_PATTERN).items()
+            for name in names
+            if rank > last
+        ]
+
+    return team.allgather(look)[team.rank]
 
 
 def _sinks(

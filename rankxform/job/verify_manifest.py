@@ -44,14 +44,17 @@ def verify_alone(
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
     mine = []
-    strange: list[Difference] = []
+    listed_by: Mapping[str, Any] | None = None  # of the first process that has this manifest
     for record, processes in zip(manifests, leaders):
         files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
         if team.rank in processes:
             own = files[processes.index(team.rank) :: len(processes)]
             mine += [(name, facts, record) for name, facts in own]
         if team.rank == processes[0]:
-            strange += _not_listed(where, record)
+            listed_by = record
+    strange = team.allgather(lambda: [] if listed_by is None else _not_listed(where, listed_by))[
+        team.rank
+    ]
     total = sum(facts["size"] for facts in facts_of_all) if with_digests else 0
     show = begin(total) if team.rank == 0 else quiet
     found: list[Difference] = []

@@ -226,15 +226,17 @@ def _described(
         raise UsageError(
             f"--src-pattern and files are for rank folders; {where.path} is {form.name}"
         )
+    found = [*_unfinished(Path(where.path))]
     try:
         selected = form.select(listing, where, store, Needed())
     except (UsageError, CheckpointError) as error:
-        return _Chosen(Selected({}), {}, (), None, (Fault(str(error), type(error)),))
+        faults = *found, Fault(str(error), type(error))
+        return _Chosen(Selected({}), {}, (), None, faults)
     said = selected.description
     assert said is not None
     names = selected.names
     folder = Path(where.path, next(iter(names.values()), "")).parent
-    found = [*_unfinished(folder)]
+    found = found or [*_unfinished(folder)]
     strategy = said.strategy
     if where.strategy is not None:
         found += _contradictions(said, where.strategy)
@@ -259,12 +261,13 @@ def _of_ranks(
     asked, needed = None if src is None else narrow.ranks(src), Needed()
     if src is not None and (asked is not None or not whole):
         needed = Needed(asked or range(src.ranks), range(src.ranks))
+    found = [*_unfinished(Path(where.path))] if where.files is None else []
     try:
         selected = _selected(where, form, listing, store, needed, narrow.preferred)
     except (UsageError, CheckpointError) as error:
-        return _Chosen(Selected({}), {}, (), None, (Fault(str(error), type(error)),))
+        faults = *found, Fault(str(error), type(error))
+        return _Chosen(Selected({}), {}, (), None, faults)
     names = selected.names
-    found = [*_unfinished(Path(where.path))] if where.files is None else []
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
     one = Path(where.path, *names.values()) if alone and len(names) == 1 else None
     siblings = siblings_of(one) if one is not None else []

@@ -14,7 +14,7 @@ import rankxform.mindspore
 from rankxform.errors import PeerError
 from rankxform.transport import team
 from tests import reference
-from tests.cases import random_case
+from tests.cases import Case, random_case
 from tests.mpi.conftest import prepare
 
 WORLD = MPI.COMM_WORLD
@@ -264,3 +264,26 @@ def test_a_strategy_is_derived_alike_on_every_process(tmp):
     sizes["src_parallel"] = "dp=2,mp=3"
     with pytest.raises(rankxform.DerivationError, match="data axis of dp=2,mp=3"):
         rankxform.transform(tmp / "src", tmp / "other", tmp / "a.ckpt", **sizes)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+def test_a_rank_that_is_spelled_twice_at_the_destination_ends_every_process(tmp):
+    src, a, b = prepare(SPELLED, tmp)
+    options = {"comm": WORLD, "fsync": False}
+    rankxform.transform(src, tmp / "dst", a, b, verify=True, **options)
+    if WORLD.rank == 0:
+        other = tmp / "dst" / "rank_01"
+        other.mkdir()
+        (other / "other.ckpt").write_bytes(b"")
+    WORLD.Barrier()
+    with pytest.raises(rankxform.CheckpointError, match="are both rank 1's"):
+        rankxform.verify(src, tmp / "dst", a, b, **options)
+    with pytest.raises(rankxform.CheckpointError, match="are both rank 1's"):
+        rankxform.verify(tmp / "dst", comm=WORLD)
+
+
+SPELLED = Case(
+    {"w": ((8, 4), "Float32")},
+    [{"w": ([2], [0, -1], 0, 0)}],
+    [{"w": ([2], [-1, 0], 0, 0)}],
+)

@@ -94,7 +94,7 @@ class FlatFolder(RankFolders):
         return "*.ckpt"
 
     def recognizes(self, listing, store):
-        return "files.json" if "files.json" in listing.entries else None
+        return "files.json" if "files.json" in listing.files else None
 
     def select(self, listing, where, store, needed):
         return Selected({int(name.removesuffix(".ckpt")): name for name in listing.files})
@@ -142,7 +142,7 @@ class Tiles(FlatFolder):
         return "parts/*"
 
     def recognizes(self, listing, store):
-        return "tiles.json" if "tiles.json" in listing.entries else None
+        return "tiles.json" if "tiles.json" in listing.files else None
 
     def select(self, listing, where, store, needed):
         boxes = {

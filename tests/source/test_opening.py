@@ -10,6 +10,7 @@ import pytest
 from rankxform.checkpoints.base import Where
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.strategy import WholeStrategy
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.source.opening import Narrow, look_at, open_source
 from rankxform.storage import strategies
 from rankxform.transport import Serial
@@ -96,3 +97,20 @@ def test_looking_reads_no_header(ranks):
     form, listing, selected = look_at(Where(str(folder)))
     assert form.name == "ranks" and sorted(selected.names) == [0, 1, 2, 3]
     assert set(selected.names.values()) <= set(listing.files)
+
+
+@pytest.mark.parametrize("form", [None, "ranks", "huggingface", "checkpoint2", "unified"])
+def test_a_stopped_run_is_named_before_what_it_left(form, tmp_path):
+    (tmp_path / FOLDER_NAME).mkdir()
+    (tmp_path / FOLDER_NAME / JOB_NAME).write_text("{}")
+    source = open_source(Where(str(tmp_path), form), Serial())
+    with pytest.raises(CheckpointError, match="a conversion into this folder was stopped"):
+        source.require()
+
+
+def test_links_that_lead_nowhere_are_no_mark_of_a_form(ranks):
+    folder, strategy = ranks
+    for name in ("metadata.json", "common.json", "param_name_map.json"):
+        (folder / name).symlink_to("nowhere")
+    source = open_source(Where(str(folder), strategy=strategy), Serial())
+    assert source.form.name == "ranks" and not source.faults
