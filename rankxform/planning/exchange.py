@@ -208,7 +208,7 @@ def _group(
     if not members:
         return None
     own = {
-        cell: [process for process in by if process in members - served.get(cell, set())]
+        cell: [one for one in by if one in members and one not in served.get(cell, ())]
         for cell, by in needs.items()
     }
     return ExchangeGroup(movement, _only(movement.receivers, members), own, required)
@@ -246,6 +246,7 @@ def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterato
 
 
 def _only(wanted: Receivers, members: set[int]) -> Receivers:
+    """Return the part of `wanted` that is for some processes."""
     found: Receivers = IdentityDict()
     for cell, by in wanted.items():
         if by.keys() <= members:
