@@ -1,5 +1,5 @@
 # make demo     set up what the demo needs, and run it
-# make check    lint, types, and the fast tests without MindSpore, in under two minutes
+# make check    lint, types, and the fast tests without MindSpore, in about two minutes
 # make test     lint, types, all tests with MPICH; what depends on the MPI library again with Open MPI
 # make lint     ruff and mypy alone
 # make docs     write the generated pages of docs/ and packaging/ anew

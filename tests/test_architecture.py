@@ -111,7 +111,6 @@ def test_every_package_has_a_place():
                 "job/metrics.py",
                 "transport",
                 "storage",
-                "checkpoints",
                 "engine",
                 "publish",
                 "mindspore",
@@ -153,6 +152,11 @@ def test_faults_of_a_source_are_raised_in_one_place():
     assert [(path.name, ast.unparse(node)[:16]) for path, node in raisers] == [
         ("opening.py", "raise first.kind")
     ]
+
+
+def test_forms_see_names_and_no_paths():
+    for path in (PACKAGE / "checkpoints").glob("*.py"):
+        assert not {module[0] for module in imports(path)} & {"os", "pathlib", "glob"}, path
 
 
 def test_methods_of_values_are_not_compiled_at_each_start():

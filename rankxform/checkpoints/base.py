@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Any, Protocol
 
 from rankxform.errors import UsageError
-from rankxform.formats.base import Format
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.description import Description
@@ -207,20 +205,3 @@ def form_called(name: str) -> Form:
     if name not in FORMS:
         raise UsageError(f"form {name!r} is none of {', '.join(FORMS)}")
     return FORMS[name]
-
-
-@dataclass(frozen=True)
-class Target:
-    """The files of a destination: where they belong, and in which container."""
-
-    folder: Path
-    form: Form
-    container: Format
-    arrangement: Arrangement
-
-    def path(self, file: int) -> Path:
-        """Return the path of a file."""
-        return self.folder / self.arrangement.names[file]
-
-    def paths(self, files: Iterable[int]) -> dict[int, Path]:
-        return {file: self.path(file) for file in files}

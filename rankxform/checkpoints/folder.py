@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
+from posixpath import isabs, normpath
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.base import suffixes
@@ -30,8 +30,7 @@ def in_folder(name: object, source: str) -> str:
     folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise CheckpointError(f"{source}: names {name!r}, which is no file")
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name:
+    if isabs(name) or ".." in name.split("/") or normpath(name) != name:
         raise CheckpointError(f"{source}: names {name!r}, which is not below its folder")
     if not name.endswith(SUFFIX):
         raise CheckpointError(f"{source}: names {name!r}, which is no safetensors file")

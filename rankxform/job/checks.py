@@ -8,7 +8,6 @@ from pathlib import Path
 from posixpath import relpath
 from typing import Any
 
-from rankxform.checkpoints.base import Target
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.geometry.box import Box
@@ -38,6 +37,7 @@ from rankxform.transport import Team
 
 from .opened import opened
 from .prepare import Conversion
+from .target import Target
 
 
 def check_target(

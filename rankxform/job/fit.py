@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankxform.checkpoints.base import Target
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.options import FIT, is_default
 from rankxform.planning.plan import Planner
@@ -20,6 +19,7 @@ from rankxform.transport.nodes import Nodes
 from .checks import compare_ranks
 from .placement import in_order
 from .prepare import Conversion, prepare
+from .target import Target
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived

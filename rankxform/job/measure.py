@@ -20,7 +20,6 @@ from rankxform.planning.exchange import (
     assign_readers,
     bytes_with_choice,
     estimate_all,
-    own_loads,
     request_exchanges,
     transfers_of,
 )
@@ -76,8 +75,7 @@ def plan_work(
         speeds = _measured_speeds(files, team)
 
     def plan() -> WorkPlan:
-        loads = own_loads(planner, assignment, requests, policy.method) if requests else []
-        exchanges = assign_readers(requests, visibility, _significant(speeds), order, loads)
+        exchanges = assign_readers(requests, visibility, _significant(speeds), order)
         transfers = transfers_of(team.rank, separate, exchanges, order)
         return WorkPlan(transfers, policy, bool(exchanges))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankxform.checkpoints.base import Target
 from rankxform.engine.file_sink import Output
 from rankxform.formats.base import BLOCK, FileLayout, Index
 from rankxform.planning.plan import Planner
@@ -15,6 +14,7 @@ from rankxform.request import Request
 from rankxform.transport import Team
 
 from .placement import Placement
+from .target import Target
 
 
 def equal_files(

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankxform.errors import UsageError
 from rankxform.planning.assign import assign, assign_visible
 from rankxform.planning.cost_model import Costs, ReadPolicy
-from rankxform.planning.exchange import assign_readers, own_loads, request_exchanges
+from rankxform.planning.exchange import assign_readers, request_exchanges
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
 from rankxform.planning.visibility import Visibility
@@ -74,8 +74,7 @@ def predict_loads(
 
     def work_out() -> Simulation:
         requests = request_exchanges(planner, assignment, files.reach, policy)
-        loads = own_loads(planner, assignment, requests, policy.method)
-        exchanges = assign_readers(requests, files.reach, loads=loads)
+        exchanges = assign_readers(requests, files.reach)
         costs = policy.costs or Costs()
         return simulate(planner, assignment, files.reach, exchanges, costs, policy.method)
 
@@ -110,8 +109,7 @@ def simulate_cluster(
         method = method.with_latency(costs.latency_bytes)
         policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and visibility.is_full)
     requests = request_exchanges(planner, assignment, visibility, policy)
-    loads = own_loads(planner, assignment, requests, policy.method)
-    exchanges = assign_readers(requests, visibility, loads=loads)
+    exchanges = assign_readers(requests, visibility)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     memory = peak_memory() + request.memory
     found = simulate(planner, assignment, visibility, exchanges, costs, policy.method)

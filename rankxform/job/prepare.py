@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form, Target, Where
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form, Where
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
@@ -41,6 +41,7 @@ from .operation_inputs import (
     truncated_vocab,
 )
 from .suggestions import suggesting
+from .target import Target
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived

@@ -62,10 +62,6 @@ class Source:
     step: Step | None = None
     dtype: str = ""
 
-    @property
-    def value_dtype(self) -> str:
-        return self.dtype or self.src_dtype
-
 
 @dataclass(frozen=True)
 class Tensor:

@@ -84,9 +84,17 @@ class ExchangeRequest:
         return self.group.movement.grid
 
 
+@dataclass(frozen=True)
+class ExchangeRequests:
+    """What must be exchanged, and by process the bytes that it reads for itself."""
+
+    requests: Sequence[ExchangeRequest]
+    loads: Sequence[float]
+
+
 def request_exchanges(
     planner: Planner, assignment: Assignment, visibility: Visibility, policy: ReadPolicy
-) -> list[ExchangeRequest]:
+) -> ExchangeRequests:
     """Return what must be exchanged where process p writes ``assignment[p]``.
 
     A process takes part as a receiver if it needs a file that it does not see; and, if the policy
@@ -94,64 +102,52 @@ def request_exchanges(
     If the policy's method exchanges, each distinct byte is read by one process for all. Raises
     CheckpointError if no file has what is needed.
     """
+    loads = [0.0] * len(assignment)
     may_exchange = policy.method.exchanges or policy.may_exchange
     if len(assignment) == 1 or (visibility.is_full and not may_exchange):
-        return []
+        return ExchangeRequests((), loads)
     counter, found = ReadCounter(policy.method), []
     for movement in movements(planner, assignment):
         group = _group(planner, movement, visibility, policy, counter)
+        _add_own(movement, group, loads, counter)
         if group is not None:
             found += [
                 (place, ExchangeRequest(one, planner.replica(one), group))
                 for place, one in movement.parameters
             ]
-    return [request for _, request in sorted(found, key=lambda placed: placed[0])]
+    ordered = sorted(found, key=lambda placed: placed[0])
+    return ExchangeRequests([request for _, request in ordered], loads)
 
 
-def own_loads(
-    planner: Planner,
-    assignment: Assignment,
-    requests: Iterable[ExchangeRequest],
-    method: ReadMethod,
-) -> list[float]:
-    """Return by process the bytes that it reads for itself, whoever reads for others.
-
-    `requests` are those of the same assignment.
-    """
-    loads, counter = [0.0] * len(assignment), ReadCounter(method)
-    required = {_key(one.group.movement): one.group.required for one in requests}
-    for movement in movements(planner, assignment):
-        src, dst, item = movement.src, movement.grid, movement.item
-        number = len(movement.parameters)
-        cells_of: dict[int, list[Cell]] = {}
-        for cell, by in movement.receivers.items():
-            for process in by:
-                cells_of.setdefault(process, []).append(cell)
-        others: dict[Cell, set[int]] = {}
-        for at, one in required.get(_key(movement), ()):
-            others.setdefault(at, set()).update(one.by)
-        served = set().union(*others.values())
-        for process, cells in cells_of.items():
-            if process not in served:
-                reads = counter.of_cells(src, dst, cells, item)
-                loads[process] += number * sum(read.nbytes for read in reads)
-                continue
-            copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
-            for at, box in bounding_boxes(copies).items():
-                if process not in others.get(at, ()):
-                    loads[process] += number * counter.of_box(src, at, box, item).nbytes
-    return loads
+def _add_own(
+    movement: Movement, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
+) -> None:
+    """Add what each process reads for itself of a movement, whoever reads for others."""
+    src, dst, item = movement.src, movement.grid, movement.item
+    number = len(movement.parameters)
+    cells_of: dict[int, list[Cell]] = {}
+    for cell, by in movement.receivers.items():
+        for process in by:
+            cells_of.setdefault(process, []).append(cell)
+    served: dict[Cell, set[int]] = {}
+    for at, requirement in group.required if group is not None else ():
+        served.setdefault(at, set()).update(requirement.by)
+    some = set().union(*served.values())
+    for process, cells in cells_of.items():
+        if process not in some:
+            reads = counter.of_cells(src, dst, cells, item)
+            loads[process] += number * sum(read.nbytes for read in reads)
+            continue
+        copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
+        for at, box in bounding_boxes(copies).items():
+            if process not in served.get(at, ()):
+                loads[process] += number * counter.of_box(src, at, box, item).nbytes
 
 
-def _key(movement: Movement) -> object:
-    """Return what tells a movement of one assignment apart, when it is worked out again."""
-    return id(movement.first), movement.layout, id(movement.held)
-
-
-def bytes_with_choice(requests: Iterable[ExchangeRequest], visibility: Visibility) -> float:
+def bytes_with_choice(asked: ExchangeRequests, visibility: Visibility) -> float:
     """Return the bytes to be sent that processes of more than one node could read."""
     node = visibility.node
-    amounts = _amounts(requests)
+    amounts = _amounts(asked.requests)
     return sum(nbytes for able, nbytes in amounts.items() if len({node[p] for p in able}) > 1)
 
 
@@ -260,23 +256,22 @@ def _only(wanted: Receivers, members: set[int]) -> Receivers:
 
 
 def assign_readers(
-    requests: Sequence[ExchangeRequest],
+    asked: ExchangeRequests,
     visibility: Visibility,
     speeds: Sequence[float] = (),
     order: Order | None = None,
-    loads: Sequence[float] = (),
 ) -> list[Exchange]:
     """Return the exchanges, with their readers, in the order in which they are made.
 
     Where several processes could read the same bytes, reading times are balanced by their `speeds`
-    (default: equal), with what each reads for itself, its load (default: nothing); see
-    `rankxform.planning.assign.balance`. The forwarder rotates over parameters
-    that are sharded alike.
+    (default: equal), with what each reads for itself; see `rankxform.planning.assign.balance`. The
+    forwarder rotates over parameters that are sharded alike.
     """
+    requests = asked.requests
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
     speeds = speeds or [1.0] * len(visibility.node)
-    chosen_of = _chosen(requests, Assigner(balance(_amounts(requests), speeds, loads)))
+    chosen_of = _chosen(requests, Assigner(balance(_amounts(requests), speeds, asked.loads)))
     known: dict[object, tuple[Receivers, Senders]] = {}
     fan_out: dict[ExchangeGroup, int] = {}
     alike: dict[object, dict[str, int]] = {}  # by name, in their order
@@ -404,16 +399,25 @@ class Exchanged:
             key = exchange.parameter.name, exchange.grid
             self._receivers.setdefault(key, []).append(exchange.receivers)
 
+    def receivers(self, parameter: Parameter, grid: Grid) -> Sequence[Receivers]:
+        """Return whom exchanges give cells of a tensor, in one destination grid."""
+        return self._receivers.get((parameter.name, grid), ())
+
+    def covers(self, parameter: Parameter, grid: Grid, cell: Cell, process: int, rank: int) -> bool:
+        """Tell whether an exchange makes a cell on a process for a rank."""
+        return any(
+            rank in receivers.get(cell, {}).get(process, ())
+            for receivers in self.receivers(parameter, grid)
+        )
+
     def local(self, process: int, transfers: Iterable[Transfer]) -> list[Transfer]:
         """Return those of the process's own transfers that no exchange makes."""
-        return [transfer for transfer in transfers if not self._covers(process, transfer)]
-
-    def _covers(self, process: int, transfer: Transfer) -> bool:
-        cell, ranks = next(iter(transfer.targets.items()))
-        return any(
-            ranks[0] in receivers.get(cell, {}).get(process, ())
-            for receivers in self._receivers.get((transfer.parameter.name, transfer.grid), ())
-        )
+        found = []
+        for transfer in transfers:
+            cell, ranks = next(iter(transfer.targets.items()))
+            if not self.covers(transfer.parameter, transfer.grid, cell, process, ranks[0]):
+                found.append(transfer)
+        return found
 
 
 def transfers_of(

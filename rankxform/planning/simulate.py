@@ -14,13 +14,15 @@ from rankxform.geometry.grid import Cell, overlaps
 from rankxform.values import dataclass
 
 from .assign import Assignment
+from .catalog import Parameter
 from .cost_model import Costs
+from .exchange import Exchanged
 from .movement import Movement, movements
 from .plan import Planner
 from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
 from .reads import ReadCounter
 from .routes import Piece, hops_of
-from .transfers import Exchange, Receivers
+from .transfers import Exchange
 from .visibility import Visibility
 
 Key = TypeVar("Key")
@@ -117,11 +119,11 @@ def simulate(
     crossing: dict[tuple[int, int], int] = {}
     counter = ReadCounter(method)
     _add_exchanges(exchanges, workloads, crossing, used[TWO_PHASE], counter)
-    received = _Received(exchanges)
+    exchanged = Exchanged(exchanges)
     local: list[tuple[int, str, str, int]] = []
     for movement in movements(planner, assignment):
         _add_written(movement, workloads)
-        for names, own in received.local(movement):
+        for names, own in _local(movement, exchanged):
             by_method = _add_local(movement, own, len(names), workloads, counter)
             local += [(*name, way, n) for way, n in by_method.items() for name in names]
     for _, name, way, nbytes in sorted(local):
@@ -145,29 +147,21 @@ Cells = dict[int, list[Cell]]
 """By process the destination cells that it makes by itself."""
 
 
-class _Received:
-    """Tells what exchanges make of a movement's tensors, and what is left to each process."""
-
-    def __init__(self, exchanges: Iterable[Exchange]) -> None:
-        self._of: dict[tuple[str, object], list[Receivers]] = {}
-        for exchange in exchanges:
-            key = exchange.parameter.name, exchange.grid
-            self._of.setdefault(key, []).append(exchange.receivers)
-
-    def local(self, movement: Movement) -> Iterator[tuple[list[tuple[int, str]], Cells]]:
-        """Yield (place and name of tensors, what each process makes of each by itself)."""
-        alike: dict[tuple[int, ...], tuple[list[tuple[int, str]], list[Receivers]]] = {}
-        for place, parameter in movement.parameters:
-            made = self._of.get((parameter.name, movement.grid), [])
-            entry = alike.setdefault(tuple(map(id, made)), ([], made))
-            entry[0].append((place, parameter.name))
-        for names, made in alike.values():
-            own: Cells = {}
-            for cell, by in movement.receivers.items():
-                for process, ranks in by.items():
-                    if not any(ranks[0] in one.get(cell, {}).get(process, ()) for one in made):
-                        own.setdefault(process, []).append(cell)
-            yield names, own
+def _local(
+    movement: Movement, exchanged: Exchanged
+) -> Iterator[tuple[list[tuple[int, str]], Cells]]:
+    """Yield (place and name of tensors, what each process makes of each by itself)."""
+    alike: dict[tuple[int, ...], tuple[list[tuple[int, str]], Parameter]] = {}
+    for place, parameter in movement.parameters:
+        made = tuple(map(id, exchanged.receivers(parameter, movement.grid)))
+        alike.setdefault(made, ([], parameter))[0].append((place, parameter.name))
+    for names, first in alike.values():
+        own: Cells = {}
+        for cell, by in movement.receivers.items():
+            for process, ranks in by.items():
+                if not exchanged.covers(first, movement.grid, cell, process, ranks[0]):
+                    own.setdefault(process, []).append(cell)
+        yield names, own
 
 
 def _add_written(movement: Movement, workloads: Sequence[Workload]) -> None:

@@ -15,7 +15,6 @@ from rankxform.planning.cost_model import Costs, IoEstimate, ReadPolicy, Volume,
 from rankxform.planning.exchange import (
     assign_readers,
     estimate_all,
-    own_loads,
     request_exchanges,
     transfers_of,
 )
@@ -314,8 +313,7 @@ def test_disks_of_nodes_are_read_evenly_and_no_byte_twice_on_one(tmp_path):
     assignment = [[plan.whole_file(rank)] for rank in (*range(8, 16), *range(8))]
     method = READ_METHODS["auto"]
     requests = request_exchanges(plan, assignment, visibility, AUTO)
-    loads = own_loads(plan, assignment, requests, method)
-    exchanges = assign_readers(requests, visibility, loads=loads)
+    exchanges = assign_readers(requests, visibility)
     found = simulate(plan, assignment, visibility, exchanges, Costs(), method)
     read = [load.read for load in found.workloads]
     once, on_each = (
