@@ -20,9 +20,9 @@ import rankxform.api
 from rankxform.cli.charts import tensors
 from rankxform.cli.parser import leaves, parser
 from rankxform.job.picture import kinds
-from rankxform.job.prepare import prepare
 from rankxform.options import BYTES, DERIVED, LOAD, facts_of
 from rankxform.request import OPTIONS, Request, affecting, in_group
+from rankxform.target.aim import prepare
 from rankxform.transport import Serial
 
 HERE = Path(__file__).parent

@@ -30,7 +30,6 @@ from rankxform.job import verify as verifying
 from rankxform.job.load import Parameters
 from rankxform.job.plan import Plan
 from rankxform.job.predict import predict_loads
-from rankxform.job.prepare import prepare
 from rankxform.job.report import Report
 from rankxform.job.verdict import Verdict
 from rankxform.job.verify_manifest import verify_alone
@@ -39,6 +38,7 @@ from rankxform.options import LOAD, facts_of
 from rankxform.planning.needed import needed_ranks
 from rankxform.request import OPTIONS, Request, affecting
 from rankxform.storage import strategies
+from rankxform.target.aim import prepare
 from rankxform.transport import Team, team
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rankxform.errors import RankxformError, StoppedError, UsageError, exit_code
-from rankxform.job.metrics import since_process_start
+from rankxform.metrics import since_process_start
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 

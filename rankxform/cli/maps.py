@@ -13,8 +13,8 @@ from .options import add_json, add_option, given, option
 
 if TYPE_CHECKING:
     from rankxform.formats.map_toml import MapTable
-    from rankxform.job.prepare import Conversion
     from rankxform.planning.catalog import Parameter
+    from rankxform.target.aim import Conversion
 
 LIST, SHOW, CHECK = ("list", "show", "check")
 _CHECKING = ("config", "qkv", "gate_up", "weights_only", "exclude", "vocab", "step", "src_form")

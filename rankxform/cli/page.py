@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rankxform.job.efficiency import PlainCopy
     from rankxform.job.picture import Flow
     from rankxform.job.plan import Plan
-    from rankxform.job.prepare import Conversion
     from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
+    from rankxform.target.aim import Conversion
 
 _START = "start"
 _MOST_BARS = 16

@@ -16,9 +16,9 @@ from .terminal import warn
 
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan
-    from rankxform.job.prepare import Conversion
     from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
+    from rankxform.target.aim import Conversion
 
 _START_OF_PAGE = b"<!doctype html>"
 

@@ -10,12 +10,12 @@ from typing import Any
 from rankxform.job.picture import Flow, Kind
 from rankxform.job.plan import Plan
 from rankxform.job.predict import simulate_cluster
-from rankxform.job.prepare import Conversion
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
 from rankxform.planning.read_method import RANGES, SIEVING
 from rankxform.planning.simulate import MethodUse, Simulation, spread_of
 from rankxform.storage.bandwidth import MEASURED_BYTES
+from rankxform.target.aim import Conversion
 
 from .options import PLACES
 from .report import against_needed, header, left_out, notes, warnings

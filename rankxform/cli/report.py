@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rankxform
-from rankxform.job.metrics import cores
 from rankxform.layout.names import group_states, patterns
+from rankxform.metrics import cores
 
 from .terminal import labelled, shown_path
 from .units import count, seconds, size, table
 
 if TYPE_CHECKING:
-    from rankxform.job.prepare import Conversion
     from rankxform.job.report import Report
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.catalog import Catalog
     from rankxform.planning.selection import LeftOut
     from rankxform.source.opening import Source
+    from rankxform.target.aim import Conversion
 
 _LONG_SECONDS = 10.0
 """From how long a run on more processes is worth a word."""

@@ -25,7 +25,7 @@ from .options import given, refuse
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
-    from rankxform.job.prepare import Conversion
+    from rankxform.target.aim import Conversion
     from rankxform.transport.team import Show
 
     from .launch import Program
@@ -35,9 +35,9 @@ def _transform(options: argparse.Namespace, processes: Team) -> None:
     if options.dry_run:
         _plan(options, processes)
         return
-    from rankxform.job.metrics import Phases
-    from rankxform.job.prepare import prepare
     from rankxform.job.transform import convert
+    from rankxform.metrics import Phases
+    from rankxform.target.aim import prepare
 
     def begin(conversion: Conversion, nbytes: int) -> Show:
         if not options.json:
@@ -95,9 +95,9 @@ def _launch(options: argparse.Namespace, processes: Team) -> Program:
 
 
 def _verify(options: argparse.Namespace, processes: Team) -> int:
-    from rankxform.job.prepare import prepare
     from rankxform.job.verify import verify
     from rankxform.job.verify_manifest import verify_alone
+    from rankxform.target.aim import prepare
 
     from . import verdict_report
 
@@ -129,7 +129,7 @@ def _plan(options: argparse.Namespace, processes: Team) -> None:
     from rankxform.job.picture import flow, kinds
     from rankxform.job.plan import summarize
     from rankxform.job.predict import predict, predict_loads
-    from rankxform.job.prepare import prepare
+    from rankxform.target.aim import prepare
 
     from . import planned
 
@@ -182,10 +182,10 @@ def _simulate(conversion: Conversion, options: argparse.Namespace) -> None:
 
 
 def _ranks(options: argparse.Namespace, processes: Team) -> None:
-    from rankxform.job.prepare import prepare
     from rankxform.ops.base import Derivation
     from rankxform.planning.needed import needed_ranks
     from rankxform.storage import strategies
+    from rankxform.target.aim import prepare
 
     if options.src:
         request = processes.bcast(
@@ -256,7 +256,7 @@ def _show_names(
     options: argparse.Namespace, processes: Team, request: Callable[[], Request]
 ) -> None:
     """Print what becomes of each name by a map."""
-    from rankxform.job.prepare import prepare
+    from rankxform.target.aim import prepare
 
     from . import maps
 

@@ -33,11 +33,10 @@ from rankxform.source.opening import Source, listing_at
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress, inode, is_inside, is_same, lies_in
 from rankxform.storage.sources import Sources
+from rankxform.target.aim import Conversion
+from rankxform.target.reading import opened
+from rankxform.target.target import Target
 from rankxform.transport import Team
-
-from .opened import opened
-from .prepare import Conversion
-from .target import Target
 
 
 def check_target(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import isfinite
 
 from rankxform.errors import StorageError
+from rankxform.target.aim import Conversion
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from .predict import storage_speeds
-from .prepare import Conversion
 from .report import Report
 
 

@@ -18,13 +18,13 @@ from rankxform.publish.state import State
 from rankxform.publish.target import TargetFolder
 from rankxform.request import Request
 from rankxform.storage.posix import publish, remove
+from rankxform.target.aim import Conversion
+from rankxform.target.placement import NodeFolder
+from rankxform.target.strategy_file import keep_beside
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from .manifest import contents, verify_options
-from .placement import NodeFolder
-from .prepare import Conversion
-from .strategy_file import keep_beside
 
 T = TypeVar("T")
 

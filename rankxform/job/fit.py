@@ -13,13 +13,13 @@ from rankxform.planning.visibility import Visibility
 from rankxform.request import Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage.index import container
+from rankxform.target.aim import Conversion, prepare
+from rankxform.target.placement import in_order
+from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
 from .checks import compare_ranks
-from .placement import in_order
-from .prepare import Conversion, prepare
-from .target import Target
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived

@@ -18,14 +18,14 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.request import Request
 from rankxform.storage.posix import OnProgress
+from rankxform.target.aim import Conversion, prepare
+from rankxform.target.reading import opened
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 from rankxform.transport.team import quiet
 
 from .checks import compare_ranks
 from .measure import plan_work
-from .opened import opened
-from .prepare import Conversion, prepare
 
 
 class Parameters(dict[str, Any]):

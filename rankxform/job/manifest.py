@@ -21,8 +21,7 @@ from rankxform.planning.sharding import Composed
 from rankxform.request import OPTIONS, Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage import strategies
-
-from .prepare import Conversion
+from rankxform.target.aim import Conversion
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 

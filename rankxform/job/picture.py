@@ -16,10 +16,10 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
 from rankxform.planning.simulate import NodeTraffic
 from rankxform.planning.transfers import Transfer
+from rankxform.target.aim import Conversion
 from rankxform.values import dataclass
 
 from .plan import Plan
-from .prepare import Conversion
 
 _MOST_ROWS = 64
 _LARGEST = 4

@@ -15,9 +15,8 @@ from rankxform.planning.read_method import AutoReadMethod
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan
+from rankxform.target.aim import Conversion
 from rankxform.values import dataclass
-
-from .prepare import Conversion
 
 
 @dataclass(frozen=True)

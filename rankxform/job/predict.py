@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankxform.errors import UsageError
+from rankxform.metrics import peak_memory
 from rankxform.planning.assign import assign, assign_visible
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import assign_readers, request_exchanges
@@ -14,14 +15,13 @@ from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
 from rankxform.planning.visibility import Visibility
 from rankxform.storage.bandwidth import measure
+from rankxform.target.aim import Conversion
+from rankxform.target.placement import AUTO as FOUND_OUT
+from rankxform.target.placement import NODE, SHARED, hosts_of, in_order
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
 from .measure import choose_policy
-from .metrics import peak_memory
-from .placement import AUTO as FOUND_OUT
-from .placement import NODE, SHARED, hosts_of, in_order
-from .prepare import Conversion
 
 
 def predict(

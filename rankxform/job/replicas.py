@@ -13,12 +13,11 @@ from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
+from rankxform.target.asked import read_asked
+from rankxform.target.suggestions import suggesting
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
-
-from .asked import read_asked
-from .suggestions import suggesting
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from rankxform.request import Request
 from rankxform.source.faults import file_faults, own_names
 from rankxform.source.opening import Narrow, Source, form_at, look_at, open_source
 from rankxform.storage.metadata import is_stated
+from rankxform.target.aim import Conversion
 from rankxform.transport import Team
-
-from .prepare import Conversion
 
 
 def record_folder(folder: Path) -> Path:

@@ -40,8 +40,7 @@ from rankxform.request import Request
 from rankxform.source.opening import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
-
-from .asked import read_shapes
+from rankxform.target.asked import read_shapes
 
 
 def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:

@@ -20,6 +20,7 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.layout.names import patterns
+from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.assign import remaining
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.transfers import SliceRange, bytes_to_write
@@ -38,6 +39,11 @@ from rankxform.storage.posix import (
     remove,
     sync,
 )
+from rankxform.target.aim import Conversion, prepare
+from rankxform.target.outputs import FileLayouts, equal_files, outputs
+from rankxform.target.placement import Placement, place
+from rankxform.target.reading import opened
+from rankxform.target.strategy_file import check_strategy_file
 from rankxform.transport import Serial, Team
 from rankxform.transport.team import Show, quiet
 
@@ -45,14 +51,8 @@ from .checks import check_foreign_files, check_target, compare_ranks, foreign_fi
 from .finish import Work, publish_all
 from .manifest import identity
 from .measure import plan_work
-from .metrics import Phases, peak_memory
-from .opened import opened
-from .outputs import FileLayouts, equal_files, outputs
-from .placement import Placement, place
-from .prepare import Conversion, prepare
 from .replicas import check_replicas
 from .report import Report
-from .strategy_file import check_strategy_file
 
 Begin = Callable[[Conversion, int], Show]
 """Called on process 0 with the prepared conversion and the bytes to move, before the first is;

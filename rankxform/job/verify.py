@@ -21,13 +21,13 @@ from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
+from rankxform.target.aim import Conversion, prepare
+from rankxform.target.reading import opened
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
 from .checks import compare_ranks, foreign_files, warn_of
 from .measure import plan_work
-from .opened import opened
-from .prepare import Conversion, prepare
 from .standing import compare_files, open_described, open_ranks
 from .verdict import Verdict, unreadable, wrong_checksums
 from .verify_manifest import notice_of_other_options

@@ -11,7 +11,6 @@ from typing import Any
 from rankxform import api
 from rankxform.checkpoints.base import Where
 from rankxform.errors import RankxformError, UsageError
-from rankxform.job.prepare import prepare
 from rankxform.job.transform import convert_one
 from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
@@ -19,6 +18,7 @@ from rankxform.request import Request
 from rankxform.source.opening import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import index
+from rankxform.target.aim import prepare
 from rankxform.transport import Team, team
 
 from .network import load_for, parameters, strategy_of

@@ -9,7 +9,7 @@ from rankxform.engine.operands import Operands
 from rankxform.planning.catalog import Parameter
 from rankxform.storage.sources import Sources
 
-from .prepare import Conversion
+from .aim import Conversion
 
 
 @contextmanager

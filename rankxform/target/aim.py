@@ -13,6 +13,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.metrics import Phases
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
 from rankxform.planning.catalog import Catalog
@@ -30,8 +31,7 @@ from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from .asked import Asked, read_asked, source_of, where_of
-from .described import check_loose, naming, training_facts, unplaced
-from .metrics import Phases
+from .naming import check_loose, naming, training_facts, unplaced
 from .operation_inputs import (
     assumptions,
     check_steps,

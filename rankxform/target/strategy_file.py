@@ -17,7 +17,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
 from rankxform.storage.posix import is_same, read_bytes, remove, write_small
 
-from .prepare import Conversion
+from .aim import Conversion
 
 
 def path_beside(dst: str) -> Path:
