@@ -17,7 +17,7 @@ from pathlib import Path
 
 import rankxform
 import rankxform.api
-from rankxform.cli.charts import tensors
+from rankxform.cli.page.charts import tensors
 from rankxform.cli.parser import leaves, parser
 from rankxform.job.picture import kinds
 from rankxform.options import BYTES, DERIVED, LOAD, facts_of
@@ -242,9 +242,9 @@ def sharding() -> str:
         path = Path(temporary) / "shapes.json"
         path.write_text(json.dumps(shapes))
         src, dst = (str(folder / f"{n}_opt.ckpt") for n in ("src_dp8mp1pp1", "dst_dp2mp4pp1"))
-        conversion = prepare(Request("", None, src, dst, shapes=str(path)), Serial())
-    drawn = [kind for kind in kinds(conversion) if re.search(r"\.w[12]\.weight", kind.name)]
-    style = (HERE.parent / "rankxform" / "cli" / "page.css").read_text()
+        _, _, target = prepare(Request("", None, src, dst, shapes=str(path)), Serial())
+    drawn = [kind for kind in kinds(target) if re.search(r"\.w[12]\.weight", kind.name)]
+    style = (HERE.parent / "rankxform" / "cli" / "page" / "page.css").read_text()
     rules = "".join(re.findall(r"\.h\d\{[^}]*\}", style))
     rules += (
         "text{font:12px sans-serif;fill:#6a737d}.label{font-weight:600}.small{font-size:11px}"

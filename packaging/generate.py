@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 
 import rankxform
-from rankxform.cli.parser import EXAMPLES, leaves, parser
+from rankxform.cli import verbs
+from rankxform.cli.parser import leaves, parser
 
 HERE = Path(__file__).parent
 
@@ -33,8 +34,9 @@ def man() -> str:
             flags = ", ".join(map(_bold, action.option_strings)) or _bold(_value(action))
             value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
             lines += [".TP", flags + _escaped(value), *_plain((action.help or "") % vars(action))]
-        if name in EXAMPLES:
-            lines += [".PP", "Example:", ".nf", *_plain(f"  {EXAMPLES[name]}"), ".fi"]
+        example = verbs.verb(name).EXAMPLE if name in verbs.VERBS else ""
+        if example:
+            lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"]
     lines += [".SH NOTES", *_paragraphs(str(whole.epilog))]
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,6 @@ from rankxform.job import transform as transforming
 from rankxform.job import verify as verifying
 from rankxform.job.load import Parameters
 from rankxform.job.plan import Plan
-from rankxform.job.predict import predict_loads
 from rankxform.job.report import Report
 from rankxform.job.verdict import Verdict
 from rankxform.job.verify_manifest import verify_alone
@@ -38,7 +37,6 @@ from rankxform.options import LOAD, facts_of
 from rankxform.planning.needed import needed_ranks
 from rankxform.request import OPTIONS, Request, affecting
 from rankxform.storage import strategies
-from rankxform.target.aim import prepare
 from rankxform.transport import Team, team
 
 if TYPE_CHECKING:
@@ -168,9 +166,7 @@ def plan(
             return request, count
 
         request, count = members.agree(ask)
-        conversion = prepare(request, members)
-        found, policy = predict_loads(conversion, count, members)
-        return members.agree(lambda: planning.summarize(conversion, found, policy))
+        return planning.plan(request, members, count).plan
 
     return _collective(comm, run)
 

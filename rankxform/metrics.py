@@ -6,8 +6,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 ORDER = (
@@ -22,21 +21,16 @@ class Phases:
     began: the moment after that, of `time.monotonic`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: str) -> None:
         self.seconds, self.began = dict.fromkeys(ORDER, 0.0), time.monotonic()
         self.seconds["start"] = since_process_start()
+        self._now, self._since = first, self.began
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - began
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
+    def enter(self, name: str) -> None:
+        """End one phase, and begin another."""
+        now = time.monotonic()
+        self.seconds[self._now] = self.seconds.get(self._now, 0.0) + now - self._since
+        self._now, self._since = name, now
 
 
 def since_process_start() -> float:

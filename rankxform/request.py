@@ -73,3 +73,8 @@ def in_group(title: str) -> list[str]:
 def affecting(what: str) -> list[str]:
     """Return the names of the options on which something depends."""
     return [one.name for one in OPTIONS if what in facts_of(one).affects]
+
+
+def default_of(name: str) -> Any:
+    """Return what an option is where it is not given."""
+    return next(one.default for one in OPTIONS if one.name == name)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.cli.inspect_report import inspection
+from rankxform.cli.inspect import inspection
 from rankxform.errors import FormatError
 from rankxform.formats import checkpoint2, json_stream
 from rankxform.storage import strategies

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.cli.inspect_report import inspection
+from rankxform.cli.inspect import inspection
 from tests import reference
 
 SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
@@ -160,7 +160,7 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
     def stop(*_, **__):
         raise rankxform.StoppedError("stopped by a test")
 
-    monkeypatch.setattr(import_module("rankxform.job.finish"), "publish", stop)
+    monkeypatch.setattr(import_module("rankxform.target.destination"), "publish", stop)
     with pytest.raises(rankxform.StoppedError):
         rankxform.transform(job / "checkpoint", tmp_path / "dst", job / "strategy", "none")
     found = look(tmp_path / "dst")

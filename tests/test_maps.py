@@ -14,7 +14,7 @@ from rankxform.cli.main import main
 from rankxform.engine import piece_schedule
 from rankxform.engine.convert import converter, word_type
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
-from rankxform.job.fit import already_fits
+from rankxform.job.launch import launch
 from rankxform.request import Request
 from rankxform.storage import maps
 from rankxform.transport import Serial
@@ -384,14 +384,11 @@ def test_a_program_is_launched_from_a_published_model(tmp_path, monkeypatch):
     params = {n: (w.shape, "Float32") for n, w in mf.items()}
     layouts = random_strategy(params, 2, 1, 1)
     reference.write_strategy(tmp_path / "b.ckpt", layouts)
-    request = Request(str(sample / "hf"), "dst", None, "b.ckpt", map="qwen3", step="latest")
-    assert not already_fits(request, Serial())[0]
-    done = rankxform.transform(
-        sample / "hf", "dst", None, "b.ckpt", map="qwen3", step="latest", format="safetensors"
-    )
+    request = Request(str(sample / "hf"), None, None, "b.ckpt", map="qwen3", format="safetensors")
+    done, made = launch(request, tmp_path / "output", Serial())
     assert len(done.files) == 2
     make = {"make": lambda n, s, d: mf[n]}
-    assert reference.wrong_slices(tmp_path / "dst", layouts, params, "safetensors", **make) == []
+    assert reference.wrong_slices(Path(made), layouts, params, "safetensors", **make) == []
     with pytest.raises(UsageError, match="holds one step"):
         rankxform.transform(sample / "hf", "no", None, "b.ckpt", map="qwen3", step="1_5")
 

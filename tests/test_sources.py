@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.job.fit import already_fits
+from rankxform.job.launch import launch
 from rankxform.job.replicas import compare_replicas
 from rankxform.mindspore import calls
 from rankxform.request import Request
@@ -351,7 +351,9 @@ def verbs(src, tmp, **options):
         lambda: rankxform.plan(src, **options),
         lambda: rankxform.load(src, **options),
         lambda: compare_replicas(Request(str(src), None, options.get("src_strategy")), Serial()),
-        lambda: already_fits(Request(str(src), None, options.get("src_strategy")), Serial()),
+        lambda: launch(
+            Request(str(src), None, options.get("src_strategy")), tmp / "output", Serial()
+        ),
     ]
 
 

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 from rankxform.errors import UsageError
 from rankxform.request import Request
 
-from .options import given, refuse
-from .parser import VERBS, leaves, parser
+from .options import given
+from .parser import leaves, parser
+from .verbs import VERBS
 
 EVERYTHING = "--help-all"
 _LIKENESS = 0.75
@@ -147,20 +148,6 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any]:
             )
         facts["dst"] = str(Path(config.output_dir) / "transformed_checkpoint")
     return facts
-
-
-def means_manifest(options: argparse.Namespace) -> bool:
-    """Whether ``verify`` got one folder, to be compared with its own manifest."""
-    if options.dst or options.dst_option or options.src_option or not options.src:
-        return False
-    if options.src_strategy or options.dst_strategy:
-        raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")
-    refuse(
-        options,
-        "and one folder: it is compared with its own manifest; leave the option out, or give the "
-        "source too: verify SRC DST",
-    )
-    return True
 
 
 def ignored(options: argparse.Namespace) -> list[str]:

@@ -11,33 +11,102 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.errors import StorageError, UsageError
-from rankxform.layout.strategy import Strategy
-from rankxform.options import DERIVED
-from rankxform.request import Request, in_group
-from rankxform.storage import strategies
-from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
+from rankxform.errors import UsageError
+from rankxform.options import RUN
+from rankxform.request import Request
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
 from rankxform.values import dataclass
 
-from .options import option
+from . import report
+from .options import (
+    add_detail,
+    add_json,
+    add_limits,
+    add_progress,
+    add_strategies,
+    add_table,
+)
+from .screen import Screen
 from .terminal import warn
 from .units import count
 
 if TYPE_CHECKING:
-    from rankxform.derivation.request import Derived
-    from rankxform.job.report import Report
-    from rankxform.job.transform import Begin
+    from rankxform.target.target import Target
 
-CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"
-MERGED = "merged_ckpt_strategy"
+SUMMARY = "Convert a checkpoint if the job needs other shards, then start the job."
+EXAMPLE = (
+    "mpirun -n 8 python -m rankxform launch --load trained/checkpoint \\\n"
+    "      --src-strategy trained/strategy --dst-strategy new/strategy -- \\\n"
+    "      python train.py --load_checkpoint {checkpoint}"
+)
+
+
+def add_options(verb: argparse.ArgumentParser) -> None:
+    verb.epilog = (
+        "-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint}\n"
+        "and {rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its\n"
+        "environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set."
+    )
+    verb.add_argument(
+        "--load", dest="src", required=True, metavar="CKPT", help="what the program is to load"
+    )
+    verb.add_argument(
+        "--output",
+        default="output",
+        metavar="DIR",
+        help="where transformed_checkpoint/ and strategy/ are made (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--uses-mpi",
+        action="store_true",
+        help="the program uses MPI itself, for example through rankxform.load",
+    )
+    add_strategies(verb)
+    run = add_table(verb, "launch")[RUN]
+    add_limits(run)
+    add_progress(run)
+    add_detail(run)
+    add_json(verb)
+
+
+def run(options: argparse.Namespace, team: Team) -> Program:
+    from rankxform.job.launch import launch
+
+    screen = Screen(options, team)
+    team.bcast(lambda: _check(options, team))
+    request = screen.request()
+
+    def announce(target: Target, fits: bool) -> None:
+        _announce(request, target, fits, team, screen)
+
+    done, checkpoint = launch(
+        request, Path(options.output).absolute(), team, announce, screen.begin
+    )
+    facts = {"checkpoint": checkpoint, "transform": done.as_dict() if done else None}
+    if options.json:
+        screen.done("launch", lambda: facts, str)
+    elif done is not None:
+        screen.say(report.summary(done, screen.is_verbose, screen.is_quiet))
+    return _program(options, checkpoint, team)
+
+
+def _announce(request: Request, target: Target, fits: bool, team: Team, screen: Screen) -> None:
+    """Say how the strategy was derived, and whether anything is converted."""
+    from .strategy_report import derived_table
+
+    ranks = target.planner.dst.ranks
+    if team.rank == 0 and ranks > 1 < team.size != ranks:
+        warn(f"{team.size} processes start, and the destination has {count(ranks, 'rank')}")
+    if target.derived is not None:
+        screen.say(derived_table(target.derived))
+    if fits:
+        where, wanted = Path(request.src).absolute(), target.planner.dst.label
+        screen.say(f"{where}: is sharded as {wanted} wants it; nothing is converted")
 
 
 @dataclass(frozen=True)
@@ -57,56 +126,7 @@ class Program:
         os.execvpe(self.command[0], self.command, dict(self.environment))
 
 
-def launch(
-    options: argparse.Namespace,
-    request: Request,
-    team: Team,
-    begin: Begin,
-    tell: Callable[[str], None],
-) -> tuple[Report | None, Program]:
-    """Convert the checkpoint if it does not fit; return the report and the program to become.
-
-    A step older than the newest is never taken, because training would continue from it.
-    """
-    from rankxform.job.fit import already_fits
-    from rankxform.job.transform import transform
-
-    from .strategy_report import derived_table
-
-    team.bcast(lambda: _check(options, team))
-    request = replace(request, step=request.step or LATEST)
-    output = Path(options.output).absolute()
-    folder = output / STRATEGY
-    fits, derived, ranks = already_fits(replace(request, dst=None), team)
-    if team.rank == 0 and ranks > 1 < team.size != ranks:
-        warn(f"{team.size} processes start, and the destination has {count(ranks, 'rank')}")
-    if derived is not None:
-        request = _with_derived(request, derived, folder)
-        if team.rank == 0:
-            tell(derived_table(derived))
-    if fits:
-        where = str(Path(request.src).absolute())
-        if team.rank == 0:
-            given = request.dst_strategy
-            name = given.label if isinstance(given, Strategy) else given or "none"
-            tell(f"{where}: is sharded as {name} wants it; nothing is converted")
-        return None, program(options, where, team)
-    where = str(output / CHECKPOINT)
-    wanted = team.bcast(lambda: _strategies(request, folder))
-    team.bcast(lambda: _check_source(request, folder, wanted))
-    leader = team.nodes.is_leader(team.rank)
-    if_other = leader and wanted and not request.overwrite
-    given = request.dst_strategy
-    name = given.label if isinstance(given, Strategy) else str(given)
-    team.agree(lambda: _check_strategies(folder, wanted, name) if if_other else None)
-    report = transform(replace(request, dst=where), team, begin)
-    team.bcast(lambda: _keep(folder, wanted))
-    # where the folder is process 0's, all is there now
-    team.agree(lambda: _keep(folder, wanted) if leader and team.rank != 0 else None)
-    return report, program(options, where, team)
-
-
-def program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program:
+def _program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program:
     """Return the program for this process, with its checkpoint and its rank filled in."""
     who = {
         "RANK_ID": str(team.rank),
@@ -135,78 +155,3 @@ def _check(options: argparse.Namespace, team: Team) -> None:
             "convert the same folder; start them by mpirun or srun, or let the program call "
             "rankxform.load or rankxform.mindspore.load_into"
         )
-
-
-def _strategies(request: Request, folder: Path) -> dict[Path, bytes]:
-    """Return what belongs in the folder of strategies, if it is not there already.
-
-    That is the strategy that the result is sharded by: the next job's source strategy. Stage files
-    are merged too, as MindFormers does.
-    """
-    strategy = request.dst_strategy
-    if isinstance(strategy, Strategy) and strategy.derived:
-        return strategies.encoded(strategy, Path(strategy.label))
-    given = strategies.path_of(strategy)
-    if given is None:
-        return {}
-    paths = strategies.files(given)
-    if is_same(paths[0].parent, folder):
-        return {}
-    found = {folder / path.name: read_bytes(path) for path in paths}
-    stages = [strategies.read(path) for path in paths]
-    several = len({one.stage for one in stages}) > 1 and not any(one.merged for one in stages)
-    kinds = {one.json for one in stages}
-    if several and len(kinds) == 1:
-        merged = folder / (MERGED + (".json" if kinds.pop() else ".ckpt"))
-        found[merged] = strategies.merged(given, merged)[1]
-    return found
-
-
-def _with_derived(request: Request, derived: Derived, folder: Path) -> Request:
-    """Return a request with a derived strategy, which is to be kept in the folder of strategies."""
-    plain: dict[str, Any] = {name: option(name).default for name in in_group(DERIVED)}
-    name = MERGED if len(derived.strategy.stages) > 1 else "ckpt_strategy_rank_0"
-    strategy = replace(derived.strategy, label=str(folder / f"{name}.ckpt"))
-    return replace(request, **plain, dst_strategy=strategy)
-
-
-def _check_source(request: Request, folder: Path, wanted: Mapping[Path, bytes]) -> None:
-    """Refuse a folder in which the source's own strategy would be replaced by another."""
-    given = strategies.path_of(request.src_strategy)
-    if not wanted or given is None:
-        return
-    own = {inode(path) for path in strategies.files(given)}
-    for old in _others(folder, wanted):
-        if inode(old) in own:
-            raise StorageError(
-                f"{old}: is the source's strategy, and another belongs in {folder} now; choose "
-                "another --output"
-            )
-
-
-def _check_strategies(folder: Path, wanted: Mapping[Path, bytes], strategy: str) -> None:
-    """Raise StorageError where the folder holds another strategy than what is wanted there."""
-    for old in _others(folder, wanted):
-        raise StorageError(
-            f"{old}: is of another strategy than {strategy}, which belongs here now; remove it, "
-            "choose another --output, or say --overwrite"
-        )
-
-
-def _others(folder: Path, wanted: Mapping[Path, bytes]) -> list[Path]:
-    there = strategies.in_folder(folder) if folder.is_dir() else []
-    found = [path for path in there if strategies.is_strategy(path)]
-    return [old for old in found if read_bytes(old) != wanted.get(old)]
-
-
-def _keep(folder: Path, wanted: Mapping[Path, bytes]) -> None:
-    """Write the wanted strategy files into the folder, and remove other strategies from it."""
-    if not wanted:
-        return
-    if folder.is_symlink():
-        raise StorageError(f"{folder}: is a link, through which nothing is removed; remove it")
-    for old in _others(folder, wanted):
-        remove(old)
-    for path, data in wanted.items():
-        if not path.exists():
-            write_small(path, data, shared=True)

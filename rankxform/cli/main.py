@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,11 @@ from rankxform.metrics import since_process_start
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 
-from . import arguments, verbs
+from . import arguments
 from .progress import await_first_word, speak, style_of
 from .stopping import Stopping, seconds_left
 from .terminal import STDERR, folded, red, width
+from .verbs import verb
 
 if TYPE_CHECKING:
     from .launch import Program
@@ -129,5 +129,4 @@ def _run(argv: Sequence[str], processes: Team) -> int | Program:
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
         processes.stall_seconds = options.stall_limit
-    run: Callable[[argparse.Namespace, Team], int | Program | None] = verbs.VERBS[options.verb]
-    return run(options, processes) or 0
+    return verb(options.verb).run(options, processes)

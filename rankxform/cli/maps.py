@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankxform.layout.names import pattern_of
 from rankxform.request import Request
+from rankxform.transport import Team
 
 from .options import add_json, add_option, given, option
+from .report import notes, warnings
+from .screen import Screen
 
 if TYPE_CHECKING:
     from rankxform.formats.map_toml import MapTable
     from rankxform.planning.catalog import Parameter
-    from rankxform.target.aim import Conversion
+    from rankxform.source.opening import Source
+    from rankxform.target.target import Target
 
+SUMMARY = "List, print or check the tables of names that --map uses."
+EXAMPLE = ""
 LIST, SHOW, CHECK = ("list", "show", "check")
 _CHECKING = ("config", "qkv", "gate_up", "weights_only", "exclude", "vocab", "step", "src_form")
 
 
-def add_actions(verb: argparse.ArgumentParser) -> None:
+def add_options(verb: argparse.ArgumentParser) -> None:
     """Add the actions of the verb, each with its options."""
     actions = verb.add_subparsers(dest="action", metavar="ACTION", parser_class=type(verb))
     for name, summary in (
@@ -40,13 +47,34 @@ def add_actions(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(json=False)
 
 
-def request(options: argparse.Namespace) -> Request:
+def run(options: argparse.Namespace, team: Team) -> int:
+    screen = Screen(options, team)
+    if options.action == CHECK:
+        return show_names(team.bcast(lambda: _request(options)), team, screen)
+    show = partial(_shown, options.map) if options.action == SHOW else _listed
+    text, facts = team.bcast(show)
+    screen.result(f"maps {options.action}", lambda: facts, lambda: text)
+    return 0
+
+
+def _request(options: argparse.Namespace) -> Request:
     """Return the request of a check: whole tensors under the other names."""
     facts = {**given(options), "map": options.map}
     return Request(options.src, None, options.src_strategy, "none", **facts)
 
 
-def listed() -> tuple[str, Any]:
+def show_names(request: Request, team: Team, screen: Screen) -> int:
+    """Print what becomes of each name by a map. Collective."""
+    from rankxform.target.aim import prepare
+
+    _, source, target = prepare(request, team)
+    text, facts = _checked(source, target)
+    lines = [text, *notes(target.notices), *warnings(target.warnings)]
+    screen.result("maps check", lambda: facts, lambda: "\n".join(lines))
+    return 0
+
+
+def _listed() -> tuple[str, Any]:
     """Return the tables that come with rankxform, as text and as facts."""
     from rankxform.storage import maps
 
@@ -61,7 +89,7 @@ def listed() -> tuple[str, Any]:
     return table(("map", "what for"), rows), {"maps": facts}
 
 
-def shown(name: str) -> tuple[str, Any]:
+def _shown(name: str) -> tuple[str, Any]:
     """Return a table, as text and as facts."""
     from rankxform.storage import maps
 
@@ -111,15 +139,15 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
             }
 
 
-def checked(conversion: Conversion) -> tuple[str, Any]:
+def _checked(source: Source, target: Target) -> tuple[str, Any]:
     """Return what becomes of a checkpoint's tensors, as text and as facts."""
-    selection = conversion.planner.selection
+    selection = target.planner.selection
     alike: dict[tuple[str, ...], list[Parameter]] = {}
     for one in selection.parameters:
         sources = dict.fromkeys(pattern_of(name) for name in one.src_names or (one.src_name,))
         alike.setdefault((pattern_of(one.name), *sources), []).append(one)
     lines = [
-        f"{conversion.request.src}: fits {conversion.map_in_words}",
+        f"{source.where.path}: fits {target.map_in_words}",
         f"{len(selection.parameters):,} tensors are made:",
     ]
     for (name, *others), some in alike.items():
@@ -139,7 +167,7 @@ def checked(conversion: Conversion) -> tuple[str, Any]:
         for one in selection.parameters
     ]
     facts = {
-        "src": conversion.request.src, "map": conversion.map_in_words, "entries": entries,
-        "notices": conversion.notices, "warnings": conversion.warnings,
+        "src": source.where.path, "map": target.map_in_words, "entries": entries,
+        "notices": target.notices, "warnings": target.warnings,
     }  # fmt: skip
     return "\n".join(lines), facts

@@ -1,4 +1,4 @@
-"""Options of verbs, made of the one table in `rankxform.request`."""
+"""Options of verbs: those of the one table in `rankxform.request`, and the command's own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rankxform.transport import Team
 
 from .stopping import parse_time
 
-PLACES = ("shared", "node")
-"""Where `plan --simulate` may have source files: on a storage of all nodes, or on each its own."""
+STRATEGIES_EXAMPLE = "--src-strategy output/strategy --dst-strategy new/strategy"
 
 
 def add_json(verb: argparse.ArgumentParser) -> None:

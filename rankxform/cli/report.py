@@ -20,44 +20,43 @@ if TYPE_CHECKING:
     from rankxform.planning.catalog import Catalog
     from rankxform.planning.selection import LeftOut
     from rankxform.source.opening import Source
-    from rankxform.target.aim import Conversion
+    from rankxform.target.target import Target
 
 _LONG_SECONDS = 10.0
 """From how long a run on more processes is worth a word."""
 
 
-def header(conversion: Conversion, processes: int) -> str:
+def header(source: Source, target: Target, processes: int) -> str:
     """Say which files were found and what is about to happen."""
-    files, request = conversion.source, conversion.request
-    source, dst = conversion.planner.catalog, conversion.planner.dst
-    some, every = len(conversion.ranks), dst.ranks
+    src, dst = source.where.path, target.planner.dst
+    some, every = len(target.ranks), dst.ranks
     made = count(every, "rank") if some == every else f"{some} of {count(every, 'rank')}"
-    if conversion.target.arrangement.parts:
-        number = count(len(conversion.output_files), "file")
-        made = f"{conversion.target.form.title}, {number}" + (f" of {made}" if every > 1 else "")
+    if target.arrangement.parts:
+        number = count(len(target.files), "file")
+        made = f"{target.form.title}, {number}" + (f" of {made}" if every > 1 else "")
     derived = []
-    if conversion.derived is not None:
+    if target.derived is not None:
         from .strategy_report import derived_table
 
-        derived = [derived_table(conversion.derived), ""]
-    total = sum(index.size for index in files.indexes.values())
+        derived = [derived_table(target.derived), ""]
+    total = sum(index.size for index in source.indexes.values())
     return "\n".join(
         (
             *derived,
-            *warnings(conversion.warnings),
+            *warnings(target.warnings),
             f"rankxform {rankxform.__version__}, {count(processes, 'process')}",
             labelled(
                 "from",
-                f"{shown_path(request.src) or 'shapes alone'}: {_found(files)}{_step(files)}"
-                + (f", {size(total)}" if request.src else ""),
-                catalog_words(source),
+                f"{shown_path(src) or 'shapes alone'}: {_found(source)}{_step(source)}"
+                + (f", {size(total)}" if src else ""),
+                catalog_words(target.planner.catalog),
             ),
             labelled(
                 "to",
-                f"{shown_path(request.dst)}: {made}" if request.dst else made,
+                f"{shown_path(target.dst)}: {made}" if target.dst else made,
                 strategy_words(dst),
             ),
-            *([labelled("names", conversion.map_in_words)] if conversion.map_in_words else []),
+            *([labelled("names", target.map_in_words)] if target.map_in_words else []),
         )
     )
 

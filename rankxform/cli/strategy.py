@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.options import DERIVED, facts_of
 from rankxform.request import OPTIONS, Request
+from rankxform.transport import Team
 
-from .json_output import as_json
 from .options import add_json, add_option, given, option
+from .screen import Screen
 
 if TYPE_CHECKING:
     from rankxform.derivation.rules import Preset
 
+SUMMARY = "Derive, explain, show, convert or compare strategies."
+EXAMPLE = ""
 _EXPLAINING = ("src_parallel", "src_config", "preset")
+
+
+class Outcome(NamedTuple):
+    """What an action found or made: facts for JSON, text for people, and the exit code."""
+
+    facts: Mapping[str, Any]
+    text: str
+    code: int = 0
 
 
 def _derive_options(action: argparse.ArgumentParser) -> None:
@@ -76,7 +87,7 @@ def _preset_options(action: argparse.ArgumentParser) -> None:
     add_json(action)
 
 
-def _derive(options: argparse.Namespace) -> tuple[str, int]:
+def _derive(options: argparse.Namespace) -> Outcome:
     from rankxform.derivation.asked import derive_request
     from rankxform.job.strategies import derive_strategy
     from rankxform.storage import strategies
@@ -90,11 +101,9 @@ def _derive(options: argparse.Namespace) -> tuple[str, int]:
     source = strategies.load(options.source)
     derived = derive_strategy(wanted, source, options.shapes)
     files = list(map(str, strategies.save(derived.strategy, target)))
-    if options.json:
-        facts = {"files": files, **derived.strategy.facts, **derived.facts}
-        return as_json("strategy derive", facts), 0
-    text = f"{target}: {derived.strategy.extent}"
-    return f"{strategy_report.derived_table(derived)}\n{text}", 0
+    facts = {"files": files, **derived.strategy.facts, **derived.facts}
+    table = strategy_report.derived_table(derived)
+    return Outcome(facts, f"{table}\n{target}: {derived.strategy.extent}")
 
 
 def _target(text: str) -> Path:
@@ -106,7 +115,7 @@ def _target(text: str) -> Path:
     return path
 
 
-def _explain(options: argparse.Namespace) -> tuple[str, int]:
+def _explain(options: argparse.Namespace) -> Outcome:
     from rankxform.job.strategies import explain_strategy, sizes_of
     from rankxform.storage import strategies
 
@@ -115,18 +124,16 @@ def _explain(options: argparse.Namespace) -> tuple[str, int]:
     source = strategies.load(options.source)
     sizes = sizes_of(Request("", None, **given(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
-    if options.json:
-        facts = {**source.facts, "roles": [vars(role) for role in roles]}
-        return as_json("strategy explain", facts), 0
+    facts = {**source.facts, "roles": [vars(role) for role in roles]}
     lines = [
         f"{options.source}: {source.extent}, as {sizes}",
         strategy_report.roles_table(roles),
         *strategy_report.stage_lines(source),
     ]
-    return "\n".join(lines), 0
+    return Outcome(facts, "\n".join(lines))
 
 
-def _show(options: argparse.Namespace) -> tuple[str, int]:
+def _show(options: argparse.Namespace) -> Outcome:
     from rankxform.storage import strategies
 
     from . import strategy_report
@@ -134,13 +141,11 @@ def _show(options: argparse.Namespace) -> tuple[str, int]:
     strategy = strategies.load(options.source)
     if not strategy.stages_of:
         raise UsageError(f"{options.source!r}: lists no parameter; expected a file or folder")
-    if options.json:
-        facts = strategy_report.facts(options.source, strategy)
-        return as_json("strategy show", facts), 0
-    return strategy_report.shown(options.source, strategy, options.raw), 0
+    facts = strategy_report.facts(options.source, strategy)
+    return Outcome(facts, strategy_report.shown(options.source, strategy, options.raw))
 
 
-def _convert(options: argparse.Namespace) -> tuple[str, int]:
+def _convert(options: argparse.Namespace) -> Outcome:
     from rankxform.job.strategies import extents_at
     from rankxform.storage import strategies
 
@@ -150,15 +155,12 @@ def _convert(options: argparse.Namespace) -> tuple[str, int]:
         shapes = {name: one.shape for name, one in extents.items()}
     files = strategies.convert(options.source, _target(options.output), shapes)
     written = strategies.load(str(files[0] if not files[1:] else files[0].parent))
-    if options.json:
-        facts = {"files": list(map(str, files)), **written.facts}
-        return as_json("strategy convert", facts), 0
-    return f"{files[0]}: {written.extent}" + (
-        f", with {len(files) - 1} files of other stages" if files[1:] else ""
-    ), 0
+    facts = {"files": list(map(str, files)), **written.facts}
+    more = f", with {len(files) - 1} files of other stages" if files[1:] else ""
+    return Outcome(facts, f"{files[0]}: {written.extent}{more}")
 
 
-def _diff(options: argparse.Namespace) -> tuple[str, int]:
+def _diff(options: argparse.Namespace) -> Outcome:
     from rankxform.layout.differences import differences
     from rankxform.storage import strategies
 
@@ -166,13 +168,11 @@ def _diff(options: argparse.Namespace) -> tuple[str, int]:
 
     found = differences(strategies.load(options.source), strategies.load(options.other))
     code = DifferenceError.exit_code if found else 0
-    if options.json:
-        facts = {"same": not found, "differences": list(map(vars, found))}
-        return as_json("strategy diff", facts), code
-    return strategy_report.compared(found), code
+    facts = {"same": not found, "differences": list(map(vars, found))}
+    return Outcome(facts, strategy_report.compared(found), code)
 
 
-def _presets(options: argparse.Namespace) -> tuple[str, int]:
+def _presets(options: argparse.Namespace) -> Outcome:
     from rankxform.derivation import presets
 
     from .units import table
@@ -184,20 +184,17 @@ def _presets(options: argparse.Namespace) -> tuple[str, int]:
             for name, one in known.items()
         ]
         facts = {"presets": [_preset_facts(name, one) for name, one in known.items()]}
-        if options.json:
-            return as_json("strategy presets", facts), 0
-        return table(("preset", "version", "rules", "proven", "networks"), listed), 0
+        titles = ("preset", "version", "rules", "proven", "networks")
+        return Outcome(facts, table(titles, listed))
     preset = presets.load(options.name)
-    if options.json:
-        facts = {"presets": [_preset_facts(options.name, preset)]}
-        return as_json("strategy presets", facts), 0
     rows = [
         (one["pattern"], one["spec"] or "", one["optimizer"] or "", one["on_stage"] or "")
         for one in _preset_rules(preset)
     ]
     proof = preset.networks or "not proven"
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
-    return f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows), 0
+    facts = {"presets": [_preset_facts(options.name, preset)]}
+    return Outcome(facts, f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows))
 
 
 def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:
@@ -225,32 +222,49 @@ def _preset_rules(preset: Preset) -> list[dict[str, Any]]:
     ]
 
 
-ACTIONS: dict[
-    str,
-    tuple[
-        str,
-        Callable[[argparse.ArgumentParser], None],
-        Callable[[argparse.Namespace], tuple[str, int]],
-    ],
-] = {
-    "derive": ("Write the strategy of a job that was never compiled.", _derive_options, _derive),
-    "explain": (
-        "Print which mesh axes shard what, by a strategy and the sizes of its job.",
-        _explain_options, _explain,
+class Action(NamedTuple):
+    """One thing that ``strategy`` can do."""
+
+    summary: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    act: Callable[[argparse.Namespace], Outcome]
+
+
+ACTIONS: dict[str, Action] = {
+    "derive": Action(
+        "Write the strategy of a job that was never compiled.", _derive_options, _derive
     ),
-    "show": ("Print stages, ranks, and how many parameters are sharded how.", _show_options, _show),
-    "convert": ("Write a strategy as protobuf, stage folder or JSON.", _convert_options, _convert),
-    "diff": ("Print where two strategies give a rank different boxes.", _diff_options, _diff),
-    "presets": ("List the presets of known networks, or print one.", _preset_options, _presets),
-}  # fmt: skip
-"""What ``strategy`` can do: a summary, the options, and the function, which returns the text to
-print and the exit code."""
+    "explain": Action(
+        "Print which mesh axes shard what, by a strategy and the sizes of its job.",
+        _explain_options,
+        _explain,
+    ),
+    "show": Action(
+        "Print stages, ranks, and how many parameters are sharded how.", _show_options, _show
+    ),
+    "convert": Action(
+        "Write a strategy as protobuf, stage folder or JSON.", _convert_options, _convert
+    ),
+    "diff": Action("Print where two strategies give a rank different boxes.", _diff_options, _diff),
+    "presets": Action(
+        "List the presets of known networks, or print one.", _preset_options, _presets
+    ),
+}
 
 
-def add_actions(verb: argparse.ArgumentParser) -> None:
+def add_options(verb: argparse.ArgumentParser) -> None:
     """Add the actions of the verb, each with its options."""
     actions = verb.add_subparsers(
         dest="action", metavar="ACTION", required=True, parser_class=type(verb)
     )
-    for name, (summary, add_options, _) in ACTIONS.items():
-        add_options(actions.add_parser(name, help=summary, description=summary, allow_abbrev=False))
+    for name, one in ACTIONS.items():
+        action = actions.add_parser(
+            name, help=one.summary, description=one.summary, allow_abbrev=False
+        )
+        one.add_options(action)
+
+
+def run(options: argparse.Namespace, team: Team) -> int:
+    facts, text, code = team.bcast(lambda: ACTIONS[options.action].act(options))
+    Screen(options, team).result(f"strategy {options.action}", lambda: facts, lambda: text)
+    return code

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
@@ -87,31 +87,36 @@ class Traffic:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+class Inputs(NamedTuple):
+    """What work is done with: the source's files, opened; messages from and to other processes; and
+    what steps need."""
+
+    sources: Sources
+    p2p: Messenger | None = None
+    operands: Operands | None = None
+
+
 def execute(
-    plan: WorkPlan,
+    work: WorkPlan,
+    inputs: Inputs,
     sinks: Mapping[int, Sink],
-    sources: Sources,
-    memory: int,
     on_progress: OnProgress,
-    *,
-    p2p: Messenger | None = None,
     checker: IntegrityChecker | None = None,
     on_complete: Callable[[Transfer], None] = lambda transfer: None,
-    operands: Operands | None = None,
 ) -> Traffic:
-    """Read what `plan` needs, assemble it, and put it into `sinks`, by destination rank.
+    """Read what `work` needs, assemble it, and put it into `sinks`, by destination rank.
 
-    `memory` bounds the arenas, in bytes. `on_progress` is called with the bytes written since its
-    last call, and may raise to stop; `on_complete` is called with every transfer that is complete.
-    Exchanges need `p2p`. A `checker` compares what is put with what was read, and messages with
-    what was sent. `operands` are what steps need.
+    Half of the work's memory is for arenas. `on_progress` is called with the bytes written since
+    its last call, and may raise to stop; `on_complete` is called with every transfer that is
+    complete. A `checker` compares what is put with what was read, and messages with what was sent.
     """
+    (sources, p2p, operands), memory = inputs, work.memory // 2
     depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
-    schedules = ScheduleCache(memory, depth, plan.policy.method, checked=checker is not None)
+    schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
     number = 0
-    for some in in_turn(plan.transfers):
+    for some in in_turn(work.transfers):
         for transfer, step, repeat in schedules.turns(some):
             if p2p is None:
                 pipeline.move(transfer, step.on(0), repeat)

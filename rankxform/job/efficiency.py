@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import isfinite
 
 from rankxform.errors import StorageError
-from rankxform.target.aim import Conversion
+from rankxform.request import Request
+from rankxform.source.opening import Source
+from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -28,7 +30,9 @@ class PlainCopy:
     seconds: float
 
 
-def plain_copy(conversion: Conversion, done: Report, team: Team) -> PlainCopy | None:
+def plain_copy(
+    request: Request, source: Source, target: Target, done: Report, team: Team
+) -> PlainCopy | None:
     """Return the plain copy that a conversion can be compared with. Collective.
 
     None if the conversion began with files that were there before, or nothing can be measured, as
@@ -36,9 +40,9 @@ def plain_copy(conversion: Conversion, done: Report, team: Team) -> PlainCopy | 
     """
     if done.files_kept or done.files_continued:
         return None
-    costs = conversion.request.costs
+    costs = request.costs
     try:
-        speeds = [costs] * team.size if costs else storage_speeds(conversion, team)
+        speeds = [costs] * team.size if costs else storage_speeds(request, source, target, team)
     except StorageError:  # raised on every process
         return None
     read = sum(one.read for one in speeds if isfinite(one.read))  # of those that see the source

@@ -13,31 +13,33 @@ from rankxform.planning.visibility import Visibility
 from rankxform.request import Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage.index import container
-from rankxform.target.aim import Conversion, prepare
 from rankxform.target.placement import in_order
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
-from .checks import compare_ranks
-
 if TYPE_CHECKING:
-    from rankxform.derivation.request import Derived
+    pass
 
 
-def already_fits(request: Request, team: Team) -> tuple[bool, Derived | None, int]:
-    """Tell whether no conversion is needed; checks the source as a conversion would.
+def already_fits(request: Request, source: Source, target: Target, team: Team) -> bool:
+    """Tell whether every destination rank would find its own slices in its own source file, and at
+    home. Collective.
 
-    How the destination's strategy was derived, and its ranks, are returned too. A folder with other
-    files beside the rank's does not fit, because a file had to be chosen. Nor does a file that is
-    on another node than the processes of its rank.
+    Anything else in the file does not matter, because loading ignores it. But nothing fits if the
+    request selects files or parameters, or asks for another form: only a conversion does that. A
+    folder with other files beside the rank's does not fit, because a file had to be chosen. Nor
+    does a file that is on another node than the processes of its rank.
     """
-    conversion = prepare(request, team)
-    source, planner = conversion.source, conversion.planner
-    compare_ranks(conversion, team)
-    at_home = _at_home(planner.dst.ranks, source.reach, team.nodes)
-    found = team.bcast(lambda: fits(conversion) and at_home and not _others(source))
-    return found, conversion.derived, planner.dst.ranks
+    return team.bcast(
+        lambda: (
+            not source.form.described
+            and not _is_choice(request, source, target)
+            and _same_slices(target.planner)
+            and _at_home(target.planner.dst.ranks, source.reach, team.nodes)
+            and not _others(source)
+        )
+    )
 
 
 def _others(source: Source) -> list[str]:
@@ -51,18 +53,6 @@ def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:
     """Tell whether each rank's file is where the rank will be, as the processes are assigned."""
     home = in_order(ranks, nodes)
     return all(rank in visibility.files[node] for rank, node in home.items())
-
-
-def fits(conversion: Conversion) -> bool:
-    """Tell whether every destination rank would find its own slices in its own source file.
-
-    Anything else in the file does not matter, because loading ignores it. But nothing fits if the
-    request selects files or parameters, or asks for another form: only a conversion does that.
-    """
-    source, target = conversion.source, conversion.target
-    if source.form.described or _is_choice(conversion.request, source, target):
-        return False
-    return _same_slices(conversion.planner)
 
 
 def _same_slices(planner: Planner) -> bool:

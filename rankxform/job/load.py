@@ -1,4 +1,4 @@
-"""A checkpoint in memory: each process gets the slices of its own destination rank."""
+"""`load`: a checkpoint in memory; each process gets the slices of its own destination rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.engine.array_sink import Arrays
-from rankxform.engine.pipeline import Messenger, Traffic, execute
+from rankxform.engine.pipeline import Traffic, execute
 from rankxform.errors import UsageError
 from rankxform.formats.base import TensorSpec
 from rankxform.layout.names import expression
@@ -17,14 +17,19 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.request import Request
+from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
-from rankxform.target.aim import Conversion, prepare
-from rankxform.target.reading import opened
+from rankxform.target.aim import aim
+from rankxform.target.asked import read_request
+from rankxform.target.asked_source import open_asked
+from rankxform.target.reading import reading
+from rankxform.target.suggestions import suggesting
+from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 from rankxform.transport.team import quiet
 
-from .checks import compare_ranks
+from .evidence import Evidence, examine
 from .measure import plan_work
 
 
@@ -67,6 +72,20 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
     wanted = team.allgather(lambda: (rank, request.include, _question(request)))
+    asked = read_request(_of_all(request, wanted), team)
+    source = open_asked(asked, team)
+    target = aim(asked, source, team)
+    with suggesting(asked, source, team):
+        evidence = examine(asked.request, source, target, team)
+    target = target.with_own(evidence.own)
+    assignment = team.agree(lambda: [_wanted(target.planner, *one[:2]) for one in wanted])
+    work = plan_work(asked.request, source, target, assignment, team)
+    arrays, traffic = fill(work, source, target, assignment[team.rank], team)
+    return _parameters(target, evidence, arrays, traffic, rank)
+
+
+def _of_all(request: Request, wanted: Sequence[tuple[int, tuple[str, ...], str]]) -> Request:
+    """Return the request of all processes of a load, with their ranks and what each includes."""
     ranks, includes, questions = zip(*wanted)
     if len(set(questions)) > 1:
         raise UsageError(
@@ -74,31 +93,45 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
             "only rank and include may differ"
         )
     every = () if () in includes else tuple(dict.fromkeys(p for some in includes for p in some))
-    of_all = replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
-    conversion, _, notices = compare_ranks(prepare(of_all, team), team)
-    files, planner = conversion.source, conversion.planner
-    assignment = team.agree(lambda: [_wanted(planner, *one) for one in zip(ranks, includes)])
-    plan = plan_work(of_all, files, planner, assignment, team)
-    slices = planner.slices(rank)
-    mine = [slices[at] for one in assignment[team.rank] for at in range(one.first, one.stop)]
-    arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in mine))
-    p2p = team.p2p() if plan.exchanges else None
-    traffic = team.work(
-        lambda on_progress: _fill(conversion, plan, {rank: arrays}, on_progress, p2p), quiet
-    )
-    values = team.agree(arrays.take)
-    known = {p.name: p for p, _ in mine}
-    selection = planner.selection
+    return replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
+
+
+def fill(
+    work: WorkPlan,
+    source: Source,
+    target: Target,
+    mine: Sequence[SliceRange],
+    team: Team,
+) -> tuple[dict[str, Any], Traffic]:
+    """Read the slices of this process, which are of one rank, into arrays. Collective."""
+    every = target.planner.slices
+    slices = [every(one.rank)[at] for one in mine for at in range(one.first, one.stop)]
+    arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in slices))
+    p2p = team.p2p() if work.exchanges else None
+
+    def read(on_progress: OnProgress) -> Traffic:
+        with reading(source, target, p2p) as inputs:
+            return execute(work, inputs, {one.rank: arrays for one in mine}, on_progress)
+
+    traffic = team.work(read, quiet)
+    return team.agree(arrays.take), traffic
+
+
+def _parameters(
+    target: Target, evidence: Evidence, arrays: Mapping[str, Any], traffic: Traffic, rank: int
+) -> Parameters:
+    selection = target.planner.selection
+    known = {name: target.planner.parameter(name) for name in arrays}
     dropped = [name for left in selection.left_out for name in left.names]
     return Parameters(
-        values,
+        arrays,
         rank,
         {name: p.dtype for name, p in known.items()},
         {name: p.shape for name, p in known.items()},
         [*dropped, *(p.name for p in selection.parameters if p.name not in known)],
         traffic.read,
-        (*conversion.notices, *notices),
-        conversion.warnings,
+        (*target.notices, *evidence.notices),
+        target.warnings,
     )
 
 
@@ -120,18 +153,6 @@ def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRa
             if not expressions or any(one.search(p.name) for one in expressions)
         ],
     )
-
-
-def _fill(
-    conversion: Conversion,
-    plan: WorkPlan,
-    arrays: Mapping[int, Arrays],
-    on_progress: OnProgress,
-    p2p: Messenger | None,
-) -> Traffic:
-    memory = conversion.request.memory // 2
-    with opened(conversion) as (sources, operands):
-        return execute(plan, arrays, sources, memory, on_progress, p2p=p2p, operands=operands)
 
 
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:

@@ -26,12 +26,13 @@ from rankxform.planning.exchange import (
 from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, AutoReadMethod
 from rankxform.planning.reads import bytes_to_read
-from rankxform.planning.transfers import Transfer
+from rankxform.planning.transfers import Transfer, bytes_to_write
 from rankxform.planning.visibility import Visibility
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
 from rankxform.storage.posix import OnProgress
+from rankxform.target.target import Target
 from rankxform.transport import Team
 
 _WORTH_A_LOOK = 1.05
@@ -52,34 +53,29 @@ _MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
 
 
 def plan_work(
-    request: Request,
-    files: Source,
-    planner: Planner,
-    assignment: Assignment,
-    team: Team,
-    container: Format | None = None,
+    request: Request, source: Source, target: Target, assignment: Assignment, team: Team
 ) -> WorkPlan:
     """Return what this process has to do if process p makes ``assignment[p]``. Collective.
 
-    In the order of destination files in `container`, as far as can be.
+    In the order of destination files, as far as can be.
     """
-    visibility = files.reach
-    order = file_order(container) if container else None
-    visible = None if visibility.is_full else visibility.of(team.rank)
+    planner, reach, order = target.planner, source.reach, file_order(target.container)
+    visible = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(assignment[team.rank], visible))
-    policy, speeds = choose_policy(request, files, planner, assignment, separate, team)
-    requests = team.agree(lambda: request_exchanges(planner, assignment, visibility, policy))
-    if bytes_with_choice(requests, visibility) < _WORTH_MEASURING * team.size:
+    policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
+    requests = team.agree(lambda: request_exchanges(planner, assignment, reach, policy))
+    if bytes_with_choice(requests, reach) < _WORTH_MEASURING * team.size:
         speeds = []
     elif not speeds:
-        speeds = _measured_speeds(files, team)
+        speeds = _measured_speeds(source, team)
 
     def plan() -> WorkPlan:
-        exchanges = assign_readers(requests, visibility, _significant(speeds), order)
+        exchanges = assign_readers(requests, reach, _significant(speeds), order)
         transfers = transfers_of(team.rank, separate, exchanges, order)
-        return WorkPlan(transfers, policy, bool(exchanges))
+        return WorkPlan(transfers, policy, bool(exchanges), request.memory)
 
-    return team.agree(plan)
+    work = team.agree(plan)
+    return replace(work, nbytes=sum(team.allgather(lambda: bytes_to_write(work.transfers))))
 
 
 def file_order(container: Format) -> Callable[[Parameter], object]:

@@ -16,7 +16,7 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
 from rankxform.planning.simulate import NodeTraffic
 from rankxform.planning.transfers import Transfer
-from rankxform.target.aim import Conversion
+from rankxform.target.target import Target
 from rankxform.values import dataclass
 
 from .plan import Plan
@@ -97,10 +97,9 @@ class Kind:
         return self.dst.pieces == 1 and (self.src is None or self.src.pieces == 1)
 
 
-def flow(plan: Plan, conversion: Conversion) -> Flow:
+def flow(plan: Plan, target: Target) -> Flow:
     """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
-    planner = conversion.planner
-    src, dst = planner.catalog, planner.dst
+    src, dst = target.planner.catalog, target.planner.dst
     rows = [one.file or f"{one.rank}" for one in plan.shards]
     row_of: list[int] = list(range(len(rows)))
     row = "file" if any(one.file for one in plan.shards) else "rank"
@@ -159,13 +158,13 @@ def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]
     return f"{what}s by {size}", shown, [at // size for at in range(len(names))]
 
 
-def kinds(conversion: Conversion) -> list[Kind]:
+def kinds(target: Target) -> list[Kind]:
     """Return the kinds of tensor with most bytes, and then the one in the shortest runs.
 
     Optimizer states are of their parameter's kind. Kinds that nobody shards come last.
     """
-    planner = conversion.planner
-    files = [planner.whole_file(file) for file in conversion.output_files]
+    planner = target.planner
+    files = [planner.whole_file(file) for file in target.files]
     alike: dict[object, list[Transfer]] = {}
     for transfer in planner.transfers(files):
         parameter = transfer.parameter

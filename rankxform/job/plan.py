@@ -1,22 +1,30 @@
-"""What a conversion would read, write and exchange, in numbers."""
+"""`plan`: what a conversion would read, write and exchange, in numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
-from rankxform.planning.cost_model import ReadPolicy
+from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.movement import needed_bytes
-from rankxform.planning.read_method import AutoReadMethod
+from rankxform.planning.read_method import READ_METHODS, AutoReadMethod
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan
-from rankxform.target.aim import Conversion
+from rankxform.request import Request
+from rankxform.source.opening import Source
+from rankxform.target.aim import aim
+from rankxform.target.asked import read_request
+from rankxform.target.asked_source import open_asked
+from rankxform.target.target import Target
+from rankxform.transport import Team
 from rankxform.values import dataclass
+
+from .predict import Cluster, predict, predict_loads, simulate_cluster
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,77 @@ class Plan:
         return asdict(self)
 
 
-def summarize(conversion: Conversion, found: Simulation, policy: ReadPolicy) -> Plan:
+class Planned(NamedTuple):
+    """A plan, with what it is of; prediction: the seconds that it would take, and the costs of the
+    slowest process, if that was measured."""
+
+    source: Source
+    target: Target
+    plan: Plan
+    prediction: tuple[float, Costs] | None = None
+
+
+def plan(
+    request: Request, team: Team, processes: int | None = None, *, timed: bool = False
+) -> Planned:
+    """Plan for so many processes (None: those of the team); no tensor byte is read. Collective.
+
+    timed: measure storage, and predict how long it takes.
+    """
+    asked = read_request(request, team)
+    source = open_asked(asked, team)
+    target = aim(asked, source, team)
+    return planned(asked.request, source, target, team, processes, timed=timed)
+
+
+def planned(
+    request: Request,
+    source: Source,
+    target: Target,
+    team: Team,
+    processes: int | None = None,
+    *,
+    timed: bool = False,
+) -> Planned:
+    """Plan what is made of a source, as `plan` does. Collective."""
+    found, policy = predict_loads(request, source, target, processes or team.size, team)
+    prediction = None
+    if timed and target.dst is not None:
+        prediction = predict(request, source, target, found, policy, team)
+    written = team.agree(lambda: summarize(request, source, target, found, policy))
+    return Planned(source, target, written, prediction)
+
+
+class Simulated(NamedTuple):
+    """What a cluster would do, with what it is of."""
+
+    source: Source
+    target: Target
+    found: Simulation
+
+
+def simulate(request: Request, team: Team, cluster: Cluster) -> Simulated:
+    """Plan for a cluster that need not be there. Collective."""
+    asked = read_request(request, team)
+    source = open_asked(asked, team)
+    target = aim(asked, source, team)
+    found = team.bcast(lambda: simulate_cluster(asked.request, source, target, cluster))
+    return Simulated(source, target, found)
+
+
+def summarize_simulated(request: Request, simulated: Simulated) -> Plan:
+    """Write out the plan of a cluster."""
+    return summarize(request, *simulated, ReadPolicy(READ_METHODS[request.read_method]))
+
+
+def summarize(
+    request: Request, source: Source, target: Target, found: Simulation, policy: ReadPolicy
+) -> Plan:
     """Write out the plan of a conversion, of which `found` is what each process does."""
-    request, planner = conversion.request, conversion.planner
-    selection = planner.selection
-    processes, arrangement = len(found.workloads), conversion.target.arrangement
-    assignment = assign(planner, conversion.output_files, processes)
-    plans = [planner.plan(file) for file in conversion.output_files]
+    planner, arrangement = target.planner, target.arrangement
+    selection, processes = planner.selection, len(found.workloads)
+    assignment = assign(planner, target.files, processes)
+    plans = [planner.plan(file) for file in target.files]
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
         for one in slice_ranges:
@@ -90,13 +162,13 @@ def summarize(conversion: Conversion, found: Simulation, policy: ReadPolicy) -> 
     method, latency = policy.method, None
     if isinstance(method, AutoReadMethod) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
-    everything = [planner.whole_file(file) for file in conversion.output_files]
+    everything = [planner.whole_file(file) for file in target.files]
     return Plan(
-        src=request.src,
+        src=source.where.path,
         src_ranks=planner.catalog.ranks,
         dst_ranks=planner.dst.ranks,
         processes=processes,
-        step=conversion.source.selected.step_name,
+        step=source.selected.step_name,
         parameters=len(selection.parameters),
         bytes_needed=needed_bytes(planner, everything),
         bytes_read=sum(one.read for one in found.workloads),
@@ -117,9 +189,9 @@ def summarize(conversion: Conversion, found: Simulation, policy: ReadPolicy) -> 
         ),
         left_out=selection.left_out,
         absent=selection.absent,
-        notices=tuple(conversion.notices),
-        warnings=tuple(conversion.warnings),
-        derivation=conversion.derived.facts if conversion.derived else None,
+        notices=target.notices,
+        warnings=target.warnings,
+        derivation=target.derived.facts if target.derived else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import NamedTuple
 
 from rankxform.errors import UsageError
 from rankxform.metrics import peak_memory
@@ -14,10 +14,12 @@ from rankxform.planning.exchange import assign_readers, request_exchanges
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
+from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import measure
-from rankxform.target.aim import Conversion
 from rankxform.target.placement import AUTO as FOUND_OUT
 from rankxform.target.placement import NODE, SHARED, hosts_of, in_order
+from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
 
@@ -25,7 +27,12 @@ from .measure import choose_policy
 
 
 def predict(
-    conversion: Conversion, found: Simulation, policy: ReadPolicy, team: Team
+    request: Request,
+    source: Source,
+    target: Target,
+    found: Simulation,
+    policy: ReadPolicy,
+    team: Team,
 ) -> tuple[float, Costs]:
     """Measure storage on every process at once, and predict how long the move will take.
 
@@ -34,7 +41,7 @@ def predict(
     `found` is what they will do, read by `policy`. The slowest process counts. Writes and removes
     a file of 64 MiB a process.
     """
-    speeds = storage_speeds(conversion, team)
+    speeds = storage_speeds(request, source, target, team)
     costs = policy.costs or Costs()
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
@@ -44,65 +51,74 @@ def predict(
     return costs.overlapped(max(seconds), max(found.network)), slowest
 
 
-def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
+def storage_speeds(request: Request, source: Source, target: Target, team: Team) -> list[Costs]:
     """Measure, by process, how fast source and destination are, all at the same time. Collective.
 
     Writes and removes a file of 64 MiB a process.
     """
-    files, target, durable = conversion.source, conversion.target, conversion.request.fsync
-    visible = sorted(files.reach.of(team.rank))
-    source: Path | None = files.paths[visible[team.rank % len(visible)]] if visible else None
+    visible = sorted(source.reach.of(team.rank))
+    path = source.paths[visible[team.rank % len(visible)]] if visible else None
     team.barrier()  # so that all measure at the same time
-    return team.allgather(lambda: measure(source, target.folder, durable=durable))
+    return team.allgather(lambda: measure(path, target.folder, durable=request.fsync))
 
 
 def predict_loads(
-    conversion: Conversion, processes: int, team: Team
+    request: Request, source: Source, target: Target, processes: int, team: Team
 ) -> tuple[Simulation, ReadPolicy]:
     """Work out what so many processes would do: those of the team, or others on one node.
 
     Measures what the choice of a read method depends on. Collective.
     """
-    request, files, planner = conversion.request, conversion.source, conversion.planner
-    assignment = team.agree(lambda: assign(planner, conversion.output_files, processes))
+    planner, reach = target.planner, source.reach
+    assignment = team.agree(lambda: assign(planner, target.files, processes))
     if processes != team.size:
-        files = replace(files, reach=Visibility.full((0,) * processes, files.indexes))
+        reach = Visibility.full((0,) * processes, source.indexes)
     mine = [one for some in assignment[team.rank :: team.size] for one in some]
-    own = None if files.reach.is_full else files.reach.of(team.rank)
+    own = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(mine, own))
-    policy, _ = choose_policy(request, conversion.source, planner, assignment, separate, team)
+    policy, _ = choose_policy(request, source, planner, assignment, separate, team)
 
     def work_out() -> Simulation:
-        requests = request_exchanges(planner, assignment, files.reach, policy)
-        exchanges = assign_readers(requests, files.reach)
+        requests = request_exchanges(planner, assignment, reach, policy)
+        exchanges = assign_readers(requests, reach)
         costs = policy.costs or Costs()
-        return simulate(planner, assignment, files.reach, exchanges, costs, policy.method)
+        return simulate(planner, assignment, reach, exchanges, costs, policy.method)
 
     return team.agree(work_out), policy
 
 
-def simulate_cluster(
-    conversion: Conversion, processes: int, nodes: int, src_placement: str = SHARED
-) -> Simulation:
-    """Work out what `processes` on `nodes` would do, each with an equal number.
+class Cluster(NamedTuple):
+    """Processes that need not be there: on so many nodes, each with an equal number.
 
-    `src_placement`: "shared" if every node sees every source file, "node" if each has those of
-    its part of the source ranks. The request says where destination files go; "auto" is taken
-    for "shared". The memory is what planning takes here, and the buffers. Raises UsageError for
-    numbers that make no sense.
+    src_placement: "shared" if every node sees every source file, "node" if each has those of its
+    part of the source ranks.
     """
-    request, planner = conversion.request, conversion.planner
+
+    processes: int
+    nodes: int
+    src_placement: str = SHARED
+
+
+def simulate_cluster(
+    request: Request, source: Source, target: Target, cluster: Cluster
+) -> Simulation:
+    """Work out what the processes of a cluster would do.
+
+    The request says where destination files go; "auto" is taken for "shared". The memory is what
+    planning takes here, and the buffers. Raises UsageError for numbers that make no sense.
+    """
+    planner, processes, nodes = target.planner, cluster.processes, cluster.nodes
     if not 0 < nodes <= processes:
         raise UsageError(f"{processes} processes cannot be on {nodes} nodes")
     node = tuple(process * nodes // processes for process in range(processes))
-    sources = sorted(conversion.source.indexes)
+    sources = sorted(source.indexes)
     visibility = Visibility.full(node, sources)
-    if src_placement == NODE:
+    if cluster.src_placement == NODE:
         home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}
         visibility = Visibility(node, _by_node(home, nodes))
     placement = request.dst_placement
-    destination = _destination(placement, planner.dst.ranks, conversion.output_files, node, nodes)
-    assignment = assign_visible(planner, conversion.output_files, destination)
+    destination = _destination(placement, planner.dst.ranks, target.files, node, nodes)
+    assignment = assign_visible(planner, target.files, destination)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = ReadPolicy(method)
     if request.read_method == AUTO:

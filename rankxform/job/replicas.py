@@ -10,11 +10,11 @@ from typing import Any
 from rankxform.errors import CheckpointError
 from rankxform.planning.consistency import Unequal, unequal_replicas
 from rankxform.request import Request
-from rankxform.source.opening import Source, open_source
+from rankxform.source.opening import Source
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
-from rankxform.target.asked import read_asked
-from rankxform.target.suggestions import suggesting
+from rankxform.target.asked import read_request
+from rankxform.target.asked_source import open_asked
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
@@ -53,10 +53,7 @@ def compare_replicas(
     `request` names the source and its strategy; it has no destination.
     """
     began = time.monotonic()
-    asked = team.bcast(lambda: read_asked(request))
-    source = open_source(asked.where, team)
-    with suggesting(team, asked.request, source, None):
-        team.agree(source.require)
+    source = open_asked(read_request(request, team), team, every=True)
     found, total = _compare(source, team, begin)
     seconds = time.monotonic() - began
     return ReplicaVerdict(found, len(source.indexes), total, seconds, source.warnings)
@@ -75,7 +72,7 @@ def check_replicas(request: Request, source: Source, team: Team) -> list[str]:
     ]
     if found and request.check_replicas == "error":
         raise CheckpointError(
-            f"{request.src}: {texts[0]}, one of {len(found)} such places; `inspect "
+            f"{source.where.path}: {texts[0]}, one of {len(found)} such places; `inspect "
             "--replicas` lists them. Use another checkpoint, or --check-replicas warn"
         )
     return texts + ([f"and {len(found) - 8} more replicas that differ"] if found[8:] else [])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rankxform.engine.pipeline import Traffic
+from rankxform.layout.names import patterns
+from rankxform.metrics import Phases, peak_memory
+from rankxform.planning.movement import needed_bytes
 from rankxform.planning.selection import LeftOut
+from rankxform.target.destination import Destination
+from rankxform.transport import Team
 from rankxform.values import dataclass
+
+from .evidence import Evidence
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,3 +81,61 @@ class Report:
             f"bytes_written={self.bytes_written}, seconds={self.seconds:.3f}, "
             f"processes={self.processes})"
         )
+
+
+def report_of(
+    destination: Destination,
+    evidence: Evidence,
+    traffic: Traffic,
+    phases: Phases,
+    leftovers: Sequence[str],
+    team: Team,
+) -> Report:
+    """Sum up what all processes did. Collective.
+
+    leftovers: warnings of what lies beside the destination's files.
+    """
+    source, target, state = destination.source, destination.target, destination.state
+    planner, passed = target.planner, phases.seconds
+    seconds, move_seconds = time.monotonic() - phases.began, passed.pop("move") + passed["publish"]
+    for name, some in traffic.seconds.items():
+        passed[name] += some
+    passed["wait"] += passed["start"] + seconds - sum(passed.values())
+    every = team.allgather(lambda: (traffic, peak_memory(), passed))
+    needed = team.bcast(
+        lambda: needed_bytes(planner, [one for some in destination.left for one in some])
+    )
+    catalog, selection, derived = source.table, planner.selection, target.derived
+    compared = patterns((catalog.undeclared or catalog.declared).keys())
+    return Report(
+        src=source.where.path,
+        dst=str(target.dst),
+        step=source.selected.step_name,
+        src_ranks=catalog.ranks,
+        dst_ranks=planner.dst.ranks,
+        parameters=len(selection.parameters),
+        files=tuple(map(str, target.paths.values())),
+        files_linked=destination.linked,
+        files_kept=len(state.kept),
+        files_continued=len(state.completed.done),
+        bytes_read=sum(one.read for one, _, _ in every),
+        bytes_needed=needed,
+        bytes_written=sum(one.written for one, _, _ in every),
+        bytes_sent=sum(one.sent for one, _, _ in every),
+        bytes_compared=evidence.nbytes,
+        compared_names=tuple(compared) if evidence.nbytes else (),
+        seconds=seconds,
+        move_seconds=move_seconds,
+        processes=team.size,
+        peak_memory_bytes=max(peak for _, peak, _ in every),
+        phases=tuple(of_process for _, _, of_process in every),
+        placement=destination.placement.describe(),
+        left_out=selection.left_out,
+        absent=selection.absent,
+        strategy=planner.dst.label if derived else None,
+        derivation=derived.facts if derived else None,
+        form=target.form.name,
+        fingerprints=destination.request.verify,
+        notices=(*target.notices, *evidence.notices),
+        warnings=(*target.warnings, *leftovers),
+    )

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import relpath
 
-from rankxform.checkpoints.base import FORMS, Where
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, Where
+from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import CheckpointError
-from rankxform.formats.base import Index, Schema
+from rankxform.formats.base import Schema
 from rankxform.geometry.grid import Cell
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
@@ -20,8 +21,10 @@ from rankxform.request import Request
 from rankxform.source.faults import file_faults, own_names
 from rankxform.source.opening import Narrow, Source, form_at, look_at, open_source
 from rankxform.storage.metadata import is_stated
-from rankxform.target.aim import Conversion
+from rankxform.target.target import Target
 from rankxform.transport import Team
+
+from .verdict import unreadable
 
 
 def record_folder(folder: Path) -> Path:
@@ -47,87 +50,125 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     if not form.described:
         return request, None
     step = None if request.iteration is None else str(request.iteration)
-    standing = open_source(replace(where, form=form.name, step=step), team)
-    team.agree(lambda: require_files(standing))
-    said = standing.selected.description
+    there = open_source(replace(where, form=form.name, step=step), team)
+    team.agree(lambda: _require_files(there))
+    said = there.selected.description
     assert said is not None
     if request.dst_strategy is None and not request.derives:
         request = replace(request, dst_strategy=said.strategy)
     if request.iteration is None and "iteration" in form.options:
-        number = standing.selected.step[0] if standing.selected.step else 0
+        number = there.selected.step[0] if there.selected.step else 0
         request = replace(request, iteration=number)
-    return request, standing
+    return request, there
 
 
-def open_ranks(conversion: Conversion, team: Team) -> Source:
-    """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
-    target, dst, ranks = conversion.target, conversion.planner.dst, conversion.ranks
-    names = {rank: relpath(path, target.folder) for rank, path in conversion.output_paths.items()}
-    where = Where(str(target.folder), target.form.name, strategy=dst)
-    standing = open_source(where, team, Narrow(lambda strategy: ranks, preferred=names))
+def stand_in(
+    target: Target, described: Source | None, team: Team
+) -> tuple[Source, Target, list[Difference]]:
+    """Return the destination that is there, what of the target its files hold, and what is wrong
+    with the files as such. Collective.
 
-    def check() -> None:
-        missing = [rank for rank in ranks if rank not in standing.selected.names]
-        if missing and standing.selected.names:
-            raise CheckpointError(
-                f"{target.folder}: has no file of destination rank {missing[0]}"
-                + (f" and of {len(missing) - 1} more" if missing[1:] else "")
-                + f"{standing.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
-            )
-        require_files(standing)
-
-    team.agree(check)
-    return standing
-
-
-def require_files(standing: Source) -> None:
-    """Raise the first fault of which files there are; what they hold is to be compared."""
-    replace(standing, faults=tuple(one for one in standing.faults if not one.inside)).require()
-
-
-def compare_files(
-    conversion: Conversion, standing: Source, team: Team
-) -> tuple[Planner, dict[int, Index], list[Difference]]:
-    """Return the plan of the files that are there, and, on process 0, what is missing or too much.
-
-    The indexes are returned without what is not to be compared.
+    Only what is to be compared is left in its indexes.
     """
-    said, indexes = standing.selected.description, dict(standing.indexes)
-    assert said is not None
-    schemas = own_names(said, indexes)
+    there = described or _open_ranks(target, team)
+    wanted = {file: path for file, path in there.paths.items() if file in there.wanted}
+    there = replace(there, paths=wanted, notices=there.notices if described else ())
+    found = [
+        unreadable(wanted[fault.file], fault.file, fault.text)
+        for fault in there.faults
+        if fault.file is not None and fault.file in wanted
+    ]
+    if described is None:
+        return there, target, found + _extra_ranks(target.planner, there, team)
+    return team.agree(lambda: _matched(target, there, found))
+
+
+def _matched(
+    target: Target, there: Source, found: list[Difference]
+) -> tuple[Source, Target, list[Difference]]:
+    """Compare which files a self-describing destination has, and what they hold; pure."""
+    indexes = dict(there.indexes)
+    schemas = own_names(there.selected.description or Description(), indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
             indexes[file] = indexes[file].only(schema)
-    planner, found = team.agree(lambda: _compare(conversion, standing, said, schemas))
-    return planner, indexes, found if team.rank == 0 else []
+    planner, faults = _compare(target, there, schemas)
+    there = replace(there, indexes=indexes)
+    return there, replace(target, planner=planner, files=tuple(indexes)), found + faults
+
+
+def _extra_ranks(planner: Planner, there: Source, team: Team) -> list[Difference]:
+    """Return what is wrong with rank folders beyond the destination's ranks. Collective."""
+    last = planner.dst.ranks - 1
+    why = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
+
+    def look() -> list[Difference]:
+        if there.listing is None:
+            return []
+        return [
+            Difference(there.listing.at(name), rank, f"{why} only", whole_file=True)
+            for rank, names in by_rank(there.listing, DEFAULT_PATTERN).items()
+            for name in names
+            if rank > last
+        ]
+
+    return team.bcast(look)
+
+
+def _open_ranks(target: Target, team: Team) -> Source:
+    """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
+    dst, ranks = target.planner.dst, target.ranks
+    names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
+    where = Where(str(target.folder), target.form.name, strategy=dst)
+    there = open_source(where, team, Narrow(lambda strategy: ranks, preferred=names))
+
+    def check() -> None:
+        missing = [rank for rank in ranks if rank not in there.selected.names]
+        if missing and there.selected.names:
+            raise CheckpointError(
+                f"{target.folder}: has no file of destination rank {missing[0]}"
+                + (f" and of {len(missing) - 1} more" if missing[1:] else "")
+                + f"{there.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
+            )
+        _require_files(there)
+
+    team.agree(check)
+    return there
+
+
+def _require_files(there: Source) -> None:
+    """Raise the first fault of which files there are; what they hold is to be compared."""
+    replace(there, faults=tuple(one for one in there.faults if not one.inside)).require()
 
 
 def _compare(
-    conversion: Conversion, standing: Source, said: Description, schemas: Mapping[int, Schema]
+    target: Target, there: Source, schemas: Mapping[int, Schema]
 ) -> tuple[Planner, list[Difference]]:
-    planner = conversion.planner
+    said = there.selected.description
+    assert said is not None
+    planner = target.planner
     found: list[Difference] = []
     source = Path(said.source).name
-    paths = {file: str(path) for file, path in standing.paths.items()}
+    paths = {file: str(path) for file, path in there.paths.items()}
     faults = [
         *((source, fault) for fault in file_faults(said, schemas, paths, lambda name: False)),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
             for path in said.missing_files.values()
         ),
-        *(("common.json", fault) for fault in _common_faults(conversion, said)),
+        *(("common.json", fault) for fault in _training_faults(target, said)),
     ]
     for number, (name, fault) in enumerate(faults, 1):
         found.append(Difference(name, -number, fault, whole_file=True))
     parts: dict[int, Part] = {}
-    ranks = set(conversion.ranks)
+    ranks = set(target.ranks)
     same: dict[frozenset[str], frozenset[str]] = {}
     held: set[tuple[str, Cell]] = set()
     for file, schema in schemas.items():
         rank = said.ranks.get(file, 0)
         if rank >= planner.dst.ranks:
             why = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
-            found.append(Difference(standing.paths[file].name, file, why, whole_file=True))
+            found.append(Difference(there.paths[file].name, file, why, whole_file=True))
             parts[file] = Part(0, frozenset())
             continue
         names = frozenset(schema.names)
@@ -138,9 +179,9 @@ def _compare(
             for name in schema.names
             if name not in known
         ]
-    there = planner.with_parts(parts)
+    own = planner.with_parts(parts)
     for file in schemas:
-        held |= {(name, there.cell(one, file)) for name, one in there.names(file).items()}
+        held |= {(name, own.cell(one, file)) for name, one in own.names(file).items()}
     missing: dict[str, None] = {}
     for rank in ranks:
         local = rank % planner.dst.stage_size
@@ -150,14 +191,14 @@ def _compare(
     found += [Difference(name, -1, "is missing, or some of its slices are") for name in missing]
     if said.strategy is not None:
         found += _stated(planner, said, missing)
-    return there, found
+    return own, found
 
 
-def _common_faults(conversion: Conversion, said: Description) -> Iterator[str]:
+def _training_faults(target: Target, said: Description) -> Iterator[str]:
     """Yield what is wrong with the facts on the training, of a form that states some."""
-    if "iteration" not in conversion.target.form.options:
+    if "iteration" not in target.form.options:
         return
-    want, have = (one.get("global_step") for one in (conversion.common, said.common))
+    want, have = (one.get("global_step") for one in (target.training, said.common))
     if not said.common:
         yield "is missing; a training job knows its step by it"
     elif want is not None and have != want:

@@ -22,10 +22,11 @@ from rankxform.storage.identity import digest
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
+from rankxform.target.manifest import expected, verify_command, verify_options
+from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
-from .manifest import expected, verify_command, verify_options
 from .standing import record_folder
 from .verdict import Verdict, unreadable, wrong_checksums
 
@@ -86,17 +87,18 @@ def verify_alone(
 
 
 def notice_of_other_options(
-    folder: Path, request: Request, source: Source, team: Team
+    request: Request, source: Source, target: Target, team: Team
 ) -> list[str]:
-    """Return, as a notice, the command with the options that a folder was made with, if they are
-    known and are not those of `request`.
+    """Return, as a notice, the command with the options that a destination was made with, if they
+    are known and are not those of `request`.
 
     Collective; what it does not find or cannot read, no process does.
     """
+    folder = target.folder
     with suppress(StorageError, UsageError):
         merged = _merged(_manifests(folder, team)[0])
-        src = None if request.files is not None else request.src
-        given = [src, *verify_options(request, source)]
+        src = None if request.files is not None else source.where.path
+        given = [src, *verify_options(request, source, target)]
         was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
         if _normal(was) == _normal(given):
             return []

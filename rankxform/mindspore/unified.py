@@ -64,7 +64,8 @@ def _names(request: Request) -> list[str]:
     """Return the names of a checkpoint's parameters. Collective."""
     processes: Team = team(None)
     try:
-        names = [p.name for p in prepare(request, processes).planner.catalog.parameters]
+        _, source, _ = prepare(request, processes)
+        names = [p.name for p in source.table.parameters]
     except RankxformError:  # raised on every process
         processes.free()
         raise

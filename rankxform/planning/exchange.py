@@ -448,8 +448,14 @@ def transfers_of(
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """What one process has to do, in order. exchanges: whether any process sends to another."""
+    """What one process has to do, in order.
+
+    exchanges: whether any process sends to another. memory: bytes for its buffers. nbytes: that all
+    processes write.
+    """
 
     transfers: Sequence[Transfer]
     policy: ReadPolicy
-    exchanges: bool = False
+    exchanges: bool
+    memory: int
+    nbytes: int = 0

@@ -30,9 +30,10 @@ JOURNAL_SECONDS = 30.0
 
 
 class Journal:
-    """What one process has written: an entry every half minute, after what it says is synced.
+    """What one process has written: an entry every half minute.
 
-    parts: the part files that this process created, by rank. seconds: what syncing took. sums:
+    durable: whether what it says is synced. parts: the part files that this process created, by
+    rank. seconds: what syncing took. sums:
     fingerprints of all that it says is moved, by rank.
     """
 
@@ -45,7 +46,7 @@ class Journal:
         layouts.
         """
         self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
-        self._durable, self._last = durable, monotonic()
+        self.durable, self._last = durable, monotonic()
         self.seconds = 0.0
         self.sums: dict[int, int] = {}
         self._fresh: dict[tuple[int, ...], list[str]] = {}
@@ -88,7 +89,7 @@ class Journal:
             return
         began = monotonic()
         try:
-            if self._durable:
+            if self.durable:
                 for part in parts.values():
                     sync(part)
                     on_progress(0)
@@ -108,6 +109,6 @@ class Journal:
     def _append(self, line: bytes) -> None:
         with opened_to_write(self._path) as fd:
             write_from(fd, self._path, self._end, memoryview(line))
-            if self._durable:
+            if self.durable:
                 fsync(fd, self._path)
         self._end += len(line)

@@ -1,26 +1,25 @@
-"""Everything before a tensor byte is touched: strategies, folders, headers, checks, plan."""
+"""`aim`: what a request makes of a source, before a tensor byte is touched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form, Where
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form, Naming, Where
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.metrics import Phases
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
+from rankxform.options import is_default
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import sharded_by_pattern
 from rankxform.planning.derived import tensors_of
 from rankxform.planning.plan import Planner
-from rankxform.planning.selection import select, with_followers
+from rankxform.planning.selection import Selection, select, with_followers
 from rankxform.planning.stages import check_ranks
 from rankxform.planning.table import written_out
 from rankxform.request import Request
@@ -28,10 +27,9 @@ from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container
 from rankxform.transport import Team
-from rankxform.values import dataclass
 
-from .asked import Asked, read_asked, source_of, where_of
-from .naming import check_loose, naming, training_facts, unplaced
+from .asked import Asked, read_request, where_of
+from .asked_source import open_asked
 from .operation_inputs import (
     assumptions,
     check_steps,
@@ -42,78 +40,26 @@ from .operation_inputs import (
 )
 from .suggestions import suggesting
 from .target import Target
+from .training import training_facts, training_step, unplaced
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
 
 
-@dataclass
-class Conversion:
-    """A prepared request: all that is known before tensor bytes are read.
-
-    source: what is read, opened. planner: the plan, with the catalog, the destination's strategy
-    and the selection. ranks: the destination ranks to make; output_files: the ids of their files.
-    target: where these belong, if the request names a folder. warnings: what may not be what was
-    meant, to be said first and last; notices: what to know. derived: how the destination's strategy
-    came about, if it was derived. common: facts on the training, such as its global_step. adapter:
-    what is added to the source's matrices, if anything is. truncated_vocab: source tensors that
-    lose rows of the vocabulary. tied_duplicates: source tensors that are left out, because each is
-    said to be the same as another. companions: small files that go with the destination, by name.
-    map_in_words: the map that is applied, with what it takes, in words.
-    """
-
-    request: Request
-    source: Source
-    planner: Planner
-    ranks: tuple[int, ...]
-    output_files: tuple[int, ...]
-    target: Target
-    notices: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    derived: Derived | None = None
-    common: Mapping[str, Any] = field(default_factory=dict)
-    adapter: Source | None = None
-    truncated_vocab: tuple[str, ...] = ()
-    tied_duplicates: tuple[tuple[str, str], ...] = ()
-    companions: Mapping[str, bytes] = field(default_factory=dict)
-    map_in_words: str | None = None
-
-    @property
-    def output_paths(self) -> dict[int, Path]:
-        """The path of each destination file that is made, by its id."""
-        return self.target.paths(self.output_files)
-
-    def suggesting(self, team: Team) -> AbstractContextManager[None]:
-        """Where a check inside fails, say what else than the given strategies may be meant."""
-        return suggesting(team, self.request, self.source, self.planner.dst)
+def prepare(request: Request, team: Team) -> tuple[Asked, Source, Target]:
+    """Return a request as read, its source, and what is made of it. Collective."""
+    asked = read_request(request, team)
+    source = open_asked(asked, team)
+    return asked, source, aim(asked, source, team)
 
 
-def prepare(request: Request, team: Team, phases: Phases | None = None) -> Conversion:
-    """Do everything that needs no tensor byte; every process gets the same."""
-    phases = phases or Phases()
-    with phases.phase("plan"):
-        asked = team.bcast(lambda: read_asked(request))
-    with phases.phase("index"):
-        source = source_of(asked, team)
-        adapter = _adapter(asked, team)
-    with phases.phase("plan"), suggesting(team, asked.request, source, asked.dst):
-        team.agree(source.require)
-    with phases.phase("index"):
-        common = training_facts(asked.request, source, team)
+def aim(asked: Asked, source: Source, team: Team) -> Target:
+    """Return what is made of a source without faults. Collective."""
+    adapter = _adapter(asked, team)
+    training = training_facts(asked.request, source, team)
     _check_arrangement(asked, source, team)
-    with phases.phase("plan"), suggesting(team, asked.request, source, asked.dst):
-        return team.agree(lambda: _planned(asked, source, common, adapter))
-
-
-def _check_arrangement(asked: Asked, source: Source, team: Team) -> None:
-    """Compare how tensors are joined with a reference, if one is given. Collective."""
-    request = asked.request
-    if request.like is None or asked.operation.table is None or asked.shapes is not None:
-        return
-    from .likeness import check_arrangement
-
-    reference = open_source(Where(request.like), team).require()
-    check_arrangement(request, asked.operation, source, reference, team)
+    with suggesting(asked, source, team):
+        return team.agree(lambda: _aimed(asked, source, training, adapter))
 
 
 def _adapter(asked: Asked, team: Team) -> Source | None:
@@ -130,15 +76,25 @@ def _adapter(asked: Asked, team: Team) -> Source | None:
     return open_source(where, team).require()
 
 
+def _check_arrangement(asked: Asked, source: Source, team: Team) -> None:
+    """Compare how tensors are joined with a reference, if one is given. Collective."""
+    request = asked.request
+    if request.like is None or asked.operation.table is None or asked.shapes is not None:
+        return
+    from .likeness import check_arrangement
+
+    reference = open_source(Where(request.like), team).require()
+    check_arrangement(request, asked.operation, source, reference, team)
+
+
 # -- on every process ---------------------------------------------------------------------------
 
 
-def _planned(
-    asked: Asked, source: Source, common: Mapping[str, Any], adapter: Source | None
-) -> Conversion:
-    """Plan; pure, and the same on every process."""
+def _aimed(
+    asked: Asked, source: Source, training: Mapping[str, Any], adapter: Source | None
+) -> Target:
+    """Work out what is made; pure, and the same on every process."""
     request, operation, catalog = asked.request, asked.operation, source.table
-    notices = [*source.notices]
     derivation = derivation_of(request, operation, adapter.table if adapter else None)
     _check_extra_names(source, asked.src)
     tensors = tensors_of(catalog, derivation)
@@ -146,51 +102,88 @@ def _planned(
     derivation.check_names([*listed, *(one.name for one in catalog.parameters)])
     derived, dst = _wanted(asked, catalog, tensors, derivation)
     check_steps(tensors, source.reach, adapter.reach if adapter else source.reach)
-    if derived is not None:
-        request = replace(request, dst_strategy=dst.label if request.dst else dst)
     ranks = check_ranks(request.ranks, dst)
     dst, apart = with_followers(catalog, dst, derivation)
     selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)
-    check_loose(source, selection, dst)
+    _check_loose(source, selection, dst)
     planner = Planner(catalog, dst, selection)
     for rank in ranks:
         planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
-    by_pattern = sharded_by_pattern(selection.sources(catalog), catalog)
+    target = replace(
+        _arranged(request, planner, source, training),
+        ranks=ranks,
+        derived=derived,
+        adapter=adapter,
+        companions=operation.companions,
+        truncated_vocab=truncated_vocab(derivation, tensors),
+        tied_duplicates=tied_duplicates(tensors),
+        map_in_words=map_in_words(operation, derivation),
+    )
+    files = (f for f in target.arrangement.names if target.planner.part(f).rank in set(ranks))
+    matchless = [*_matchless(request, catalog, derivation, tensors)]
+    return replace(
+        target,
+        files=tuple(files),
+        notices=(
+            *source.notices,
+            *_remarks(request, source, selection, bool(operation.table)),
+            *assumptions(request, operation, derivation),
+            *(text for option, text in matchless if option == "exclude"),
+        ),
+        warnings=(*source.warnings, *(text for option, text in matchless if option != "exclude")),
+    )
+
+
+def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:
+    """Yield what to know of the source's patterns, and of what the destination's form lacks."""
+    by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
     if by_pattern:
-        notices.append(f"{catalog.label} shards {summarize_names(by_pattern)}")
-    target = _target(request, planner, source, common)
-    if target.arrangement.parts:
-        planner = planner.with_parts(target.arrangement.parts)
-    files = tuple(f for f in target.arrangement.names if planner.part(f).rank in set(ranks))
-    notices.extend(unplaced(request, source))
-    notices.extend(assumptions(request, operation, derivation))
+        yield f"{source.table.label} shards {summarize_names(by_pattern)}"
+    yield from unplaced(request, source)
     if request.dst_form == "huggingface" != source.form.name and request.like is None:
-        names = "" if operation.table else "tensors keep their names, and "
-        notices.append(
+        names = "" if mapped else "tensors keep their names, and "
+        yield (
             f"{names}the destination gets no config.json; for a model that Transformers reads, "
-            f"give {'' if operation.table else '--map and '}--like"
+            f"give {'' if mapped else '--map and '}--like"
         )
-    warnings = [*source.warnings]
-    for option, text in _unmatched(request, catalog, derivation, tensors):
-        (notices if option == "exclude" else warnings).append(text)
-    return Conversion(
-        request, source, planner, ranks, files, target, notices, warnings, derived, common,
-        adapter, truncated_vocab(derivation, tensors), tied_duplicates(tensors),
-        operation.companions, map_in_words(operation, derivation),
-    )  # fmt: skip
 
 
-def _target(
-    request: Request, planner: Planner, source: Source, common: Mapping[str, Any]
+def _check_loose(source: Source, selection: Selection, dst: Strategy) -> None:
+    """Refuse to shard what lies among loose values: it may be one rank's slice already."""
+    loose = source.description.loose
+    if loose is None or isinstance(dst, WholeStrategy):
+        return
+    names = [
+        name
+        for name, one in selection.sharded.items()
+        if name in dst and one.src_name in source.indexes[loose] and one.holders == (loose,)
+    ]
+    if names:
+        raise RequestError(
+            f"{source.paths[loose]}: holds {summarize_names(names, 3)}, which {dst.label} "
+            "shards: MindSpore leaves one rank's slices there; leave them out "
+            "(--exclude), or convert the checkpoint that they come from"
+        )
+
+
+# -- the destination's files ----------------------------------------------------------------------
+
+
+def _arranged(
+    request: Request, planner: Planner, source: Source, training: Mapping[str, Any]
 ) -> Target:
     """Return the destination's files. Raises UsageError for what its form does not have."""
     form = FORMS[request.dst_form or DEFAULT_FORM]
     if request.ranks and form.described:
         raise UsageError(f"leave out --ranks: a {form.name} checkpoint is made and compared whole")
     written = _container(request, form, source)
-    arrangement = form.arrange(planner, naming(request, form, written, common))
+    arrangement = form.arrange(planner, _naming(request, form, written, training))
+    if arrangement.parts:
+        planner = planner.with_parts(arrangement.parts)
     folder = Path(request.dst or "") / arrangement.folder
-    return Target(folder, form, written, arrangement)
+    return Target(
+        planner, (), (), request.dst, folder, form, written, arrangement, training=training
+    )
 
 
 def _container(request: Request, form: Form, source: Source) -> Format:
@@ -201,6 +194,31 @@ def _container(request: Request, form: Form, source: Source) -> Format:
     if request.format is not None:
         return FORMATS[request.format]
     return container(next(iter(source.paths.values())))
+
+
+def _naming(request: Request, form: Form, container: Format, training: Mapping[str, Any]) -> Naming:
+    """Return how a destination's files are to be made. Raises UsageError for others' options."""
+    for other in FORMS.values():
+        for name in other.options:
+            if name not in form.options and not is_default(request, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for --dst-form {other.name}, and the "
+                    f"destination is {form.name}"
+                )
+    sizes = [size for size in (request.max_part, request.max_shard) if size is not None]
+    iteration = request.iteration
+    if iteration is None:
+        iteration = training_step(training)
+    return Naming(
+        request.prefix,
+        "." + container.name,
+        sizes[0] if sizes else None,
+        request.dedup,
+        iteration,
+    )
+
+
+# -- the destination's strategy -------------------------------------------------------------------
 
 
 def _wanted(
@@ -249,6 +267,9 @@ def _without_followers(catalog: Catalog) -> Strategy:
     return replace(strategy, stages=stages)
 
 
+# -- names ----------------------------------------------------------------------------------------
+
+
 def _check_extra_names(source: Source, stated: Strategy | None) -> None:
     """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
     known = {name for one in source.indexes.values() for name in one.schema.names}
@@ -261,7 +282,7 @@ def _check_extra_names(source: Source, stated: Strategy | None) -> None:
             )
 
 
-def _unmatched(
+def _matchless(
     request: Request, catalog: Catalog, derivation: Derivation, tensors: Sequence[Tensor]
 ) -> Iterator[tuple[str, str]]:
     """Yield options, and texts on their patterns that match no parameter of files or strategy."""

@@ -17,11 +17,14 @@ from rankxform.layout.names import ranges
 from rankxform.planning.assign import Assignment, Done, assign_visible
 from rankxform.planning.plan import Planner
 from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
 from rankxform.storage.identity import FolderMarker, own_addresses
 from rankxform.storage.posix import random_hex, read_bytes
 from rankxform.transport import Team, hostfile
 from rankxform.transport.nodes import Nodes
 from rankxform.values import dataclass
+
+from .target import Target
 
 AUTO, SHARED, NODE = PLACEMENTS = ("auto", "shared", "node")
 
@@ -67,25 +70,19 @@ class Placement:
         return "ranks " + "; ".join(parts)
 
 
-def place(
-    dst: Path,
-    dst_placement: str,
-    output_paths: Mapping[int, Path],
-    all_ranks: int,
-    team: Team,
-    one_folder: str | None = None,
-) -> Placement:
-    """Find out which nodes share the destination folder, and say who writes which ranks.
+def place(request: Request, target: Target, team: Team) -> Placement:
+    """Find out which nodes share the destination folder; say who writes which ranks. Collective.
 
-    output_paths: the files to be made, by id, of a destination of `all_ranks`. one_folder: what
-    must be in a folder that all nodes see, for its index lists all files. Raises UsageError or
-    StorageError where a placement that was asked for cannot be.
+    Raises UsageError or StorageError where a placement that was asked for cannot be.
     """
-    nodes = team.nodes
+    dst, dst_placement, paths = target.folder, request.dst_placement, target.paths
+    all_ranks, nodes = target.planner.dst.ranks, team.nodes
     if nodes.count == 1:
-        return Placement((NodeFolder(nodes.processes[0], frozenset(output_paths), nodes.names),))
+        return Placement((NodeFolder(nodes.processes[0], frozenset(paths), nodes.names),))
     groups = _groups(team, dst)
     hosts = team.bcast(lambda: hosts_of(dst_placement, all_ranks))
+    # an index lists all files: it must be in a folder that all nodes see
+    one_folder = target.form.title if target.arrangement.parts else None
     if len(groups) > 1 and one_folder:
         apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
@@ -101,12 +98,12 @@ def place(
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
     else:
-        begun = _begun(output_paths, team) if len(groups) > 1 else {}
+        begun = _begun(paths, team) if len(groups) > 1 else {}
         node_of = {**in_order(all_ranks, nodes), **begun}
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
-        ranks = frozenset(r for r in output_paths if len(groups) == 1 or node_of[r] in group)
+        ranks = frozenset(r for r in paths if len(groups) == 1 or node_of[r] in group)
         roots.append(
             NodeFolder(tuple(processes), ranks, tuple(nodes.names[node] for node in group))
         )
@@ -121,14 +118,14 @@ def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
     return {rank: rank * nodes.count // ranks for rank in range(ranks)}
 
 
-def _begun(output_paths: Mapping[int, Path], team: Team) -> Mapping[int, int]:
+def _begun(paths: Mapping[int, Path], team: Team) -> Mapping[int, int]:
     """Return the nodes that have files of ranks from an earlier run, where only one has."""
     nodes = team.nodes
 
     def mine() -> list[int]:
         if not nodes.is_leader(team.rank):
             return []
-        return [r for r, path in output_paths.items() if path.exists() or part_of(path).exists()]
+        return [r for r, path in paths.items() if path.exists() or part_of(path).exists()]
 
     every = team.allgather(mine)
     found: dict[int, list[int]] = {}

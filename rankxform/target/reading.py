@@ -1,4 +1,4 @@
-"""The source files of a conversion while they are read, with what steps need beside them."""
+"""A source while its tensors are read, with the operands of what is done to them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from rankxform.engine.operands import Operands
+from rankxform.engine.pipeline import Inputs, Messenger
 from rankxform.planning.catalog import Parameter
+from rankxform.source.opening import Source
 from rankxform.storage.sources import Sources
 
-from .aim import Conversion
+from .target import Target
 
 
 @contextmanager
-def opened(conversion: Conversion) -> Iterator[tuple[Sources, Operands]]:
+def reading(source: Source, target: Target, p2p: Messenger | None = None) -> Iterator[Inputs]:
     """Open the source's files, and those of an adapter."""
     with ExitStack() as stack:
-        files, adapter = conversion.source, conversion.adapter
-        sources = stack.enter_context(Sources(files.paths, files.indexes))
-        planner = conversion.planner
+        sources = stack.enter_context(Sources(source.paths, source.indexes))
+        planner, adapter = target.planner, target.adapter
         tensors: dict[str, tuple[Parameter, Sources]] = {}
         if any(any(one.steps) for one in planner.selection.parameters):
             tensors = {p.src_name: (p, sources) for p in planner.catalog.parameters}
@@ -26,4 +27,4 @@ def opened(conversion: Conversion) -> Iterator[tuple[Sources, Operands]]:
             own = stack.enter_context(Sources(adapter.paths, adapter.indexes))
             more: list[Parameter] = adapter.table.parameters
             tensors.update((p.src_name, (p, own)) for p in more if "lora" in p.src_name)
-        yield sources, Operands(tensors)
+        yield Inputs(sources, p2p, Operands(tensors))

@@ -14,10 +14,11 @@ from rankxform.errors import RankxformError, StorageError, UsageError
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
+from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.posix import is_same, read_bytes, remove, write_small
 
-from .aim import Conversion
+from .target import Target
 
 
 def path_beside(dst: str) -> Path:
@@ -32,35 +33,35 @@ def path_beside(dst: str) -> Path:
     return folder.with_name(folder.name + "_strategy.ckpt")
 
 
-def _path(conversion: Conversion) -> Path | None:
+def _path(target: Target) -> Path | None:
     """Return where the strategy belongs; None where none was derived and none can be there."""
-    if conversion.request.dst is None:
+    if target.dst is None:
         return None
     try:
-        path = path_beside(conversion.request.dst)
+        path = path_beside(target.dst)
         path.exists()
     except (OSError, UsageError):  # a name that is too long, or none
-        if conversion.derived is not None:
+        if target.derived is not None:
             raise
         return None
     return path
 
 
-def check_strategy_file(conversion: Conversion) -> None:
+def check_strategy_file(request: Request, target: Target) -> None:
     """Refuse what lies where the destination's strategy belongs, if it describes another.
 
     One that rankxform derived is replaced if the user says so; the source's, a compiler's and any
     other file never. Raises StorageError.
     """
-    _check_companions(conversion)
-    request, path = conversion.request, _path(conversion)
+    _check_companions(request, target)
+    path = _path(target)
     if path is None or (not path.exists() and not path.is_symlink()):
         return
     ours = _derived(path)
-    if conversion.derived is None:
-        if ours is None or _describes(ours, conversion):
+    if target.derived is None:
+        if ours is None or _describes(ours, target):
             return
-    elif path.is_file() and _content(conversion, path) == read_bytes(path):
+    elif path.is_file() and _content(target, path) == read_bytes(path):
         return
     source = strategies.path_of(request.src_strategy)
     if (
@@ -84,49 +85,49 @@ def check_strategy_file(conversion: Conversion) -> None:
         )
 
 
-def keep_beside(conversion: Conversion) -> None:
+def keep_beside(target: Target) -> None:
     """Write a derived strategy beside its destination; remove one that described another.
 
     A model's small files are copied into it.
     """
-    for path, content in _companions(conversion):
+    for path, content in _companions(target):
         if not path.is_file() or read_bytes(path) != content:
             write_small(path, content, shared=True)
-    _keep_strategy(conversion)
+    _keep_strategy(target)
 
 
-def _keep_strategy(conversion: Conversion) -> None:
-    path = _path(conversion)
+def _keep_strategy(target: Target) -> None:
+    path = _path(target)
     if path is None:
         return
-    if conversion.derived is not None:
-        data = _content(conversion, path)
+    if target.derived is not None:
+        data = _content(target, path)
         if not path.is_file() or read_bytes(path) != data:
             write_small(path, data, shared=True)
     elif path.is_file():
         ours = _derived(path)
-        if ours is not None and not _describes(ours, conversion):
+        if ours is not None and not _describes(ours, target):
             remove(path)
 
 
-def _companions(conversion: Conversion) -> Iterator[tuple[Path, bytes]]:
-    for name, content in conversion.companions.items():
-        yield conversion.target.folder / name, content
+def _companions(target: Target) -> Iterator[tuple[Path, bytes]]:
+    for name, content in target.companions.items():
+        yield target.folder / name, content
 
 
-def _check_companions(conversion: Conversion) -> None:
+def _check_companions(request: Request, target: Target) -> None:
     """Refuse to replace a model's small files by others. Raises StorageError."""
-    for path, content in _companions(conversion):
+    for path, content in _companions(target):
         there = path.exists() or path.is_symlink()
-        if there and not conversion.request.overwrite and read_bytes(path) != content:
+        if there and not request.overwrite and read_bytes(path) != content:
             raise StorageError(
                 f"{path}: is already there, and not that of --like; remove it, or say --overwrite"
             )
 
 
-def _content(conversion: Conversion, path: Path) -> bytes:
-    assert conversion.derived is not None
-    return strategies.encoded(conversion.derived.strategy, path)[path]
+def _content(target: Target, path: Path) -> bytes:
+    assert target.derived is not None
+    return strategies.encoded(target.derived.strategy, path)[path]
 
 
 def _derived(path: Path) -> Strategy | None:
@@ -140,12 +141,12 @@ def _derived(path: Path) -> Strategy | None:
     return found if found.derived else None
 
 
-def _describes(ours: Strategy, conversion: Conversion) -> bool:
+def _describes(ours: Strategy, target: Target) -> bool:
     """Tell whether a strategy gives every rank of the destination the boxes that it gets.
 
     The destination's may list more optimizer states, which follow their parameters.
     """
-    dst = conversion.planner.dst
+    dst = target.planner.dst
     if (ours.stage_size, len(ours.stages)) != (dst.stage_size, len(dst.stages)):
         return False
     for mine, theirs in zip(ours.stages, dst.stages):

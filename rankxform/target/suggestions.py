@@ -22,11 +22,12 @@ from rankxform.source.opening import Source, ranks_at
 from rankxform.storage import strategies
 from rankxform.transport import Team
 
+from .asked import Asked
 from .operation_inputs import name_map, read_operation_inputs
 
 
 @contextmanager
-def suggesting(team: Team, request: Request, source: Source, dst: object) -> Iterator[None]:
+def suggesting(asked: Asked, source: Source, team: Team) -> Iterator[None]:
     """Where a check fails, say what else than the given strategies may be meant, if anything.
 
     Around what fails on every process alike; process 0 looks for other strategies only then.
@@ -34,7 +35,7 @@ def suggesting(team: Team, request: Request, source: Source, dst: object) -> Ite
     try:
         yield
     except (CheckpointError, StrategyError, RequestError) as error:
-        meant = team.bcast(lambda: _meant_if_readable(request, source, dst))
+        meant = team.bcast(lambda: _meant_if_readable(asked.request, source, asked.dst))
         if meant is not None:
             first, text = meant
             error.args = (f"{text} {error}" if first else f"{error}. {text}",)

@@ -1,27 +1,64 @@
-"""The files of a destination, with their paths."""
+"""What is made of a source: a destination's files, what each holds, and what goes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import Arrangement, Form
 from rankxform.formats.base import Format
+from rankxform.planning.plan import Planner
+from rankxform.source.opening import Source
 from rankxform.values import dataclass
+
+if TYPE_CHECKING:
+    from rankxform.derivation.request import Derived
 
 
 @dataclass(frozen=True)
 class Target:
-    """The files of a destination: where they belong, and in which container."""
+    """What a conversion makes of a source. The same on every process.
 
+    planner: what each file holds, and of what it is made. ranks: the destination ranks that are
+    made; files: the ids of their files. dst: the folder that was named (None: nothing is written);
+    folder: in which the files' names are; form, container, arrangement: how they are made. derived:
+    how the destination's strategy came about, if it was derived. adapter: what is added to the
+    source's matrices, if anything is. training: facts such as its global_step. companions: small
+    files that go with the destination, by name. truncated_vocab: source tensors that lose rows of
+    the vocabulary; tied_duplicates: those that are left out, because each is said to be the same as
+    another. map_in_words: the map that is applied, with what it takes. warnings: what may not be
+    what was meant, to be said first and last; notices: what to know.
+    """
+
+    planner: Planner
+    ranks: tuple[int, ...]
+    files: tuple[int, ...]
+    dst: str | None
     folder: Path
     form: Form
     container: Format
     arrangement: Arrangement
+    derived: Derived | None = None
+    adapter: Source | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    companions: Mapping[str, bytes] = field(default_factory=dict)
+    truncated_vocab: tuple[str, ...] = ()
+    tied_duplicates: tuple[tuple[str, str], ...] = ()
+    map_in_words: str | None = None
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def path(self, file: int) -> Path:
         """Return the path of a file."""
         return self.folder / self.arrangement.names[file]
 
-    def paths(self, files: Iterable[int]) -> dict[int, Path]:
-        return {file: self.path(file) for file in files}
+    @property
+    def paths(self) -> dict[int, Path]:
+        """The path of each file that is made, by its id."""
+        return {file: self.path(file) for file in self.files}
+
+    def with_own(self, own: frozenset[str]) -> Target:
+        """Return what is made where these source tensors are ranks' own, as `Planner` says."""
+        return replace(self, planner=self.planner.with_own(own)) if own else self

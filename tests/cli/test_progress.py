@@ -132,10 +132,10 @@ def test_a_message_does_not_hang_on_a_bar(words, start):
 def test_a_sign_of_life_comes_before_all_is_read(processes, words, start):
     """Planning takes five seconds here."""
     program = (
-        "import sys, time; import rankxform.target.aim as convert; from rankxform.cli.main import main\n"
-        "prepare = convert.prepare\n"
-        "def slow(*a): time.sleep(5); return prepare(*a)\n"
-        "convert.prepare = slow\n"
+        "import sys, time; import rankxform.job.transform as convert; from rankxform.cli.main import main\n"
+        "aim = convert.aim\n"
+        "def slow(*a): time.sleep(5); return aim(*a)\n"
+        "convert.aim = slow\n"
         "sys.exit(main())"
     )
     launcher = mpirun(processes) if processes else []

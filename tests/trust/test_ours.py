@@ -18,8 +18,7 @@ from rankxform.storage import posix as files
 from tests import reference
 from tests.trust.test_resume import make_place, stop_after, two_copies_each
 
-convert = import_module("rankxform.job.transform")
-finish = import_module("rankxform.job.finish")
+destination = import_module("rankxform.target.destination")
 
 
 @pytest.fixture(params=["ckpt", "safetensors"])
@@ -29,16 +28,16 @@ def place(tmp_path, request):
 
 def stop_publishing(monkeypatch, after):
     """Make a run stop when it has given so many files their names, once."""
-    real, left = finish.publish, [after]
+    real, left = destination.publish, [after]
 
     def publish(part, final, *, durable):
         left[0] -= 1
         if left[0] < 0:
-            monkeypatch.setattr(finish, "publish", real)
+            monkeypatch.setattr(destination, "publish", real)
             raise rankxform.StoppedError("stopped by a test")
         real(part, final, durable=durable)
 
-    monkeypatch.setattr(finish, "publish", publish)
+    monkeypatch.setattr(destination, "publish", publish)
 
 
 def stopped(place, **options):
@@ -163,7 +162,7 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
     """The new file may get the inode of the old one, of which a journal says that it is done."""
     stop_after(monkeypatch, 5)
     stopped(place)
-    monkeypatch.setattr(convert.FileLayouts, "of", otherwise(convert.FileLayouts.of))
+    monkeypatch.setattr(destination.FileLayouts, "of", otherwise(destination.FileLayouts.of))
     seen = []
 
     def create(path):
@@ -172,7 +171,7 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
         seen.append((path.name, set(known.done)))
         raise rankxform.StoppedError("stopped by a test")
 
-    monkeypatch.setattr(convert, "create", create)
+    monkeypatch.setattr(destination, "create", create)
     stopped(place)
     assert seen == [(f"checkpoint_0.{place.kind}.part", {1, 2})]
 

@@ -14,8 +14,7 @@ from rankxform.publish import journal, target
 from tests import reference
 from tests.place import Place
 
-convert = import_module("rankxform.job.transform")
-finish = import_module("rankxform.job.finish")
+destination = import_module("rankxform.target.destination")
 
 NAMES = [f"w{i}" for i in range(12)]
 PARAMS = dict.fromkeys(NAMES, ((48, 32), "Float32"))
@@ -196,7 +195,9 @@ def test_a_journal_sharded_short_costs_only_its_last_entry(place, monkeypatch):
 @pytest.mark.parametrize("change", [-1, 1])
 def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, monkeypatch):
     """Whatever changes it, at the last moment too; the next run makes it anew."""
-    where, name = {"written": (convert, "write_parts"), "noted": (finish, "_complete")}[when]
+    where, name = {"written": (destination, "write_parts"), "noted": (destination, "_complete")}[
+        when
+    ]
     real, part = getattr(where, name), part_of(place.final(1))
 
     def changed(*arguments, **options):
@@ -214,7 +215,7 @@ def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, 
 
 
 def test_a_part_that_another_file_has_replaced_gets_no_final_name(place, monkeypatch):
-    real, part = convert.write_parts, part_of(place.final(1))
+    real, part = destination.write_parts, part_of(place.final(1))
 
     def replaced(*arguments, **options):
         done = real(*arguments, **options)
@@ -223,10 +224,10 @@ def test_a_part_that_another_file_has_replaced_gets_no_final_name(place, monkeyp
         part.with_name("other").rename(part)
         return done
 
-    monkeypatch.setattr(convert, "write_parts", replaced)
+    monkeypatch.setattr(destination, "write_parts", replaced)
     with pytest.raises(rankxform.StorageError, match="something else has changed or replaced"):
         place.transform()
-    monkeypatch.setattr(convert, "write_parts", real)
+    monkeypatch.setattr(destination, "write_parts", real)
     assert place.transform().files_continued == 2 and place.good
 
 

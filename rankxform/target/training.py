@@ -1,45 +1,19 @@
-"""Facts on the training that a source states, and what a destination's files are to be called."""
+"""Facts on the training that a source states, and a destination's companion files repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form, Naming
-from rankxform.errors import RequestError, UsageError
-from rankxform.formats.base import Format, Index
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.formats.base import Index
 from rankxform.formats.dtype import item_size
-from rankxform.layout.names import summarize_names
-from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.options import is_default
-from rankxform.planning.selection import Selection
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
 _STEP_KEY = "global_step"
-
-
-def check_loose(source: Source, selection: Selection, dst: Strategy) -> None:
-    """Refuse to shard what lies among loose values: it may be one rank's slice already."""
-    loose = source.description.loose
-    if loose is None or isinstance(dst, WholeStrategy):
-        return
-    names = [
-        name
-        for name, one in selection.sharded.items()
-        if name in dst and one.src_name in source.indexes[loose] and one.holders == (loose,)
-    ]
-    if names:
-        raise RequestError(
-            f"{source.paths[loose]}: holds {summarize_names(names, 3)}, which {dst.label} "
-            "shards: MindSpore leaves one rank's slices there; leave them out "
-            "(--exclude), or convert the checkpoint that they come from"
-        )
-
-
-# -- what is known of the training ----------------------------------------------------------------
 
 
 def training_facts(request: Request, source: Source, team: Team) -> dict[str, Any]:
@@ -103,23 +77,6 @@ def _is_number(index: Index) -> bool:
     return "Int" in dtype and index.nbytes(_STEP_KEY) == item_size(dtype)
 
 
-def naming(request: Request, form: Form, container: Format, common: Mapping[str, Any]) -> Naming:
-    """Return how a destination's files are to be made. Raises UsageError for others' options."""
-    for other in FORMS.values():
-        for name in other.options:
-            if name not in form.options and not is_default(request, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is for --dst-form {other.name}, and the "
-                    f"destination is {form.name}"
-                )
-    sizes = [size for size in (request.max_part, request.max_shard) if size is not None]
-    iteration = request.iteration
-    if iteration is None:
-        iteration = common.get(_STEP_KEY)
-    return Naming(
-        request.prefix,
-        "." + container.name,
-        sizes[0] if sizes else None,
-        request.dedup,
-        iteration,
-    )
+def training_step(training: Mapping[str, Any]) -> int | None:
+    """Return the step that facts on the training state."""
+    return training.get(_STEP_KEY)

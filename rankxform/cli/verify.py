@@ -1,23 +1,103 @@
-"""What the command prints of a verification, and of a comparison of replicas."""
+"""The verb ``verify``."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import pattern_of, ranges
+from rankxform.options import RUN, facts_of
+from rankxform.request import OPTIONS
+from rankxform.transport import Team
 
+from .options import (
+    STRATEGIES_EXAMPLE,
+    add_detail,
+    add_folders,
+    add_json,
+    add_limits,
+    add_number,
+    add_option,
+    add_progress,
+    add_report,
+    add_table,
+    refuse,
+)
 from .report import notes, warnings
+from .screen import Screen
 from .terminal import labelled, red
 from .units import abbreviate, count, seconds, short_table, size
 
 if TYPE_CHECKING:
     from rankxform.engine.compare_sink import Difference
-    from rankxform.job.replicas import ReplicaVerdict
     from rankxform.job.verdict import Verdict
 
+SUMMARY = "Compare a destination with its source, or with its own manifest."
+EXAMPLE = f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
 
-def verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
+
+def add_options(verb: argparse.ArgumentParser) -> None:
+    add_folders(
+        verb, dst="folder to verify; with one folder alone, it is compared with its own manifest"
+    )
+    add_table(verb, "verify")
+    _ignore_writing(verb)
+    run = verb.add_argument_group(RUN)
+    add_limits(run)
+    add_progress(run)
+    add_detail(run)
+    add_json(verb)
+    add_number(verb)
+    add_report(verb)
+
+
+def _ignore_writing(verb: argparse.ArgumentParser) -> None:
+    """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
+    command as `transform`."""
+    for one in OPTIONS:
+        verbs = facts_of(one).verbs
+        if "transform" in verbs and "verify" not in verbs:
+            add_option(verb, one, dest="ignored_" + one.name, help=argparse.SUPPRESS)
+    verb.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace, team: Team) -> int:
+    from rankxform.job.verify import verify
+    from rankxform.job.verify_manifest import verify_alone
+
+    screen = Screen(options, team)
+    if team.bcast(lambda: _means_manifest(options)):
+        request, found = None, verify_alone(options.src, team, screen.progress)
+    else:
+        request = screen.request()
+        found = verify(request, team, screen.begin)
+    text = partial(_verdict, found, screen.is_verbose, screen.is_quiet)
+    screen.result("verify", found.as_dict, text)
+    if request is not None:
+        screen.page_of_work(request, verdict=found)
+    return 0 if found.same else DifferenceError.exit_code
+
+
+def _means_manifest(options: argparse.Namespace) -> bool:
+    """Whether one folder was given, to be compared with its own manifest."""
+    if options.dst or options.dst_option or options.src_option or not options.src:
+        return False
+    if options.src_strategy or options.dst_strategy:
+        raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")
+    refuse(
+        options,
+        "and one folder: it is compared with its own manifest; leave the option out, or give the "
+        "source too: verify SRC DST",
+    )
+    if options.report:
+        raise UsageError("--report is for a comparison with the source: verify SRC DST")
+    return True
+
+
+def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     """Say whether source and destination hold the same model, and where they do not.
 
     verbose: each slice that differs has a row; quiet: the last line alone.
@@ -83,20 +163,3 @@ def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
         return where, "", "", f"{what}: {first.why}"
     differ, every = sum(one.count for one in some), sum(one.size for one in some)
     return where, str(list(first.index)), f"{differ:,} of {every:,}", what
-
-
-def replicas(found: ReplicaVerdict) -> str:
-    """Say where source ranks that should hold the same bytes do not."""
-    what = _compared(found.files_compared, found.bytes_compared, found.seconds)
-    told = warnings(found.warnings)
-    if found.same is None:
-        return "\n".join([f"NOTHING COMPARED: no bytes are held by several ranks, {what}", *told])
-    if found.same:
-        return "\n".join([*told, labelled("same", f"all bytes that several ranks hold, {what}")])
-    rows = [
-        (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
-        for one in found.differences
-    ]
-    lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
-    last = f"{red('DIFFERENT')}: {count(len(rows), 'place')}; compared {what}"
-    return "\n".join([lines, *told, last])

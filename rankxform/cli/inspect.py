@@ -1,20 +1,86 @@
-"""What `inspect` prints: strategies, checkpoint files, folders and destinations."""
+"""The verb ``inspect``."""
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.layout.names import natural, pattern_of
-from rankxform.storage import strategies
+from rankxform.request import Request
+from rankxform.transport import Team
 
+from .maps import show_names
+from .options import add_json, add_option, given, option, refuse
 from .report import warnings
-from .strategy_report import shown
-from .terminal import labelled, shown_path
-from .units import count, size, table
+from .screen import Screen
+from .terminal import labelled, red, shown_path
+from .units import abbreviate, count, seconds, short_table, size, table
+
+if TYPE_CHECKING:
+    from rankxform.job.replicas import ReplicaVerdict
+
+SUMMARY = "Print what a checkpoint file or folder, or a strategy, holds."
+EXAMPLE = "rankxform inspect output"
+
+
+def add_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("path", metavar="PATH", help="a checkpoint file or folder, or a strategy")
+    verb.add_argument(
+        "--replicas",
+        dest="compare_replicas",
+        action="store_true",
+        help="compare all bytes that several ranks should hold alike; needs --src-strategy",
+    )
+    verb.add_argument("-v", "--verbose", action="store_true", help="print each parameter of a file")
+    verb.add_argument(
+        "--raw", action="store_true", help="print a strategy's matrices and tensor maps too"
+    )
+    verb.add_argument(
+        "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
+    )
+    for name in ("src_pattern", "step", "suffix", "map", "config"):
+        add_option(verb, option(name))
+    add_json(verb)
+
+
+def run(options: argparse.Namespace, team: Team) -> int:
+    screen = Screen(options, team)
+    if options.compare_replicas:
+        return _compare_replicas(options, team, screen)
+    if options.map is not None:
+        return show_names(team.bcast(lambda: _request(options, "none")), team, screen)
+    from rankxform.inspection import inspect
+
+    def look() -> dict[str, Any]:
+        refuse(options, "is for --replicas or --map", ("src_pattern",))
+        if options.src_strategy is not None:
+            raise UsageError("--src-strategy is for --replicas or --map")
+        return inspect(Path(options.path), options.src_pattern)
+
+    found = team.bcast(look)
+    screen.result(
+        "inspect", lambda: found, partial(inspection, found, options.verbose, options.raw)
+    )
+    return CheckpointError.exit_code if found.get("faults") else 0
+
+
+def _request(options: argparse.Namespace, dst: str | None) -> Request:
+    return Request(options.path, None, options.src_strategy, dst, **given(options))
+
+
+def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+    from rankxform.job.replicas import compare_replicas
+
+    request = team.bcast(lambda: _request(options, options.src_strategy))
+    found = compare_replicas(request, team, screen.progress)
+    screen.result("replicas", found.as_dict, partial(_replicas, found))
+    return DifferenceError.exit_code if found.differences else 0
 
 
 def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:
@@ -23,7 +89,7 @@ def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = Fals
     verbose: each parameter of a file has a row; raw: device matrices and tensor maps too.
     """
     tables: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "strategy": lambda found: shown(found["path"], strategies.load(found["path"]), raw),
+        "strategy": lambda found: _strategy(found, raw),
         "strategies": _parts_table,
         "collection": _parts_table,
         "checkpoint": lambda found: _checkpoint_table(found, verbose),
@@ -144,3 +210,29 @@ def _destination_table(found: Mapping[str, Any]) -> str:
     if found["begun"]:
         lines.append("a run into this folder was stopped; the same command continues it")
     return "\n".join([*lines, "", _rank_rows(found)])
+
+
+def _strategy(found: Mapping[str, Any], raw: bool) -> str:
+    from rankxform.storage import strategies
+
+    from .strategy_report import shown
+
+    return shown(found["path"], strategies.load(found["path"]), raw)
+
+
+def _replicas(found: ReplicaVerdict) -> str:
+    """Say where source ranks that should hold the same bytes do not."""
+    files = count(found.files_compared, "file")
+    what = f"{size(found.bytes_compared)} in {files}, {seconds(found.seconds)}"
+    told = warnings(found.warnings)
+    if found.same is None:
+        return "\n".join([f"NOTHING COMPARED: no bytes are held by several ranks, {what}", *told])
+    if found.same:
+        return "\n".join([*told, labelled("same", f"all bytes that several ranks hold, {what}")])
+    rows = [
+        (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
+        for one in found.differences
+    ]
+    lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
+    last = f"{red('DIFFERENT')}: {count(len(rows), 'place')}; compared {what}"
+    return "\n".join([lines, *told, last])

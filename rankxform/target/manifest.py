@@ -21,27 +21,27 @@ from rankxform.planning.sharding import Composed
 from rankxform.request import OPTIONS, Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage import strategies
-from rankxform.target.aim import Conversion
+
+from .target import Target
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 
 
-def identity(conversion: Conversion) -> dict[str, Any]:
+def identity(request: Request, source: Source, target: Target) -> dict[str, Any]:
     """Return, for JSON, what determines the bytes of the destination files.
 
     Which destination ranks are made, and how, is left out: neither changes what is in a file.
     """
-    request, files, planner = conversion.request, conversion.source, conversion.planner
-    adapter = conversion.adapter
+    planner, adapter = target.planner, target.adapter
     options = {name: getattr(request, name) for name in affecting(BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {
-        "options": {**plain, "format": conversion.target.container.name},
-        "source": request.src if request.files is None else None,
+        "options": {**plain, "format": target.container.name},
+        "source": source.where.path if request.files is None else None,
         "source strategy": described(planner.catalog),
         "destination strategy": digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
-        "source files": _files(files, request.src),
+        "source files": _files(source, source.where.path),
         **(_adapter(adapter) if adapter else {}),
     }
 
@@ -116,11 +116,15 @@ def _below(path: Path, folder: str) -> str:
 # -- the command that verifies --------------------------------------------------------------------
 
 
-def verify_options(request: Request, source: Source) -> list[str]:
+def verify_options(request: Request, source: Source, target: Target) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
     words = []
-    for side, placeholder in (("src_strategy", "A"), ("dst_strategy", "B")):
-        given, path = getattr(request, side), strategies.path_of(getattr(request, side))
+    wanted = target.planner.dst if target.derived else request.dst_strategy
+    for side, given, placeholder in (
+        ("src_strategy", request.src_strategy, "A"),
+        ("dst_strategy", wanted, "B"),
+    ):
+        path = strategies.path_of(given)
         if isinstance(given, Strategy):
             # one from a network is in no file; a derived one is called by the path where it is kept
             kept = given.derived and Path(given.label).is_absolute()

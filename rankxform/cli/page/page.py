@@ -8,16 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rankxform
 from rankxform.job.picture import flow, kinds, marginals, node_flow
 from rankxform.layout.names import patterns
 from rankxform.storage.posix import read_bytes
 
+from ..plan import COUNTS, METHODS, NAMES
+from ..units import buffer, count, seconds, size
 from . import charts
-from .planned import COUNTS, METHODS, NAMES
-from .units import buffer, count, seconds, size
 
 if TYPE_CHECKING:
     from rankxform.job.efficiency import PlainCopy
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rankxform.job.plan import Plan
     from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
-    from rankxform.target.aim import Conversion
+    from rankxform.source.opening import Source
+    from rankxform.target.target import Target
 
 _START = "start"
 _MOST_BARS = 16
@@ -34,38 +35,40 @@ _MOST_CELLS = 1024
 _MOST_NAMES = 200
 
 
+class Outcome(NamedTuple):
+    """What came of a plan: of what was done, verified or simulated; `copy` is what `done` is
+    compared with."""
+
+    done: Report | None = None
+    verdict: Verdict | None = None
+    copy: PlainCopy | None = None
+    simulated: Mapping[str, Any] | None = None
+
+
 def page(
-    conversion: Conversion,
-    plan: Plan,
-    command: Sequence[str],
-    *,
-    done: Report | None = None,
-    verdict: Verdict | None = None,
-    copy: PlainCopy | None = None,
-    simulated: Mapping[str, Any] | None = None,
+    source: Source, target: Target, plan: Plan, command: Sequence[str], outcome: Outcome
 ) -> str:
-    """Return the page of a plan; `done`, `verdict` and `simulated` are what came of it, and `copy`
-    is what `done` is compared with."""
-    request = conversion.request
-    found = flow(plan, conversion)
+    """Return the page of a plan, and of what came of it."""
+    done, verdict, copy, simulated = outcome
+    found = flow(plan, target)
     what = "Verification" if verdict else "Conversion" if done else "Plan"
     step = f", step {plan.step}" if plan.step else ""
-    to = f" to {request.dst}" if request.dst else ""
+    to = f" to {target.dst}" if target.dst else ""
     title = f"{what} of {plan.src or 'shapes alone'}{to}"
-    source, dst = conversion.planner.catalog, conversion.planner.dst
+    src, dst = target.planner.catalog, target.planner.dst
     lead = (
-        f"{source.extent}{step} to {dst.extent}; {count(plan.parameters, 'tensor')}; "
+        f"{src.extent}{step} to {dst.extent}; {count(plan.parameters, 'tensor')}; "
         f"{size(plan.bytes_needed)} of the "
         f"source needed, {size(plan.bytes_written)} written; {count(plan.processes, 'process')}"
     )
     sections = [
         _outcome(done, verdict),
         _section("Who takes what from whom", _flow(found)),
-        _section("How tensors are sharded, before and after", _tensors(conversion)),
+        _section("How tensors are sharded, before and after", _tensors(target)),
         _section("Where the time goes", _time(done, copy, simulated)),
         _section("What is not in the destination, and why", _left_out(plan)),
-        _section("Between processes and nodes", _traffic(conversion, plan, done, simulated)),
-        _section("Checks, and how this was made", _made(conversion, plan, command, done, verdict)),
+        _section("Between processes and nodes", _traffic(source, plan, done, simulated)),
+        _section("Checks, and how this was made", _made(target, plan, command, done, verdict)),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -124,8 +127,8 @@ def _flow(found: Flow) -> str:
     return f"<p>{escape(note)} {escape(spread)}</p>{charts.matrix(found)}{table}"
 
 
-def _tensors(conversion: Conversion) -> str:
-    every = kinds(conversion)
+def _tensors(target: Target) -> str:
+    every = kinds(target)
     if not every:
         return ""
     note = (
@@ -216,7 +219,7 @@ def _left_out(plan: Plan) -> str:
 
 
 def _traffic(
-    conversion: Conversion,
+    source: Source,
     plan: Plan,
     done: Report | None,
     simulated: Mapping[str, Any] | None,
@@ -238,7 +241,7 @@ def _traffic(
     text += f"<p>Sent from one process to another: {size(sent)}"
     if not plan.between_nodes:
         return f"{text}; nothing from one node to another.</p>"
-    nodes = simulated["nodes"] if simulated else len(conversion.source.reach.files)
+    nodes = simulated["nodes"] if simulated else len(source.reach.files)
     found = node_flow(plan.between_nodes, nodes)
     crossing = size(sum(one.nbytes for one in plan.between_nodes))
     return f"{text}; {crossing} from one node (columns) to another (rows).</p>" + charts.matrix(
@@ -247,20 +250,19 @@ def _traffic(
 
 
 def _made(
-    conversion: Conversion,
+    target: Target,
     plan: Plan,
     command: Sequence[str],
     done: Report | None,
     verdict: Verdict | None,
 ) -> str:
-    from rankxform.job.manifest import described, digest
+    from rankxform.target.manifest import described, digest
 
-    planner = conversion.planner
-    source, dst = planner.catalog, planner.dst
+    source, dst = target.planner.catalog, target.planner.dst
     rows = [
         ("source", plan.src or "shapes alone"),
         ("source strategy", f"{source.label} ({source.extent}), digest {described(source)}"),
-        ("destination", conversion.request.dst or "-"),
+        ("destination", target.dst or "-"),
         ("destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"),
         ("read of the source", f"{plan.bytes_read:,} bytes, {plan.bytes_needed:,} needed"),
         ("written", f"{plan.bytes_written:,} bytes of tensors"),
@@ -278,7 +280,7 @@ def _made(
     versions = f"rankxform {rankxform.__version__}, Python {platform.python_version()}"
     rows += [("made", f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} on {platform.node()}, {versions}")]
     facts = _table(("", ""), rows)
-    notices = [*conversion.notices, *(done.notices if done else ())]
+    notices = [*target.notices, *(done.notices if done else ())]
     told = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(notices))
     words = shlex.join(["rankxform", *command])
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,14 @@ from rankxform.request import Request
 from rankxform.storage.posix import is_inside, opened, range_reader, write_small
 from rankxform.transport import Team
 
-from .terminal import warn
+from ..terminal import warn
 
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan
     from rankxform.job.report import Report
     from rankxform.job.verdict import Verdict
-    from rankxform.target.aim import Conversion
+    from rankxform.source.opening import Source
+    from rankxform.target.target import Target
 
 _START_OF_PAGE = b"<!doctype html>"
 
@@ -54,41 +54,38 @@ def _is_page(path: Path) -> bool:
     return start.lower() == _START_OF_PAGE
 
 
-def write(options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any) -> None:
+def write(
+    options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
+) -> None:
     """Write the page of a plan, which gets its name once it is whole. Raises StorageError."""
-    from .page import page
+    from .page import Outcome, page
 
-    text = page(conversion, plan, options.words, **outcome)
-    target = Path(options.report).absolute()
-    write_small(target, text.encode(errors="backslashreplace"), durable=False)
+    text = page(source, target, plan, options.words, Outcome(**outcome))
+    path = Path(options.report).absolute()
+    write_small(path, text.encode(errors="backslashreplace"), durable=False)
 
 
-def report(
+def write_of_work(
     options: argparse.Namespace,
-    processes: Team,
-    prepared: Callable[[], Conversion],
+    request: Request,
+    source: Source,
+    target: Target,
+    team: Team,
     done: Report | None = None,
     verdict: Verdict | None = None,
 ) -> None:
-    """Write the page of what was done, and has been told, if one is asked for. Collective.
+    """Write the page of what was done, and has been told. Collective.
 
     What fails now is a warning: the work is done.
     """
-    if not options.report:
-        return
     from rankxform.job.efficiency import plain_copy
-    from rankxform.job.plan import summarize
-    from rankxform.job.predict import predict_loads
-
-    def write_it() -> None:
-        plan = summarize(conversion, found, policy)
-        write(options, conversion, plan, done=done, verdict=verdict, copy=copy)
+    from rankxform.job.plan import planned
 
     try:
-        conversion = prepared()
-        copy = plain_copy(conversion, done, processes) if done else None
-        found, policy = predict_loads(conversion, processes.size, processes)
-        processes.bcast(write_it)
+        copy = plain_copy(request, source, target, done, team) if done else None
+        plan = planned(request, source, target, team).plan
+        outcome = {"done": done, "verdict": verdict, "copy": copy}
+        team.bcast(lambda: write(options, source, target, plan, **outcome))
     except RankxformError as error:
-        if processes.rank == 0:
+        if team.rank == 0:
             warn(f"no page was written: {error}")

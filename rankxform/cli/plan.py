@@ -1,26 +1,104 @@
-"""What ``plan`` prints, for the running processes or for a simulated cluster."""
+"""The verb ``plan``, for the running processes or for a simulated cluster."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from rankxform.job.picture import Flow, Kind
-from rankxform.job.plan import Plan
-from rankxform.job.predict import simulate_cluster
+from rankxform.errors import UsageError
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
 from rankxform.planning.read_method import RANGES, SIEVING
-from rankxform.planning.simulate import MethodUse, Simulation, spread_of
 from rankxform.storage.bandwidth import MEASURED_BYTES
-from rankxform.target.aim import Conversion
+from rankxform.transport import Team
 
-from .options import PLACES
+from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, count
 from .report import against_needed, header, left_out, notes, warnings
+from .screen import Screen
 from .terminal import labelled
 from .units import abbreviate, buffer, seconds, short_table, size, table
+
+if TYPE_CHECKING:
+    from rankxform.job.picture import Flow, Kind
+    from rankxform.job.plan import Planned, Simulated
+    from rankxform.job.predict import Cluster
+    from rankxform.planning.simulate import MethodUse
+    from rankxform.request import Request
+
+SUMMARY = "Print what would be read, written and held in memory; read headers only."
+EXAMPLE = f"rankxform plan output/checkpoint \\\n      {STRATEGIES_EXAMPLE}"
+PLACES = ("shared", "node")
+"""Where `--simulate` may have source files: on a storage of all nodes, or on each its own."""
+
+
+def add_options(verb: argparse.ArgumentParser) -> None:
+    add_folders(verb)
+    add_table(verb, "plan")
+    verb.add_argument(
+        "-n",
+        "--processes",
+        type=count,
+        metavar="P",
+        help="plan for P processes (default: as many as run this command)",
+    )
+    verb.add_argument("-v", "--verbose", action="store_true", help="print the names too")
+    cluster = verb.add_argument_group("simulated, for any cluster")
+    cluster.add_argument(
+        "--simulate",
+        type=count,
+        metavar="P",
+        help="print what each of P processes would read, send and write, and how long it takes",
+    )
+    cluster.add_argument(
+        "--nodes", type=count, metavar="N", help="on N nodes (default: of 8 processes each)"
+    )
+    cluster.add_argument(
+        "--src-placement",
+        choices=PLACES,
+        help="all nodes see all source files, or each has its own part (default: shared)",
+    )
+    add_json(verb)
+    add_report(verb)
+
+
+def run(options: argparse.Namespace, team: Team) -> int:
+    """Plan; of ``transform --dry-run`` too, which predicts how long it takes."""
+    from rankxform.job.plan import plan
+
+    screen = Screen(options, team)
+    request = screen.request()
+    if getattr(options, "simulate", None):
+        return _simulate(request, options, team, screen)
+    if getattr(options, "nodes", None) or getattr(options, "src_placement", None):
+        raise UsageError("--nodes and --src-placement are for --simulate P")
+    processes = getattr(options, "processes", None)
+    planned = plan(request, team, processes, timed=options.verb == "transform")
+    screen.source, screen.target = planned.source, planned.target
+    team.bcast(lambda: screen.page_of_plan(planned.plan))
+    screen.result("plan", partial(_facts, planned), partial(_table, planned, screen))
+    return 0
+
+
+def _simulate(request: Request, options: argparse.Namespace, team: Team, screen: Screen) -> int:
+    from rankxform.job.plan import simulate, summarize_simulated
+    from rankxform.job.predict import Cluster
+
+    processes = options.simulate
+    nodes, placement = options.nodes or -(-processes // 8), options.src_placement or PLACES[0]
+    cluster = Cluster(processes, nodes, placement)
+    simulated = simulate(request, team, cluster)
+    screen.source, screen.target = simulated.source, simulated.target
+    facts = _simulation_facts(request, cluster, simulated)
+    if options.report:
+        team.bcast(lambda: screen.page_of_plan(summarize_simulated(request, simulated), facts))
+    screen.result("simulation", lambda: facts, partial(_simulation_table, simulated, facts))
+    return 0
+
+
+# -- planned --------------------------------------------------------------------------------------
 
 _FEW_PATTERNS = 2
 
@@ -45,23 +123,19 @@ NAMES = {
 }
 
 
-def plan_facts(plan: Plan, prediction: tuple[float, Costs] | None) -> dict[str, Any]:
+def _facts(planned: Planned) -> dict[str, Any]:
     """Return a plan for JSON, with the time it would take if that is known."""
-    return {**plan.as_dict(), "predicted_seconds": prediction[0] if prediction else None}
+    prediction = planned.prediction
+    return {**planned.plan.as_dict(), "predicted_seconds": prediction[0] if prediction else None}
 
 
-def plan_table(
-    head: str,
-    plan: Plan,
-    prediction: tuple[float, Costs] | None,
-    between: Flow,
-    sharded: Sequence[Kind],
-    verbose: bool = False,
-) -> str:
-    """Write a plan for people, under `head`; of many ranks by stage, as `between` is.
+def _table(planned: Planned, screen: Screen) -> str:
+    """Write a plan for people; of many ranks by stage."""
+    from rankxform.job.picture import flow, kinds
 
-    sharded: kinds of tensors whose sharding is told in words.
-    """
+    source, target, plan, prediction = planned
+    head = "" if screen.is_quiet else header(source, target, plan.processes)
+    between, verbose = flow(plan, target), screen.is_verbose
     first = "file" if any(r.file for r in plan.shards) else "rank"
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
@@ -74,7 +148,7 @@ def plan_table(
     shown = (table if verbose else short_table)(titles, rows)
     if between.row == "stage" and not verbose:
         shown = _stages_table(between)
-    lines = [head, "", shown, "", *_sharding(sharded), methods_table(plan.methods)]
+    lines = [head, "", shown, "", *_sharding(kinds(target)), methods_table(plan.methods)]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
         gap = size(plan.read_latency_bytes)
         lines.append(
@@ -153,31 +227,22 @@ def _prediction(expected: float, slowest: Costs) -> str:
 # -- simulated ----------------------------------------------------------------------------------
 
 
-def simulated(
-    conversion: Conversion, options: argparse.Namespace
-) -> tuple[Simulation, dict[str, Any]]:
-    """Simulate a cluster; return what was found, and the same for JSON."""
-    processes = options.simulate
-    nodes = options.nodes or -(-processes // 8)
-    placement = options.src_placement or PLACES[0]
-    found = simulate_cluster(conversion, processes, nodes, placement)
-    return found, _facts(conversion, found, processes, nodes, placement)
+def _simulation_facts(request: Request, cluster: Cluster, simulated: Simulated) -> dict[str, Any]:
+    """Return what was simulated for JSON."""
+    source, target, found = simulated
+    planner = target.planner
+    from rankxform.planning.simulate import spread_of
 
-
-def _facts(
-    conversion: Conversion, found: Simulation, processes: int, nodes: int, src_placement: str
-) -> dict[str, Any]:
-    request, planner = conversion.request, conversion.planner
     names = {name: _json_name(name) for name in vars(found.workloads[0])}
     spread = {names[name]: three for name, three in spread_of(found.workloads).items()}
     return {
-        "src": request.src,
-        "step": conversion.source.selected.step_name,
-        "processes": processes,
-        "nodes": nodes,
+        "src": source.where.path,
+        "step": source.selected.step_name,
+        "processes": cluster.processes,
+        "nodes": cluster.nodes,
         "src_ranks": planner.catalog.ranks,
         "dst_ranks": planner.dst.ranks,
-        "src_placement": src_placement,
+        "src_placement": cluster.src_placement,
         "dst_placement": request.dst_placement,
         "read_method": request.read_method,
         "methods": [asdict(use) for use in found.methods],
@@ -194,8 +259,8 @@ def _facts(
         "largest": {name: largest for name, (_, _, largest) in spread.items()},
         "buffer_bytes": request.memory,
         "peak_memory_bytes": found.memory,
-        "notices": conversion.notices,
-        "warnings": conversion.warnings,
+        "notices": target.notices,
+        "warnings": target.warnings,
     }
 
 
@@ -203,8 +268,11 @@ def _json_name(name: str) -> str:
     return name if name in COUNTS else f"bytes_{name}"
 
 
-def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str, Any]) -> str:
+def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
     """Write what was simulated for people."""
+    from rankxform.planning.simulate import spread_of
+
+    source, target, found = simulated
     rows = []
     for name, (least, mean, largest) in spread_of(found.workloads).items():
         show = "{:,.0f}".format if name in COUNTS else size
@@ -213,7 +281,7 @@ def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str,
         rows.append((NAMES[name], show(least), show(mean), show(largest), times, show(total)))
     costs = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
     lines = [
-        header(conversion, facts["processes"]),
+        header(source, target, facts["processes"]),
         f"on           {facts['nodes']:,} nodes; source {facts['src_placement']}, destination "
         f"{facts['dst_placement']}",
         "",
@@ -227,7 +295,7 @@ def simulation_table(conversion: Conversion, found: Simulation, facts: dict[str,
         f"Peak memory per process: {size(found.memory)} "
         f"({buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
-    return "\n".join([*lines, *notes(conversion.notices), *warnings(conversion.warnings)])
+    return "\n".join([*lines, *notes(target.notices), *warnings(target.warnings)])
 
 
 def _cost(name: str, value: float) -> str:

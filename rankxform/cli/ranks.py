@@ -1,0 +1,86 @@
+"""The verb ``ranks``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from rankxform.request import Request
+from rankxform.transport import Team
+
+from . import report
+from .options import (
+    STRATEGIES_EXAMPLE,
+    add_json,
+    add_option,
+    add_strategies,
+    given,
+    option,
+    refuse,
+)
+from .screen import Screen
+from .units import table
+
+SUMMARY = "Print the source ranks whose bytes each destination rank needs."
+EXAMPLE = f"rankxform ranks {STRATEGIES_EXAMPLE} --ranks 0-3"
+_OF_RANKS = (
+    "ranks", "include", "exclude", "rename", "unmatched", "src_pattern", "step", "suffix"
+)  # fmt: skip
+
+
+def add_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "src", nargs="?", metavar="SRC", help="the checkpoint, for the exact choice among replicas"
+    )
+    add_strategies(verb)
+    for name in _OF_RANKS:
+        add_option(verb, option(name))
+    add_json(verb)
+
+
+def run(options: argparse.Namespace, team: Team) -> int:
+    found = _of_checkpoint(options, team) if options.src else _of_strategies(options, team)
+    text = partial(_table, found)
+    Screen(options, team).result("ranks", lambda: {"needed_ranks": found}, text)
+    return 0
+
+
+def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
+    """Return the ranks that are read, by destination rank. Collective."""
+    from rankxform.target.aim import prepare
+
+    request = team.bcast(
+        lambda: Request(
+            options.src, None, options.src_strategy, options.dst_strategy, **given(options)
+        )
+    )
+    _, _, target = prepare(request, team)
+    if team.rank == 0:
+        os.write(2, "".join(f"{line}\n" for line in report.warnings(target.warnings)).encode())
+    return {rank: target.planner.plan(rank).src_ranks for rank in target.ranks}
+
+
+def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
+    """Return the ranks that are needed by the strategies alone. Collective."""
+    from rankxform.ops.base import Derivation
+    from rankxform.planning.needed import needed_ranks
+    from rankxform.storage import strategies
+
+    def find() -> dict[int, tuple[int, ...]]:
+        refuse(options, "needs SRC", ("ranks", "rename"))
+        renamed = Derivation.of({"rename": options.rename})
+        return needed_ranks(
+            renamed.strategy(strategies.load(options.src_strategy)),
+            strategies.load(options.dst_strategy),
+            options.ranks,
+        )
+
+    return team.bcast(find)
+
+
+def _table(found: Mapping[int, tuple[int, ...]]) -> str:
+    """Write which source ranks each destination rank needs."""
+    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in found.items()]
+    return table(("rank", "needs source ranks"), rows)

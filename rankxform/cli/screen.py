@@ -1,0 +1,121 @@
+"""What a verb shows: text for people or JSON, progress, and a page. Process 0 alone speaks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rankxform.request import Request
+from rankxform.transport import Team
+
+from . import arguments, report
+from .json_output import as_json
+from .progress import Progress, speak
+
+if TYPE_CHECKING:
+    from rankxform.job.plan import Plan
+    from rankxform.source.opening import Source
+    from rankxform.target.target import Target
+    from rankxform.transport.team import Show
+
+
+class Screen:
+    """Shows what one call of a verb says, as its options want it.
+
+    source, target: what the work is of, once `begin` was called.
+    """
+
+    source: Source
+    target: Target
+
+    def __init__(self, options: argparse.Namespace, team: Team) -> None:
+        self._options, self._team = options, team
+        self._page = getattr(options, "report", None)
+        self.is_quiet, self.is_verbose = (
+            getattr(options, name, False) for name in ("quiet", "verbose")
+        )
+
+    def request(self) -> Request:
+        """Return what the options ask for; see that a page may be written. Collective."""
+
+        def read() -> Request:
+            request = arguments.request(self._options)
+            if self._page is not None:
+                from .page.file import check
+
+                check(self._page, request)
+            return request
+
+        return self._team.bcast(read)
+
+    def begin(self, source: Source, target: Target, nbytes: int) -> Show:
+        """Say what is about to happen; return what is shown the progress."""
+        self.source, self.target = source, target
+        if self._team.rank == 0 and not self.is_quiet:
+            lines = [report.header(source, target, self._team.size)]
+            flags = arguments.ignored(self._options)
+            if flags:
+                why = "not needed, the work is shared among the processes"
+                lines += report.notes([f"{', '.join(flags)}: {why}"])
+            self.say("\n".join(lines))
+        return self.progress(nbytes)
+
+    def progress(self, nbytes: int) -> Show:
+        """Return what is shown the progress of so many bytes, on process 0."""
+        return Progress(nbytes, getattr(self._options, "progress", "auto"))
+
+    def say(self, text: str) -> None:
+        """Print what goes along with the work, which goes on if nobody can read it."""
+        if self._team.rank or self._options.json:
+            return
+        try:
+            _print(text)
+        except OSError:
+            _print_to_nobody()
+
+    def result(
+        self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
+    ) -> None:
+        """Print a result for people, or as JSON."""
+        if self._team.rank == 0:
+            _print(as_json(name, facts()) if self._options.json else text())
+
+    def done(
+        self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
+    ) -> None:
+        """Print the result of work, which was done even if nobody can read it."""
+        try:
+            self.result(name, facts, text)
+        except OSError:
+            _print_to_nobody()
+
+    def page_of_plan(self, plan: Plan, simulated: Mapping[str, Any] | None = None) -> None:
+        """Write the page of a plan, if one is asked for. Raises StorageError."""
+        if self._page is not None:
+            from .page.file import write
+
+            write(self._options, self.source, self.target, plan, simulated=simulated)
+
+    def page_of_work(self, request: Request, **outcome: Any) -> None:
+        """Write the page of what was done, and has been told, if one is asked for. Collective."""
+        if self._page is not None:
+            from .page.file import write_of_work
+
+            write_of_work(self._options, request, self.source, self.target, self._team, **outcome)
+
+
+def _print(text: str) -> None:
+    """Print a result; a reader that went away, as `head` does, is no error."""
+    speak()
+    try:
+        sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _print_to_nobody()
+
+
+def _print_to_nobody() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

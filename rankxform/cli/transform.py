@@ -1,0 +1,66 @@
+"""The verb ``transform``."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from rankxform.options import RUN
+from rankxform.transport import Team
+
+from . import plan, report
+from .options import (
+    STRATEGIES_EXAMPLE,
+    add_detail,
+    add_folders,
+    add_json,
+    add_limits,
+    add_number,
+    add_progress,
+    add_report,
+    add_table,
+)
+from .screen import Screen
+
+SUMMARY = "Convert a checkpoint."
+EXAMPLE = f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
+_IGNORED = (
+    "--rank-id", "--world-size", "--transform-process-num", "--process-num", "--transform-by-rank",
+)  # fmt: skip
+"""Options of MindSpore's and MindFormers' scripts that mean nothing here."""
+
+
+def add_options(verb: argparse.ArgumentParser) -> None:
+    add_folders(verb)
+    run = add_table(verb, "transform")[RUN]
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the plan and the predicted time, convert nothing; to measure, each process "
+        "writes a file of 64 MiB in DST and removes it",
+    )
+    run.add_argument("--profile", action="store_true", help="print where each process's time went")
+    add_limits(run)
+    add_progress(run)
+    add_detail(run)
+    add_json(verb)
+    add_number(verb)
+    add_report(verb)
+    for ignored in _IGNORED:
+        verb.add_argument(ignored, help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace, team: Team) -> int:
+    if options.dry_run:
+        return plan.run(options, team)
+    from rankxform.job.transform import transform
+
+    screen = Screen(options, team)
+    request = screen.request()
+    done = transform(request, team, screen.begin)
+    text = partial(report.summary, done, screen.is_verbose, screen.is_quiet)
+    screen.done("transform", done.as_dict, text)
+    if options.profile:
+        screen.say(report.profile(done))
+    screen.page_of_work(request, done=done)
+    return 0

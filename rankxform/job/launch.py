@@ -1,0 +1,175 @@
+"""`launch`: make a checkpoint fit the job that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankxform.checkpoints.rank_folders import LATEST
+from rankxform.errors import StorageError
+from rankxform.layout.strategy import Strategy
+from rankxform.options import DERIVED
+from rankxform.request import Request, default_of, in_group
+from rankxform.storage import strategies
+from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
+from rankxform.target.aim import aim
+from rankxform.target.asked import read_request
+from rankxform.target.asked_source import open_asked
+from rankxform.target.suggestions import suggesting
+from rankxform.target.target import Target
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+from .evidence import examine
+from .fit import already_fits
+from .report import Report
+from .transform import Begin, silent, transform
+
+if TYPE_CHECKING:
+    from rankxform.derivation.request import Derived
+
+CHECKPOINT, STRATEGY = "transformed_checkpoint", "strategy"
+MERGED = "merged_ckpt_strategy"
+
+Announce = Callable[[Target, bool], None]
+"""Called with what the job needs, and whether the checkpoint fits as it is, before anything is
+written."""
+
+
+def launch(
+    request: Request,
+    output: Path,
+    team: Team,
+    announce: Announce = lambda target, fits: None,
+    begin: Begin = silent,
+) -> tuple[Report | None, str]:
+    """Convert a checkpoint if the job needs other shards; return what was done, and where what the
+    job loads is. Collective.
+
+    The result and its strategy are made in `output`. A step older than the newest is never taken,
+    because training would continue from it.
+    """
+    request = replace(request, step=request.step or LATEST, dst=None)
+    asked = read_request(request, team)
+    source = open_asked(asked, team)
+    target = aim(asked, source, team)
+    with suggesting(asked, source, team):
+        examine(asked.request, source, target, team)
+    fits = already_fits(asked.request, source, target, team)
+    announce(target, fits)
+    if fits:
+        return None, source.where.path
+    request = with_derived(request, target.derived, output / STRATEGY)
+    kept = keep_strategy(request, output / STRATEGY, team)
+    report = transform(replace(request, dst=str(output / CHECKPOINT)), team, begin)
+    kept.write(team)
+    return report, str(output / CHECKPOINT)
+
+
+def with_derived(request: Request, derived: Derived | None, folder: Path) -> Request:
+    """Return a request with a derived strategy, which is to be kept in the folder of strategies."""
+    if derived is None:
+        return request
+    plain: dict[str, Any] = {name: default_of(name) for name in in_group(DERIVED)}
+    name = MERGED if len(derived.strategy.stages) > 1 else "ckpt_strategy_rank_0"
+    strategy = replace(derived.strategy, label=str(folder / f"{name}.ckpt"))
+    return replace(request, **plain, dst_strategy=strategy)
+
+
+# -- the strategy that the result is sharded by: the next job's source strategy -------------------
+
+
+def keep_strategy(request: Request, folder: Path, team: Team) -> KeptStrategy:
+    """See that the strategy may be kept in a folder, whose others it replaces. Collective.
+
+    Raises StorageError where the source's own would be replaced, or another without being told to.
+    """
+    kept = KeptStrategy(folder, team.bcast(lambda: _wanted(request, folder)))
+    team.bcast(lambda: kept.check_source(request))
+    if_other = team.nodes.is_leader(team.rank) and not request.overwrite
+    team.agree(lambda: kept.check_others(request) if if_other else None)
+    return kept
+
+
+def _wanted(request: Request, folder: Path) -> dict[Path, bytes]:
+    """Return what belongs in the folder of strategies, if it is not there already.
+
+    Stage files are merged too, as MindFormers does.
+    """
+    strategy = request.dst_strategy
+    if isinstance(strategy, Strategy) and strategy.derived:
+        return strategies.encoded(strategy, Path(strategy.label))
+    given = strategies.path_of(strategy)
+    if given is None:
+        return {}
+    paths = strategies.files(given)
+    if is_same(paths[0].parent, folder):
+        return {}
+    found = {folder / path.name: read_bytes(path) for path in paths}
+    stages = [strategies.read(path) for path in paths]
+    several = len({one.stage for one in stages}) > 1 and not any(one.merged for one in stages)
+    kinds = {one.json for one in stages}
+    if several and len(kinds) == 1:
+        merged = folder / (MERGED + (".json" if kinds.pop() else ".ckpt"))
+        found[merged] = strategies.merged(given, merged)[1]
+    return found
+
+
+@dataclass(frozen=True)
+class KeptStrategy:
+    """The strategy files that belong in a folder, with their content; {}: none has to be kept."""
+
+    folder: Path
+    files: Mapping[Path, bytes]
+
+    def check_source(self, request: Request) -> None:
+        """Refuse a folder in which the source's own strategy would be replaced by another."""
+        given = strategies.path_of(request.src_strategy)
+        if not self.files or given is None:
+            return
+        own = {inode(path) for path in strategies.files(given)}
+        for old in self._others():
+            if inode(old) in own:
+                raise StorageError(
+                    f"{old}: is the source's strategy, and another belongs in {self.folder} now; "
+                    "choose another --output"
+                )
+
+    def check_others(self, request: Request) -> None:
+        """Refuse a folder that holds another strategy than what is wanted there."""
+        given = request.dst_strategy
+        name = given.label if isinstance(given, Strategy) else str(given)
+        for old in self._others() if self.files else ():
+            raise StorageError(
+                f"{old}: is of another strategy than {name}, which belongs here now; remove it, "
+                "choose another --output, or say --overwrite"
+            )
+
+    def _others(self) -> list[Path]:
+        there = strategies.in_folder(self.folder) if self.folder.is_dir() else []
+        found = [path for path in there if strategies.is_strategy(path)]
+        return [old for old in found if read_bytes(old) != self.files.get(old)]
+
+    def write(self, team: Team) -> None:
+        """Write the files on every node, and remove other strategies from the folder. Collective.
+
+        Where the folder is process 0's, all is there after it.
+        """
+        leader = team.nodes.is_leader(team.rank)
+        team.bcast(self._write)
+        team.agree(lambda: self._write() if leader and team.rank != 0 else None)
+
+    def _write(self) -> None:
+        if not self.files:
+            return
+        if self.folder.is_symlink():
+            raise StorageError(
+                f"{self.folder}: is a link, through which nothing is removed; remove it"
+            )
+        for old in self._others():
+            remove(old)
+        for path, data in self.files.items():
+            if not path.exists():
+                write_small(path, data, shared=True)

@@ -1,0 +1,100 @@
+"""The source that a request names, as far as it is needed."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Selected
+from rankxform.errors import RequestError
+from rankxform.formats.base import Index, Schema
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import whole
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.ops.base import Derivation
+from rankxform.planning.description import Description
+from rankxform.planning.selection import REPLICATE
+from rankxform.planning.stages import check_ranks, needed_stages
+from rankxform.planning.table import catalog_of
+from rankxform.planning.visibility import Visibility
+from rankxform.request import Request
+from rankxform.source.opening import Narrow, Source, open_source
+from rankxform.transport import Team
+
+from .asked import Asked
+from .operation_inputs import derivation_of
+from .suggestions import suggesting
+
+if TYPE_CHECKING:
+    from rankxform.derivation.request import DeriveRequest
+
+
+def open_asked(asked: Asked, team: Team, *, every: bool = False) -> Source:
+    """Open the source that a request names, as far as it is needed, or `every` file. Collective.
+
+    Raises its first fault, with what else may be meant.
+    """
+    if asked.shapes is not None:
+        return team.agree(lambda: _imagined(asked, asked.shapes or {}, team))
+    source = open_source(asked.where, team, Narrow() if every else _needed_of(asked))
+    with suggesting(asked, source, team):
+        return team.agree(source.require)
+
+
+def _needed_of(asked: Asked) -> Narrow:
+    """Return what of the source is needed."""
+    drops = derivation_of(asked.request, asked.operation).drops
+    return Narrow(lambda src: _needed_ranks(src, asked.dst, asked.request), drops)
+
+
+def _needed_ranks(
+    src: Strategy, dst: Strategy | DeriveRequest, request: Request
+) -> list[int] | None:
+    """Return the source ranks of the stages that the wanted destination ranks draw on.
+
+    With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
+    stage lists. So are they where the destination's strategy has to be derived first, and where
+    names at the destination are not those of the source.
+    """
+    if isinstance(src, WholeStrategy):
+        return None
+    all_names = request.map is not None or request.masters
+    if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
+        return list(range(src.ranks))
+    derivation = Derivation.of(vars(request))
+    derivation.check_names(src.stages_of)
+    name_of = derivation.name_of
+    stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
+    needed = {s for stage in stages for s in needed_stages(src, dst, stage, name_of)}
+    return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
+
+
+def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> Source:
+    """Imagine the checkpoint that a strategy makes of parameters with the given full shapes."""
+    src, shapes = asked.src or WholeStrategy(), Path(asked.request.shapes or "")
+    if isinstance(src, PatternStrategy):
+        src = src.over({name: shape for name, (shape, _) in known.items()}, states=True)
+    indexes: dict[int, Index] = {}
+    for stage in range(len(src.stages)):
+        names = [n for n in known if n not in src or stage in src.stages_of.get(n, (0,))]
+        sliced = []
+        for name in names:
+            shape, _ = known[name]
+            try:
+                layout = src.layout(name, stage, len(shape)) if name in src else whole(len(shape))
+                layout = layout.fold(shape, slices=False)
+                sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
+            except RequestError as error:
+                raise RequestError(f"{shapes}: {name!r} in {src.label}: {error}") from error
+        types = tuple(known[name][1] for name in names)
+        schema = Schema(tuple(names), types, tuple(sliced))
+        indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
+    names_of = {rank: f"rank_{rank}/{shapes.name}" for rank in indexes}
+    schemas = {rank: one.schema for rank, one in indexes.items()}
+    catalog = catalog_of(Description(src.label, src), schemas, names_of, tuple(indexes))
+    return Source(
+        asked.where, FORMS[DEFAULT_FORM], Selected(names_of),
+        {rank: Path(name) for rank, name in names_of.items()}, indexes, {}, catalog,
+        Visibility.full(team.nodes.of, indexes), tuple(indexes),
+    )  # fmt: skip

@@ -1,0 +1,311 @@
+"""A destination while it is made: claimed, filled, and published or abandoned.
+
+Nothing bears its final name before it is complete, and the job is done when the manifest exists.
+What a run has written stays where another can continue it: after a storage failure, or a stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from rankxform.engine.checksum import MODULUS, IntegrityChecker
+from rankxform.engine.file_sink import Output, add_checksum, part_descriptors, part_of
+from rankxform.engine.pipeline import Inputs, Traffic
+from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
+from rankxform.planning.assign import Assignment, remaining
+from rankxform.planning.exchange import WorkPlan
+from rankxform.publish.facts import Facts, facts_of, known_facts
+from rankxform.publish.journal import Journal
+from rankxform.publish.links import HARD, link_all
+from rankxform.publish.state import State
+from rankxform.publish.target import TargetFolder
+from rankxform.publish.write import write_parts
+from rankxform.request import Request
+from rankxform.source.opening import Source
+from rankxform.storage.posix import OnProgress, create, make_folder, publish, remove, sync
+from rankxform.transport import Team
+from rankxform.transport.team import quiet
+from rankxform.values import dataclass
+
+from .manifest import contents, identity, verify_options
+from .outputs import FileLayouts, equal_files, outputs
+from .placement import NodeFolder, Placement, place
+from .strategy_file import check_strategy_file, keep_beside
+from .target import Target
+
+T = TypeVar("T")
+
+
+@contextmanager
+def claim(request: Request, source: Source, target: Target, team: Team) -> Iterator[Destination]:
+    """Lock the destination, and yield it with what is left to be done. Collective.
+
+    After a storage failure or a stop, everything is kept so that it can be continued; after any
+    other failure, only what an earlier run had done.
+    """
+    placement = place(request, target, team)
+    root = placement.of(team.rank)
+    held: list[TargetFolder] = []
+
+    def lock() -> State | None:
+        if team.rank != root.processes[0]:
+            return None
+        held.append(_locked(request, source, target, root))
+        return held[0].state
+
+    try:
+        states = team.allgather(lock)
+        own = states[root.processes[0]]
+        assert own is not None
+        state = own.with_all(one for one in states if one is not None)
+        folder = held[0] if held else None
+        claimed = Destination(request, source, target, placement, root, folder, state)
+        claimed.share_out(team)
+        yield claimed
+    except BaseException as error:
+        keep = isinstance(error, (StorageError, StoppedError)) or not isinstance(error, Exception)
+        for one in held:
+            one.close(keep or (one.resumed and not isinstance(error, DifferenceError)))
+            if keep and one.begun and isinstance(error, RankxformError):
+                error.resumable = True
+        raise
+
+
+def _locked(request: Request, source: Source, target: Target, root: NodeFolder) -> TargetFolder:
+    mark = target.arrangement.mark
+    return TargetFolder(
+        target.folder,
+        identity(request, source, target),
+        {file: final for file, final in target.paths.items() if file in root.ranks},
+        form=target.form.name,
+        mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),
+        overwrite=request.overwrite,
+        durable=request.fsync,
+    )
+
+
+@dataclass
+class Destination:
+    """A destination while it is made, as one process has it.
+
+    placement: which nodes have which folder; root: the one of this process; folder: its records, on
+    the first of its processes. state: what was there, in all folders. groups: files whose bytes are
+    equal, by the one that is written. left: by process the slices that are to be written. outputs:
+    the files of this process's part.
+    """
+
+    request: Request
+    source: Source
+    target: Target
+    placement: Placement
+    root: NodeFolder
+    folder: TargetFolder | None
+    state: State
+    groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    left: Assignment = field(default_factory=list)
+    outputs: Mapping[int, Output] = field(default_factory=dict)
+    _journal: Journal | None = None
+
+    @property
+    def journal(self) -> Journal:
+        assert self._journal is not None, "begin() opens it"
+        return self._journal
+
+    @property
+    def linked(self) -> int:
+        """How many files share another's bytes."""
+        return sum(len(ranks) - 1 for ranks in self.groups.values())
+
+    @property
+    def _owned(self) -> dict[int, Output]:
+        """The outputs that this process creates, finishes and publishes."""
+        return {file: output for file, output in self.outputs.items() if output.owned}
+
+    def _in_root(self, found: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
+        """Return what the processes of this folder found; `found` is by process."""
+        mine = [found[process] for process in self.root.processes]
+        return {path: one for some in mine for path, one in some.items()}
+
+    # -- before the first byte ------------------------------------------------------------------
+
+    def share_out(self, team: Team) -> None:
+        """Say who writes what of what is left. Collective."""
+        planner, placement = self.target.planner, self.placement
+        layouts = FileLayouts(planner, self.source.indexes, self.target, self.request.crc)
+        files = [file for file in self.target.files if file not in self.state.kept]
+        self.groups = groups = equal_files(self.request, planner, placement, files, team)
+        self._keep_same_layouts(layouts, team)
+        done = self.state.completed.done
+
+        def assign() -> tuple[Assignment, Assignment]:
+            assignment = placement.assign(planner, list(groups), done)
+            return assignment, [remaining(planner, one, done) for one in assignment]
+
+        assignment, self.left = team.agree(assign)
+        mine = assignment[team.rank]
+        self.outputs = team.agree(lambda: outputs(self.target, mine, groups, layouts))
+
+    def _keep_same_layouts(self, layouts: FileLayouts, team: Team) -> None:
+        """Drop part files whose layout has changed, for example because a missing shard is back."""
+        parts = self.state.completed.parts
+        mine = sorted(parts)[team.rank :: team.size]
+        same = team.allgather(lambda: [r for r in mine if layouts.of(r).digest == parts[r].layout])
+        completed = self.state.completed.only(rank for some in same for rank in some)
+        self.state = replace(self.state, completed=completed)
+
+    def begin(self, team: Team) -> None:
+        """See that there is room, and create part files and a journal. Collective."""
+        first = self.folder is not None
+        team.agree(lambda: check_strategy_file(self.request, self.target) if first else None)
+        sizes = team.allgather(lambda: {o.part: o.layout.size for o in self._owned.values()})
+        team.agree(lambda: self._make_room(self._in_root(sizes)))
+        self._journal = team.agree(lambda: self._create_parts(team.rank))
+
+    def _make_room(self, sizes: Mapping[Path, int]) -> None:
+        if self.folder is not None:
+            self.folder.check_room(sizes)
+            self.folder.forget_all_but(self.state.completed.done)
+
+    def _create_parts(self, process: int) -> Journal:
+        """Create the part files that are not there yet, and a journal of all."""
+        for file, output in self._owned.items():
+            if file not in self.state.completed.done:
+                make_folder(output.final.parent)
+                create(output.part)
+        parts = {file: (one.part, one.layout.digest) for file, one in self._owned.items()}
+        return Journal(self.state, process, parts, durable=self.request.fsync)
+
+    # -- filled -----------------------------------------------------------------------------------
+
+    def fill(self, work: WorkPlan, inputs: Inputs, on_progress: OnProgress) -> Traffic:
+        """Carry out this process's work, and note what is complete."""
+        checker = IntegrityChecker(self.state.seed) if self.request.verify else None
+        return write_parts(work, inputs, self.outputs, on_progress, self.journal, checker)
+
+    # -- published --------------------------------------------------------------------------------
+
+    def publish(self, team: Team) -> None:
+        """Give complete files their names, and write the manifests, process 0's last. Collective.
+
+        Which files are complete is noted before the first is renamed.
+        """
+        if self.request.crc:
+            team.work(self._add_checksums, quiet)
+        sums = team.allgather(lambda: self.journal.sums) if self.request.verify else []
+        seen = self._seen(team)
+        facts = team.allgather(lambda: self._link(seen))
+        team.agree(lambda: self._note_complete(self._in_root(facts), sums))
+        now = self._seen(team)
+        team.agree(lambda: self._rename(facts[team.rank], now))
+        team.agree(lambda: self._finish() if team.rank != 0 else None)
+        team.bcast(self._finish)
+
+    def _add_checksums(self, on_progress: OnProgress) -> None:
+        """Add what needs the complete file, once every process has written its slices."""
+        parts = part_descriptors()
+        try:
+            for output in self._owned.values():
+                add_checksum(output, self.target.container, parts, on_progress)
+                if self.request.fsync:
+                    sync(output.part)
+        finally:
+            parts.close()
+
+    def _seen(self, team: Team) -> dict[int, Facts]:
+        """Return size and time of the part files, as the last to write has them. Collective.
+
+        In bytes and nanoseconds; a file that no process sees is left out.
+
+        On a network file system a node may not know yet what another has written to the same file:
+        it sees it shorter, and older.
+        """
+
+        def mine() -> dict[int, Facts]:
+            found = {file: known_facts(output.part) for file, output in self.outputs.items()}
+            return {file: facts for file, facts in found.items() if facts is not None}
+
+        seen: dict[int, Facts] = {}
+        for one in team.allgather(mine):
+            for file, facts in one.items():
+                known = seen.setdefault(file, {"size": 0, "modified": 0})
+                known.update((key, max(known[key], facts[key])) for key in known)
+        return seen
+
+    def _facts(self, output: Output, final: Path, seen: Facts) -> Facts:
+        """Return the facts of the part file of `final`; `seen` are those of the output's own."""
+        own = final == output.final or self.request.link == HARD
+        return {**facts_of(part_of(final)), **(seen if own else {})}
+
+    def _link(self, seen: Mapping[int, Facts]) -> dict[Path, Facts]:
+        """Make part files for equal files too; return the facts of each complete part file.
+
+        Raises StorageError where a part file is not the one that was made, or not of its size.
+        """
+        request, found = self.request, {}
+        for file, output in self._owned.items():
+            nbytes = output.layout.size
+            facts = {**facts_of(output.part), **seen[file]}
+            _check_part(output.part, facts, self.journal.parts[file].inode, nbytes)
+            link_all(output.part, output.equal, request.link, durable=request.fsync)
+            for final in output.output_paths:
+                found[final] = facts = self._facts(output, final, seen[file])
+                _check_part(part_of(final), facts, facts["inode"], nbytes)
+        return found
+
+    def _note_complete(
+        self, facts: Mapping[Path, Facts], sums: Sequence[Mapping[int, int]]
+    ) -> None:
+        """Note which files are complete, with the fingerprints of all processes and runs added up.
+
+        On the first process of a folder.
+        """
+        if self.folder is None:
+            return
+        every = [self.state.completed.sums, *sums]
+        digests = {
+            self.target.path(file): f"{sum(one.get(first, 0) for one in every) % MODULUS:016x}"
+            for first, files in self.groups.items()
+            for file in files
+            if self.request.verify and file in self.root.ranks
+        }
+        self.folder.complete(facts, digests)
+
+    def _rename(self, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> None:
+        """Give every complete part file its final name, if it still is what was noted."""
+        for file, output in self._owned.items():
+            for final in output.output_paths:
+                found, noted = self._facts(output, final, seen[file]), facts[final]
+                _check_part(part_of(final), found, noted["inode"], noted["size"])
+                publish(part_of(final), final, durable=self.request.fsync)
+
+    def _finish(self) -> None:
+        """Write the folder's manifest, on its first process.
+
+        A derived strategy comes before it, when the files that it describes have their names.
+        """
+        if self.folder is None:
+            return
+        request, target = self.request, self.target
+        kept = contents(target.planner, target.files) if request.verify else {}
+        options = verify_options(request, self.source, target)
+        keep_beside(target)
+        names = target.arrangement.names
+        self.folder.finish(
+            {**kept, "ranks": len(names), "verify": options},
+            names.values(),
+            lambda: target.form.companions(target.planner, target.arrangement, target.training),
+        )
+
+
+def _check_part(part: Path, found: Facts, inode: int, nbytes: int) -> None:
+    """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
+    if (found["inode"], found["size"]) != (inode, nbytes):
+        remove(part)
+        raise StorageError(
+            f"{part}: something else has changed or replaced it ({found['size']:,} bytes, "
+            f"{nbytes:,} were written); it was removed, to be made anew"
+        )

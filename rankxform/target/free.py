@@ -1,0 +1,129 @@
+"""Whether a destination is free: what is written there harms no source and no other checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from posixpath import relpath
+
+from rankxform.errors import StorageError, UsageError
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
+from rankxform.request import Request
+from rankxform.source.opening import Source, listing_at
+from rankxform.storage.posix import inode, is_inside, is_same, lies_in
+from rankxform.transport import Team
+
+from .target import Target
+
+
+def check_free(request: Request, source: Source, target: Target, team: Team) -> None:
+    """See that writing will harm nothing, on every node. Collective.
+
+    Raises UsageError or StorageError.
+    """
+    is_leader = team.nodes.is_leader(team.rank)
+
+    def check() -> None:
+        _check_root(request, target)
+        if is_leader:
+            _check_apart(request, list(source.paths.values()), target.paths.values())
+
+    team.agree(check)
+    _check_foreign_files(request, target, team)
+
+
+def _check_root(request: Request, target: Target) -> None:
+    """Refuse what is no destination, and one iteration's folder as the root of iterations."""
+    if request.dst is None:
+        raise UsageError("no destination folder")
+    if request.shapes is not None:
+        raise UsageError("shapes are for a plan; a transform reads a checkpoint")
+    dst, folder = Path(request.dst), target.arrangement.folder
+    if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
+        raise UsageError(
+            f"{dst}: is one iteration's folder; name the folder above it, {dst.parent}"
+        )
+
+
+def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
+    """Refuse a destination that holds another's checkpoint files, and nothing of rankxform's.
+
+    Raises StorageError. Collective.
+    """
+    dst = Path(request.dst or "")
+    marks = dst / MANIFEST_NAME, dst / FOLDER_NAME / JOB_NAME
+    if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
+        return
+    found = _foreign_files(target, target.paths.values(), team)
+    if found:
+        raise StorageError(
+            f"{dst}: holds checkpoint files that rankxform did not write ({_few(found)}). Are SRC "
+            "and DST in this order? Name an empty folder, or say --overwrite to write beside them"
+        )
+
+
+def _check_apart(request: Request, sources: list[Path], output_paths: Iterable[Path]) -> None:
+    """Refuse destination files that are, or lie among, source files, whatever their paths."""
+    src, dst = Path(request.src), Path(request.dst or "")
+    if dst.exists() and not dst.is_dir():
+        raise StorageError(f"{dst}: is a file, and DST must be a folder; name another")
+    files = {inode(path): path for path in sources}
+    folders = {inode(path.parent) for path in sources}
+    inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
+    for option in ("lora", "like"):
+        given = getattr(request, option)
+        if given is not None and (is_same(Path(given), dst) or is_inside(dst, Path(given))):
+            raise UsageError(
+                f"{dst}: is the folder of --{option}, which is never written to; choose another "
+                "destination"
+            )
+    for final in output_paths:
+        there, folder = inode(final), inode(final.parent)
+        if inside or (folder is not None and folder in folders):
+            raise UsageError(
+                f"{final}: lies in the source folder {src}, which is never written to; "
+                "choose another destination"
+            )
+        if there is not None and there in files:
+            raise UsageError(
+                f"{final}: is the source file {files[there]} under another name, which is never "
+                "replaced; choose another destination"
+            )
+        if final.is_dir():
+            raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
+    if any(is_same(path.parent.parent, dst) for path in sources if path.parent != src):
+        raise UsageError(
+            f"{dst}: holds the source in its rank folders, which are never written to; choose "
+            "another destination"
+        )
+
+
+def foreign_warnings(target: Target, own: Iterable[Path], team: Team) -> list[str]:
+    """Return a warning of checkpoint files beside a destination's `own`, if any are. Collective."""
+    found = _foreign_files(target, own, team)
+    if not found:
+        return []
+    return [
+        f"{_few(found)}: another checkpoint file lies beside those of this destination, and may "
+        "be loaded instead; remove what does not belong there"
+    ]
+
+
+def _foreign_files(target: Target, own: Iterable[Path], team: Team) -> list[str]:
+    """Return other checkpoint files that may be taken for a destination's own. Collective."""
+    form, folder = target.form, target.folder
+    names = [relpath(path, folder) for path in own]
+
+    def look() -> list[str]:
+        if not team.nodes.is_leader(team.rank) or not folder.is_dir():
+            return []
+        listing = listing_at(folder, form)
+        return [str(folder / name) for name in form.foreign_files(listing, names)]
+
+    every = team.allgather(look)
+    return sorted({path for some in every for path in some})
+
+
+def _few(paths: Sequence[str]) -> str:
+    return paths[0] + (f" and {len(paths) - 1} more" if paths[1:] else "")
