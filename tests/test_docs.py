@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import runpy
@@ -136,7 +137,7 @@ def test_a_command_runs(text, place):
 
 
 @pytest.mark.parametrize(
-    "text", [one for one in blocks("python") if not one.id.startswith("api.md")]
+    "text", [one for one in blocks("python") if not one.id.startswith(("api.md", "design.md"))]
 )
 def test_python_runs(text, place):
     names = {"net": network()} if "(net," in text else {}
@@ -161,6 +162,25 @@ def test_keywords_are_the_table():
         "files",
     }
     assert {*LoadOptions.__annotations__} == {*affecting(LOAD), "files"}
+
+
+def stories():
+    """The functions that docs/design.md shows, with the file that each stands in."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    return re.findall(r"(?ms)^`(job/\w+\.py)`:\n\n```python\n(def (\w+)\(.*?)\n```$", text)
+
+
+@pytest.mark.parametrize(("file", "shown", "name"), stories())
+def test_a_story_stands_in_the_documentation_as_in_the_code(file, shown, name):
+    text = (ROOT / "rankxform" / file).read_text()
+    function = next(n for n in ast.parse(text).body if getattr(n, "name", None) == name)
+    assert ast.get_source_segment(text, function) == shown
+    assert not any(isinstance(node, ast.Lambda) for one in function.body for node in ast.walk(one))
+    assert function.end_lineno - function.body[1].lineno < 30
+
+
+def test_the_stories_are_those_of_five_verbs():
+    assert [name for _, _, name in stories()] == ["transform", "verify", "load", "plan", "launch"]
 
 
 def messages():

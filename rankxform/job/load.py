@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankxform.engine.array_sink import Arrays
 from rankxform.engine.pipeline import Traffic, execute
@@ -12,7 +12,7 @@ from rankxform.errors import UsageError
 from rankxform.formats.base import TensorSpec
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.assign import runs_of
+from rankxform.planning.assign import Assignment, runs_of
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
@@ -64,6 +64,13 @@ class Parameters(dict[str, Any]):
         return f"Parameters({len(self)} slices of rank {self.rank}, bytes_read={self.bytes_read})"
 
 
+class Wanted(NamedTuple):
+    """What one process wants: the slices of a rank, of some names."""
+
+    rank: int
+    include: tuple[str, ...]
+
+
 def load(request: Request, team: Team, rank: int) -> Parameters:
     """Return the slices of destination `rank`.
 
@@ -71,29 +78,33 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     for the same. Only the byte ranges that the slices need are read, in the memory that
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
-    wanted = team.allgather(lambda: (rank, request.include, _question(request)))
-    asked = read_request(_of_all(request, wanted), team)
+    request, wanted = _joined(request, rank, team)
+    asked = read_request(request, team)
     source = open_asked(asked, team)
     target = aim(asked, source, team)
     with suggesting(asked, source, team):
         evidence = examine(asked.request, source, target, team)
     target = target.with_own(evidence.own)
-    assignment = team.agree(lambda: [_wanted(target.planner, *one[:2]) for one in wanted])
+    assignment = _wanted_of(target.planner, wanted, team)
     work = plan_work(asked.request, source, target, assignment, team)
     arrays, traffic = fill(work, source, target, assignment[team.rank], team)
     return _parameters(target, evidence, arrays, traffic, rank)
 
 
-def _of_all(request: Request, wanted: Sequence[tuple[int, tuple[str, ...], str]]) -> Request:
-    """Return the request of all processes of a load, with their ranks and what each includes."""
-    ranks, includes, questions = zip(*wanted)
+def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Wanted]]:
+    """Return the request of all processes, and what each of them wants. Collective."""
+    every = team.allgather(lambda: (Wanted(rank, request.include), _question(request)))
+    wanted, questions = zip(*every)
     if len(set(questions)) > 1:
         raise UsageError(
             "the processes of one load ask for different things (sources, strategies, options); "
             "only rank and include may differ"
         )
-    every = () if () in includes else tuple(dict.fromkeys(p for some in includes for p in some))
-    return replace(request, dst=None, ranks=tuple(sorted(set(ranks))), include=every)
+    ranks = tuple(sorted({one.rank for one in wanted}))
+    include = tuple(dict.fromkeys(pattern for one in wanted for pattern in one.include))
+    if any(not one.include for one in wanted):
+        include = ()
+    return replace(request, dst=None, ranks=ranks, include=include), list(wanted)
 
 
 def fill(
@@ -140,6 +151,11 @@ def _question(request: Request) -> str:
     src, dst = request.src_strategy, request.dst_strategy
     named = [s.label if isinstance(s, Strategy) else s for s in (src, dst)]
     return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
+
+
+def _wanted_of(planner: Planner, wanted: Sequence[Wanted], team: Team) -> Assignment:
+    """Return the slices that each process wants. Collective."""
+    return team.agree(lambda: [_wanted(planner, one.rank, one.include) for one in wanted])
 
 
 def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:

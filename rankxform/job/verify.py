@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rankxform.engine.compare_sink import Comparison, Difference, Expected
 from rankxform.engine.pipeline import execute
@@ -50,12 +50,12 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     work = plan_work(asked.request, source, files_of, assignment, team)
     show = begin(source, target, work.nbytes)
     differing, nbytes = compare(work, source, files_of, there, assignment, team, show)
-    differences = {(one.name, one.rank): one for one in (*faults, *differing)}
+    differences = _each_once([*faults, *differing])
     other = notice_of_other_options(asked.request, source, target, team) if differences else []
     return Verdict(
         src=source.where.path or request.src,
         dst=str(target.folder),
-        differences=tuple(sorted(differences.values(), key=lambda one: (one.name, one.rank))),
+        differences=differences,
         files_compared=len(there.indexes),
         bytes_compared=nbytes,
         seconds=time.monotonic() - began,
@@ -65,6 +65,12 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
         step=source.selected.step_name,
         names={file: path.name for file, path in there.paths.items()} if described else {},
     )
+
+
+def _each_once(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Return one difference for each name and rank, in their order."""
+    known = {(one.name, one.rank): one for one in found}
+    return tuple(known[key] for key in sorted(known))
 
 
 def _share_out(target: Target, there: Source, team: Team) -> Assignment:
