@@ -29,8 +29,13 @@ _PIECE = 4 << 20
 class ReadMethod(Protocol):
     """Chooses what to read. Pure, and the same on every process.
 
-    exchanges: whether each byte is read by one process for all that want it.
+    name: what plans and reports call it where it reads more than the wanted ranges. exchanges:
+    whether each byte is read by one process for all that want it.
     """
+
+    @property
+    def name(self) -> str:
+        """See above."""
 
     @property
     def exchanges(self) -> bool:
@@ -66,6 +71,7 @@ class AutoReadMethod:
     latency: float = USUAL_LATENCY
     fixed: bool = False
     exchanges: bool = False
+    name: str = SIEVING
 
     def with_latency(self, nbytes: float) -> AutoReadMethod:
         return self if self.fixed else replace(self, latency=nbytes)
@@ -106,7 +112,7 @@ def count_reads(method: ReadMethod, wanted: Box, held: Box, item: int) -> Read:
         return Read(WHOLE, nbytes, messages_of(nbytes))
     rows = Box(wanted.start[:1] + held.start[1:], wanted.stop[:1] + held.stop[1:])
     box = method.box(wanted, rows, item)
-    name, read = (RANGES, nbytes) if box == wanted else (SIEVING, box.size * item)
+    name, read = (RANGES, nbytes) if box == wanted else (method.name, box.size * item)
     return Read(name, read, max(_runs(box, rows), messages_of(read)))
 
 

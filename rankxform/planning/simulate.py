@@ -115,7 +115,9 @@ def simulate(
     `exchanges` are those of the same assignment and visibility; files are read by `method`.
     """
     workloads = [Workload() for _ in assignment]
-    used: dict[str, dict[str, int]] = {name: {} for name in (WHOLE, RANGES, SIEVING, TWO_PHASE)}
+    used: dict[str, dict[str, int]] = {
+        name: {} for name in (WHOLE, RANGES, SIEVING, method.name, TWO_PHASE)
+    }
     crossing: dict[tuple[int, int], int] = {}
     counter = ReadCounter(method)
     _add_exchanges(exchanges, workloads, crossing, used[TWO_PHASE], counter)

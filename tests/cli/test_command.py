@@ -42,6 +42,26 @@ def command(*arguments, processes=None, **options):
     return run(line, 60, env=environment(), cwd=ROOT, **options)
 
 
+def test_a_verb_from_outside(place):
+    program = (
+        "import sys; from rankxform.cli.main import main; from rankxform.cli.verbs import VERBS\n"
+        "VERBS['tally'] = 'tests.cli.toy_verb'\n"
+        "sys.exit(main())"
+    )
+
+    def tally(processes, *words):
+        line = [*(mpirun(processes) if processes else []), sys.executable, "-c", program, *words]
+        return run(line, 60, env=environment(), cwd=ROOT)
+
+    assert tally(None, "tally", place.src, "--twice") == (0, "8 files, 1 processes\n")
+    assert tally(2, "tally", place.src) == (0, "4 files, 2 processes\n")
+    code, text = tally(2, "tally", place.src, "--json")
+    assert (code, json.loads(text)["files"]) == (0, 4)
+    assert "tally" in tally(None, "--help")[1]
+    code, text = tally(None, "tally", place.src, "--thrice")
+    assert code == 2 and "tally has no option" in text
+
+
 def test_every_verb_has_options_and_does_something():
     whole = parser()
     choices = next(a.choices for a in whole._actions if a.dest == "verb")
