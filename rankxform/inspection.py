@@ -87,19 +87,19 @@ def _described(path: Path, form: Form) -> dict[str, Any]:
     }
     source = open_source(Where(str(path.absolute()), form.name), Serial())
     faults = [fault.text for fault in source.faults if fault.file is None]
-    listing, said = source.listing, source.description
+    listing, description = source.listing, source.description
     if not source.paths:
         names = listing.files if listing is not None else ()
         files = [_facts(path / name) for name in names if name.endswith(suffixes())]
         return {**known, "step": None, "steps": [], "faults": faults, "shards": files}
     rows = []
     for number, row in _rows(path, source).items():
-        rank = {"rank": said.ranks[number]} if number in said.ranks else {}
+        rank = {"rank": description.ranks[number]} if number in description.ranks else {}
         rows.append({**row, **rank})
     return {
         **known,
         **_steps(source.selected),
-        "ranks": said.strategy.ranks if said.strategy else None,
+        "ranks": description.strategy.ranks if description.strategy else None,
         "faults": faults,
         "notices": list(source.notices),
         "shards": rows,

@@ -135,8 +135,8 @@ class Kind:
         try:
             return self.read(text)
         except ValueError as error:
-            said = f"{text!r}: expected {self.example}" if self.example else str(error)
-            raise ValueError(said) from None
+            message = f"{text!r}: expected {self.example}" if self.example else str(error)
+            raise ValueError(message) from None
 
     def accepts(self, value: Any) -> bool:
         """Tell whether a program may give this value."""

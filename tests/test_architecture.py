@@ -232,7 +232,8 @@ def test_functions_take_few_parameters():
 RETIRED = {
     "Cheaper", "Given", "IoPolicy", "Layouts", "Places", "Role", "Root", "Shards", "Standing", "USUAL",
     "Wish", "as_first", "build_catalog", "check_beside", "check_stated", "cut_rows", "explained",
-    "finals", "held_alike", "infer", "made_with", "question", "strangers", "weighed",
+    "finals", "held_alike", "infer", "loose", "made_with", "question", "said",
+    "strangers", "weighed",
 }  # fmt: skip
 """Names that said nothing, or two things; what they became is in the history."""
 

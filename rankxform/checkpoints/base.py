@@ -168,12 +168,12 @@ class Form(Protocol):
         """Return what else belongs to a destination whose files have these `names`."""
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         """Return small files that belong to a complete destination, by their relative names.
 
         The content comes in parts, one behind the other. They are written when all its files are
-        complete. `common` are facts on the training, as in `Description`.
+        complete. `training` are facts on the training, as in `Description`.
         """
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:

@@ -82,8 +82,8 @@ class Checkpoint2:
             own = replace(listing, files=tuple(chosen.below + name for name in chosen.names))
             found = folder.whole_tensors(own, store, None, below=chosen.below)
             assert found.description is not None
-            said = replace(found.description, common=_common(chosen, store))
-            return Selected(found.names, chosen.step, chosen.others, description=said)
+            description = replace(found.description, training=_training(chosen, store))
+            return Selected(found.names, chosen.step, chosen.others, description=description)
         return _described(chosen, store)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
@@ -129,10 +129,10 @@ class Checkpoint2:
         return (METADATA, COMMON)
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         slices = Slices.of(planner, arrangement.names, is_state=_is_optimizers)
-        return {METADATA: slices.document(), COMMON: [documents.common(common)]}
+        return {METADATA: slices.document(), COMMON: [documents.common(training)]}
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, own)
@@ -284,7 +284,7 @@ def _check_one_device(chosen: _Iteration) -> None:
             )
 
 
-def _common(chosen: _Iteration, store: Store) -> dict[str, Any]:
+def _training(chosen: _Iteration, store: Store) -> dict[str, Any]:
     if COMMON not in chosen.names:
         return {}
     try:
@@ -317,10 +317,10 @@ def _described(chosen: _Iteration, store: Store) -> Selected:
     if not store.has(name):
         store.read(name, chosen.listing.searched)  # says on which node it is not
     with store.open(name) as read_at:
-        said = metadata.parsed(read_at, path)
-    for name in said.ranks:
+        description = metadata.parsed(read_at, path)
+    for name in description.ranks:
         folder.in_folder(name, path)
-    ranks = {**said.ranks, **_more_of_ranks(said.ranks, chosen.names)}
+    ranks = {**description.ranks, **_more_of_ranks(description.ranks, chosen.names)}
     files = sorted(ranks, key=lambda name: (ranks[name], name))
     ids = {name: number for number, name in enumerate(files)}
     there = set(chosen.names)
@@ -343,11 +343,11 @@ def _described(chosen: _Iteration, store: Store) -> Selected:
         chosen.others,
         description=Description(
             path,
-            said.strategy,
+            description.strategy,
             ranks={ids[name]: rank for name, rank in ranks.items()},
-            listed={ids[name]: listed for name, listed in said.listed.items()},
-            stated=said.stated,
-            common=_common(chosen, store),
+            listed={ids[name]: listed for name, listed in description.listed.items()},
+            declared=description.declared,
+            training=_training(chosen, store),
             missing_files={ranks[name]: chosen.at(name) for name in lost},
             notices=tuple(notices),
         ),

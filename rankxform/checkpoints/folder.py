@@ -54,7 +54,7 @@ def weight_map(store: Store, listing: Listing, name: str) -> dict[str, str]:
 
 
 def whole_tensors(
-    listing: Listing, store: Store, index: str | None, loose: str | None = None, below: str = ""
+    listing: Listing, store: Store, index: str | None, untracked: str | None = None, below: str = ""
 ) -> Selected:
     """Return the files of a folder of whole tensors, each in one file, as `index` lists them.
 
@@ -66,7 +66,7 @@ def whole_tensors(
     there = own_files(listing, below)
     searched, listed = listing.searched, dict[str, list[str]]()
     if index is None:
-        names = [name for name in tensor_files(there) if name != loose]
+        names = [name for name in tensor_files(there) if name != untracked]
     else:
         for parameter, file in weight_map(store, listing, index).items():
             listed.setdefault(file, []).append(parameter)
@@ -83,7 +83,7 @@ def whole_tensors(
             f"parameters in it, such as {listed[gone[0]][0]!r}{searched}{more(gone, 'file')}; "
             "copy the missing files into the folder"
         )
-    others = [n for n in tensor_files(there) if n not in names and n != loose]
+    others = [n for n in tensor_files(there) if n not in names and n != untracked]
     notices: tuple[str, ...] = ()
     if others:
         assert index is not None
@@ -92,14 +92,14 @@ def whole_tensors(
             "not used",
         )
     chosen = {number: below + name for number, name in enumerate(names)}
-    if loose is not None and loose in there:
-        chosen[len(names)] = below + loose
+    if untracked is not None and untracked in there:
+        chosen[len(names)] = below + untracked
     return Selected(
         chosen,
         description=Description(
             listing.at(index if index is not None else below.rstrip("/")),
             listed={number: tuple(listed[n]) for number, n in enumerate(names) if n in listed},
-            loose=len(names) if len(chosen) > len(names) else None,
+            untracked=len(names) if len(chosen) > len(names) else None,
             notices=notices,
         ),
     )

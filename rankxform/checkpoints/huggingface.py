@@ -110,7 +110,7 @@ class HuggingFace:
         return tuple(prefix + INDEX for prefix in sorted(prefixes))
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         if len(arrangement.names) == 1:
             return {}

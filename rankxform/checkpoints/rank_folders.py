@@ -104,7 +104,7 @@ class RankFolders:
         return ()
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
@@ -260,14 +260,14 @@ def _one_family(every: list[_Candidate]) -> set[str]:
 def _common_step(kept: Mapping[int, list[_Candidate]], needed: list[int]) -> Step | None:
     """Return the newest step that all `needed` ranks have, None where files state none."""
     steps = [{c.step for c in kept[rank]} for rank in needed]
-    common = set.intersection(*steps) if steps else {c.step for some in kept.values() for c in some}
-    if not common:
+    in_all = set.intersection(*steps) if steps else {c.step for some in kept.values() for c in some}
+    if not in_all:
         rank = next(r for i, r in enumerate(needed) if not set.intersection(*steps[: i + 1]))
         raise CheckpointError(
             f"no step is there for every rank; rank {needed[0]}: {_listing(kept[needed[0]])}; "
             f"rank {rank}: {_listing(kept[rank])}"
         )
-    return max(common, key=lambda step: step or (-1, -1))
+    return max(in_all, key=lambda step: step or (-1, -1))
 
 
 def _listing(candidates: Iterable[_Candidate]) -> str:

@@ -56,7 +56,7 @@ class Unified:
         index = MAP if MAP in listing.files else None
         if index is None:
             _check_no_gap(listing)
-        return folder.whole_tensors(listing, store, index, loose=LOOSE)
+        return folder.whole_tensors(listing, store, index, untracked=LOOSE)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
@@ -64,11 +64,11 @@ class Unified:
         There are more parts than MindSpore makes where one would exceed the limit.
         """
         folder.check_whole(self.name, planner.dst.ranks)
-        loose = [t.name for t in planner.tensors(0) if is_loose(planner, t)]
+        untracked = [t.name for t in planner.tensors(0) if is_loose(planner, t)]
         sizes = {
             t.name: content_bytes(t.dtype, t.shape)
             for t in planner.tensors(0)
-            if t.name not in loose
+            if t.name not in untracked
         }
         most = naming.most_bytes or DEFAULT_BYTES
         count = max(1, min(-(-sum(sizes.values()) // most), len(sizes)))
@@ -80,8 +80,8 @@ class Unified:
             parts = _balanced(sizes, count)
         names = {number: f"part{number}.safetensors" for number, some in enumerate(parts) if some}
         held = {number: Part(0, frozenset(parts[number])) for number in names}
-        if loose:
-            names[count], held[count] = LOOSE, Part(0, frozenset(loose))
+        if untracked:
+            names[count], held[count] = LOOSE, Part(0, frozenset(untracked))
         return Arrangement(names, held)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
@@ -94,7 +94,7 @@ class Unified:
         return (MAP,)
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, common: Mapping[str, Any]
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         held = {
             name: planner.tensors(file) for file, name in arrangement.names.items() if name != LOOSE

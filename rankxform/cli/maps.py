@@ -102,8 +102,8 @@ def _shown(name: str) -> tuple[str, Any]:
         lines += ["", "sizes"]
         lines += [f"  {size:{width}}  {made.text}" for size, made in one.sizes.items()]
     for choice, ways in one.choices.items():
-        said = ", ".join(f"{way} ({step})" for way, step in ways.items())
-        lines += ["", f"--{choice.replace('_', '-')}: {said}; the first is the default"]
+        listed = ", ".join(f"{way} ({step})" for way, step in ways.items())
+        lines += ["", f"--{choice.replace('_', '-')}: {listed}; the first is the default"]
     rules = list(_rules(one))
     for rule in rules:
         lines += ["", rule["tensor"]]

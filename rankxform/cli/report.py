@@ -62,10 +62,10 @@ def header(source: Source, target: Target, processes: int) -> str:
 
 
 def _found(files: Source) -> str:
-    said = files.selected.description
-    if said is None:
+    description = files.selected.description
+    if description is None:
         return count(len(files.indexes), "rank")
-    ranks = len({said.ranks[file] for file in files.indexes if file in said.ranks})
+    ranks = len({description.ranks[file] for file in files.indexes if file in description.ranks})
     found = f"{files.form.title}, {count(len(files.indexes), 'file')}"
     return found + (f" of {count(ranks, 'rank')}" if ranks > 1 else "")
 

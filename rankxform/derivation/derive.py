@@ -70,10 +70,10 @@ def _check_patterns(
 ) -> None:
     """Refuse what the user says of names that are not there."""
     rules = (*request.rules, *request.places.placed)
-    said = [(rule.label, rule.names) for rule in rules]
+    labelled = [(rule.label, rule.names) for rule in rules]
     for flag, some in (("--opt-on", request.opt_on), ("--opt-off", request.opt_off)):
-        said += [(f"{flag} {one.pattern!r}", one) for one in some]
-    for label, pattern in said:
+        labelled += [(f"{flag} {one.pattern!r}", one) for one in some]
+    for label, pattern in labelled:
         if not any(pattern.search(name) for name in parameters):
             refusals.add(f"{label} matches no parameter", "Change it, or leave it out")
 

@@ -232,13 +232,14 @@ def _by_rule(
     return ()
 
 
-def rule_for(rules: Iterable[Rule], name: str, *said: str) -> Rule | None:
+def rule_for(rules: Iterable[Rule], name: str, *stated_by: str) -> Rule | None:
     """Return the first rule that matches a name and says one of these things."""
     return next(
         (
             rule
             for rule in rules
-            if any(getattr(rule, what) is not None for what in said) and rule.names.search(name)
+            if any(getattr(rule, what) is not None for what in stated_by)
+            and rule.names.search(name)
         ),
         None,
     )

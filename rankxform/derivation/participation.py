@@ -42,12 +42,12 @@ def _stated(
     if on and off:
         refusals.add("--opt-on and --opt-off both match it", "Change one of them", name)
     rule = rule_for(request.all_rules, name, "optimizer")
-    said, who = (on, f"--opt-{'on' if on else 'off'}") if on or off else (None, "")
-    if said is None and rule is not None:
-        said, who = rule.optimizer, rule.label
-    if said is None:
+    decided, who = (on, f"--opt-{'on' if on else 'off'}") if on or off else (None, "")
+    if decided is None and rule is not None:
+        decided, who = rule.optimizer, rule.label
+    if decided is None:
         return seen
-    if seen is not None and seen is not said:
+    if seen is not None and seen is not decided:
         refusals.add(
             f"{who} contradicts the source, where it "
             + ("takes part" if seen else "does not take part")
@@ -55,7 +55,7 @@ def _stated(
             "Change the rule, or use another version of the preset",
             name,
         )
-    return said
+    return decided
 
 
 def _seen_taking_part(

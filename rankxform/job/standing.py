@@ -52,10 +52,10 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     step = None if request.iteration is None else str(request.iteration)
     there = open_source(replace(where, form=form.name, step=step), team)
     team.agree(lambda: _require_files(there))
-    said = there.selected.description
-    assert said is not None
+    description = there.selected.description
+    assert description is not None
     if request.dst_strategy is None and not request.derives:
-        request = replace(request, dst_strategy=said.strategy)
+        request = replace(request, dst_strategy=description.strategy)
     if request.iteration is None and "iteration" in form.options:
         number = there.selected.step[0] if there.selected.step else 0
         request = replace(request, iteration=number)
@@ -144,28 +144,30 @@ def _require_files(there: Source) -> None:
 def _compare(
     target: Target, there: Source, schemas: Mapping[int, Schema]
 ) -> tuple[Planner, list[Difference]]:
-    said = there.selected.description
-    assert said is not None
+    description = there.selected.description
+    assert description is not None
     planner = target.planner
     found: list[Difference] = []
-    source = Path(said.source).name
+    source = Path(description.source).name
     paths = {file: str(path) for file, path in there.paths.items()}
     faults = [
-        *((source, fault) for fault in file_faults(said, schemas, paths, lambda name: False)),
+        *(
+            (source, fault)
+            for fault in file_faults(description, schemas, paths, lambda name: False)
+        ),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
-            for path in said.missing_files.values()
+            for path in description.missing_files.values()
         ),
-        *(("common.json", fault) for fault in _training_faults(target, said)),
+        *(("common.json", fault) for fault in _training_faults(target, description)),
     ]
-    for number, (name, fault) in enumerate(faults, 1):
-        found.append(Difference(name, -number, fault, whole_file=True))
+    found += (Difference(n, -at, why, whole_file=True) for at, (n, why) in enumerate(faults, 1))
     parts: dict[int, Part] = {}
     ranks = set(target.ranks)
     same: dict[frozenset[str], frozenset[str]] = {}
     held: set[tuple[str, Cell]] = set()
     for file, schema in schemas.items():
-        rank = said.ranks.get(file, 0)
+        rank = description.ranks.get(file, 0)
         if rank >= planner.dst.ranks:
             why = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
             found.append(Difference(there.paths[file].name, file, why, whole_file=True))
@@ -189,28 +191,28 @@ def _compare(
             if (name, layout.cell(local)) not in held:
                 missing[name] = None
     found += [Difference(name, -1, "is missing, or some of its slices are") for name in missing]
-    if said.strategy is not None:
-        found += _stated(planner, said, missing)
+    if description.strategy is not None:
+        found += _stated(planner, description, missing)
     return own, found
 
 
-def _training_faults(target: Target, said: Description) -> Iterator[str]:
+def _training_faults(target: Target, description: Description) -> Iterator[str]:
     """Yield what is wrong with the facts on the training, of a form that states some."""
     if "iteration" not in target.form.options:
         return
-    want, have = (one.get("global_step") for one in (target.training, said.common))
-    if not said.common:
+    want, have = (one.get("global_step") for one in (target.training, description.training))
+    if not description.training:
         yield "is missing; a training job knows its step by it"
     elif want is not None and have != want:
         yield f"states global_step {have}, and the source's is {want}"
 
 
 def _stated(
-    planner: Planner, said: Description, missing: Mapping[str, None]
+    planner: Planner, description: Description, missing: Mapping[str, None]
 ) -> Iterator[Difference]:
     """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""
-    assert said.strategy is not None
-    own = said.strategy
+    assert description.strategy is not None
+    own = description.strategy
     for stage in range(len(planner.dst.stages)):
         for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
             shape = planner.parameter(name).shape
@@ -219,10 +221,10 @@ def _stated(
             if name not in own.stages_of:
                 yield Difference(name, -1, "is not stated in metadata.json")
                 continue
-            stated = own.stages[own.stages_of[name][0]][name]
+            declared = own.stages[own.stages_of[name][0]][name]
             ranks = range(planner.dst.stage_size)
-            if said.stated[name][1] != shape or any(
-                stated.grid(shape).box(stated.cell(r)) != layout.grid(shape).box(layout.cell(r))
+            if description.declared[name][1] != shape or any(
+                declared.grid(shape).box(declared.cell(r)) != layout.grid(shape).box(layout.cell(r))
                 for r in ranks
             ):
                 yield Difference(name, -1, "is stated otherwise in metadata.json")

@@ -263,8 +263,10 @@ def _must_agree(
         name = sorted(set(layouts) ^ set(others))[0]
         why = f"only one of them lists {name!r}"
     else:
-        loose = record.json != other.json
-        differing = (n for n in layouts if _facts(layouts[n], loose) != _facts(others[n], loose))
+        expanded = record.json != other.json
+        differing = (
+            n for n in layouts if _facts(layouts[n], expanded) != _facts(others[n], expanded)
+        )
         name = next(differing, "")
         if not name:
             return
@@ -275,14 +277,14 @@ def _must_agree(
     )
 
 
-def _facts(layout: Layout, loose: bool) -> object:
+def _facts(layout: Layout, expanded: bool) -> object:
     """What must be equal in two descriptions of one layout.
 
-    JSON expands nested maps, so `loose` compares the device axes in order, without those of one
+    JSON expands nested maps, so `expanded` compares the device axes in order, without those of one
     rank, which the JSON form leaves out.
     """
     common = (layout.opt_step, layout.opt_size, layout.field, layout.split_rows)
-    if not loose:
+    if not expanded:
         return layout.device_matrix, layout.tensor_map, common
     sizes = layout.device_matrix[::-1]
     flat = [a for axes in layout.tensor_map for a in ([a for a in axes if sizes[a] > 1] or [-1])]

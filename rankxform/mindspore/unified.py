@@ -195,10 +195,10 @@ def _listed(src: str, options: Mapping[str, Any]) -> list[str]:
     from rankxform.ops.base import Derivation
 
     _, _, selected = look_at(Where(str(Path(src).absolute())))
-    said = selected.description
+    description = selected.description
     names: list[str] = []
     for file, name in selected.names.items():
-        if said is None or file != said.loose:
-            listed = said.listed.get(file) if said is not None else None
+        if description is None or file != description.untracked:
+            listed = description.listed.get(file) if description is not None else None
             names += listed or index(Path(src, name)).schema.names
     return [Derivation.of(options).name_of(name) for name in names]

@@ -34,9 +34,9 @@ class Description:
     there is none. boxes: by tensor what each file holds of it, where that is stated box by box.
     With neither, all tensors are whole, each in one file.
     ranks: by file the global rank that it is of; {}: ids are ranks, or files are of no rank.
-    listed: by file the names that it is said to hold. stated: by name type and full shape, in
-    elements. loose: the file with values that are listed nowhere, if there is one. common: facts on
-    the training, such as its global_step. missing_files: by rank a file that is spoken of and not
+    listed: by file the names that it is said to hold. declared: by name type and full shape, in
+    elements. untracked: the file with values that are listed nowhere, if there is one. training:
+    facts such as its global_step. missing_files: by rank a file that is spoken of and not
     there. notices: what to know.
     """
 
@@ -45,9 +45,9 @@ class Description:
     boxes: Mapping[str, tuple[StatedBox, ...]] = field(default_factory=dict)
     ranks: Mapping[int, int] = field(default_factory=dict)
     listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    stated: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
-    loose: int | None = None
-    common: Mapping[str, Any] = field(default_factory=dict)
+    declared: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
+    untracked: int | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
     missing_files: Mapping[int, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 

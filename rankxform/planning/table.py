@@ -91,7 +91,7 @@ def _of_boxes(
     known: dict[object, tuple[Grid | Boxes, Placement]] = {}
     shardings: dict[tuple[int, int], Sharding] = {}
     for name, boxes in description.boxes.items():
-        dtype, shape = description.stated[name]
+        dtype, shape = description.declared[name]
         for one in boxes:
             if one.file in schemas:
                 _check_entry(name, one, dtype, schemas[one.file], paths[one.file])
@@ -279,14 +279,14 @@ class _Ranks:
         """Return how `stage` shards a tensor. Raises CheckpointError where slices do not fit."""
         slice_shape, strategy = _slice_shape(name, groups[0]), self._strategy
         layout = effective_layout(strategy, name, stage, len(slice_shape))
-        stated = layout.expanded_shape
+        declared = layout.expanded_shape
         try:
             layout = layout.fold(slice_shape, slices=True)
             shape = layout.full_shape(slice_shape)
-            if stated and layout.expanded_shape and not layout.split_rows and stated != shape:
+            if declared and layout.expanded_shape and not layout.split_rows and declared != shape:
                 raise RequestError(
                     f"{layout.counts} slices of {list(slice_shape)} make {list(shape)}, "
-                    f"the strategy states {list(stated)}"
+                    f"the strategy states {list(declared)}"
                 )
             if layout.expanded_shape is not None:
                 layout = replace(layout, expanded_shape=None)

@@ -20,37 +20,37 @@ Dropped = Callable[[str], bool]
 """Tells the parameters that are not converted."""
 
 
-def own_names(said: Description, indexes: Mapping[int, Index]) -> dict[int, Schema]:
+def own_names(description: Description, indexes: Mapping[int, Index]) -> dict[int, Schema]:
     """Return what files hold, without what a file of loose values repeats.
 
     MindSpore puts one rank's slices there, of what it was told to leave out.
     """
     schemas = {file: one.schema for file, one in indexes.items()}
-    if said.loose is None or said.loose not in schemas:
+    if description.untracked is None or description.untracked not in schemas:
         return schemas
-    known = {n for file, one in schemas.items() if file != said.loose for n in one.names}
-    one = schemas[said.loose]
+    known = {n for file, one in schemas.items() if file != description.untracked for n in one.names}
+    one = schemas[description.untracked]
     kept = [i for i, n in enumerate(one.names) if n not in known and state_of(n) is None]
-    schemas[said.loose] = Schema(
+    schemas[description.untracked] = Schema(
         *(tuple(some[i] for i in kept) for some in (one.names, one.dtypes, one.shapes))  # type: ignore[arg-type]
     )
     return schemas
 
 
-def repaired(said: Description, schemas: Mapping[int, Schema]) -> Description:
+def repaired(description: Description, schemas: Mapping[int, Schema]) -> Description:
     """Return what a checkpoint means where MindSpore states a wrong layout and the files decide.
 
     `schemas` are by file. What stays wrong is found by `file_faults`.
     """
-    if said.strategy is None or not said.listed:
-        return said
-    stages = [dict(layouts) for layouts in said.strategy.stages]
+    if description.strategy is None or not description.listed:
+        return description
+    stages = [dict(layouts) for layouts in description.strategy.stages]
     known: dict[tuple[Layout, Shape], Layout | None] = {}
     names: dict[str, None] = {}
     for file, schema in schemas.items():
-        layouts = stages[said.strategy.stage_of(said.ranks[file])]
-        for name in said.listed.get(file, ()):
-            at, (_, shape) = schema.position.get(name), said.stated[name]
+        layouts = stages[description.strategy.stage_of(description.ranks[file])]
+        for name in description.listed.get(file, ()):
+            at, (_, shape) = schema.position.get(name), description.declared[name]
             if at is None or len(shape) != len(schema.shapes[at]) or 0 in schema.shapes[at]:
                 continue
             counts = tuple(n // own for n, own in zip(shape, schema.shapes[at]))
@@ -63,38 +63,44 @@ def repaired(said: Description, schemas: Mapping[int, Schema]) -> Description:
             if meant is not None:
                 layouts[name], names[name] = meant, None
     if not names:
-        return said
+        return description
     notice = (
-        f"{said.source}: states wrong layouts of {_named(list(names))}, as MindSpore does where an "
-        "optimizer shards in groups that are not along device axes; the shapes in the files decide"
+        f"{description.source}: states wrong layouts of {_named(list(names))}, as MindSpore does "
+        "where an optimizer shards in groups that are not along device axes; the shapes in the "
+        "files decide"
     )
-    strategy = replace(said.strategy, stages=tuple(stages))
-    return replace(said, strategy=strategy, notices=(*said.notices, notice))
+    strategy = replace(description.strategy, stages=tuple(stages))
+    return replace(description, strategy=strategy, notices=(*description.notices, notice))
 
 
 def file_faults(
-    said: Description, schemas: Mapping[int, Schema], paths: Mapping[int, str], dropped: Dropped
+    description: Description,
+    schemas: Mapping[int, Schema],
+    paths: Mapping[int, str],
+    dropped: Dropped,
 ) -> Iterator[str]:
     """Yield what a checkpoint says wrongly of its files, in words. `schemas` are by file.
 
     dropped: tells the parameters that are not converted.
     """
-    if said.is_whole:
+    if description.is_whole:
         yield from _twice(paths, schemas)
-    if said.loose is not None and said.loose in schemas:
-        yield from _large_among_loose(paths[said.loose], schemas[said.loose], dropped)
+    if description.untracked is not None and description.untracked in schemas:
+        yield from _large_among_untracked(
+            paths[description.untracked], schemas[description.untracked], dropped
+        )
     there = {name for one in schemas.values() for name in one.names}
-    misplaced = _misplaced(said, schemas) if said.is_whole else {}
+    misplaced = _misplaced(description, schemas) if description.is_whole else {}
     for name, (listed, held) in misplaced.items():
         yield (
-            f"{said.source}: lists {name!r} in {basename(paths[listed])}, and "
+            f"{description.source}: lists {name!r} in {basename(paths[listed])}, and "
             f"{basename(paths[held])} holds it; correct the index"
         )
-    for file, names in said.listed.items():
+    for file, names in description.listed.items():
         if file not in schemas:
             continue
         position = schemas[file].position
-        excused = _is_never_saved if said.strategy is not None else lambda name: False
+        excused = _is_never_saved if description.strategy is not None else lambda name: False
         gone = [
             n
             for n in names
@@ -105,24 +111,26 @@ def file_faults(
         ]
         if gone:
             yield (
-                f"{paths[file]}: does not hold {_named(gone)}, which {said.source} "
+                f"{paths[file]}: does not hold {_named(gone)}, which {description.source} "
                 "lists in it; copy the file again, or correct the list"
             )
-        if said.is_whole:
+        if description.is_whole:
             known = {*names, *misplaced}
-            yield from _unlisted(said, paths[file], schemas[file], known, dropped)
+            yield from _unlisted(description, paths[file], schemas[file], known, dropped)
         else:
-            yield from _slices(said, file, paths[file], schemas[file], names)
-    if said.strategy is not None:
-        yield from _copies(said, schemas, paths, dropped)
+            yield from _slices(description, file, paths[file], schemas[file], names)
+    if description.strategy is not None:
+        yield from _copies(description, schemas, paths, dropped)
 
 
-def _misplaced(said: Description, schemas: Mapping[int, Schema]) -> dict[str, tuple[int, int]]:
+def _misplaced(
+    description: Description, schemas: Mapping[int, Schema]
+) -> dict[str, tuple[int, int]]:
     """Return tensors that an index lists in a file other than the one that has them: both files."""
     holder = {name: file for file, one in schemas.items() for name in one.names}
     return {
         name: (file, holder[name])
-        for file, names in said.listed.items()
+        for file, names in description.listed.items()
         for name in names
         if file in schemas and name in holder and name not in schemas[file].position
     }
@@ -134,7 +142,7 @@ def _is_never_saved(name: str) -> bool:
     )
 
 
-def _large_among_loose(path: str, schema: Schema, dropped: Dropped) -> Iterator[str]:
+def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[str]:
     """Yield tensors among loose values that may be one rank's slices."""
     large = [
         name
@@ -149,21 +157,26 @@ def _large_among_loose(path: str, schema: Schema, dropped: Dropped) -> Iterator[
 
 
 def _copies(
-    said: Description, schemas: Mapping[int, Schema], paths: Mapping[int, str], dropped: Dropped
+    description: Description,
+    schemas: Mapping[int, Schema],
+    paths: Mapping[int, str],
+    dropped: Dropped,
 ) -> Iterator[str]:
     """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
     of_rank: dict[tuple[int, str], int] = {}
     for file, schema in schemas.items():
-        listed = set(said.listed.get(file, ()))
-        rank = said.ranks[file]
+        listed = set(description.listed.get(file, ()))
+        rank = description.ranks[file]
         more = [
             n
             for n in schema.names
-            if n not in listed and (n in said.stated or state_of(n) is not None) and not dropped(n)
+            if n not in listed
+            and (n in description.declared or state_of(n) is not None)
+            and not dropped(n)
         ]
         if more:
             yield (
-                f"{paths[file]}: holds {_named(more)}, which {said.source} does not "
+                f"{paths[file]}: holds {_named(more)}, which {description.source} does not "
                 "list in it; copy both again from one checkpoint"
             )
         for name in schema.names:
@@ -193,30 +206,30 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
 
 
 def _unlisted(
-    said: Description, path: str, schema: Schema, names: Iterable[str], dropped: Dropped
+    description: Description, path: str, schema: Schema, names: Iterable[str], dropped: Dropped
 ) -> Iterator[str]:
     """Yield tensors that the index does not list, if they are to be converted."""
     listed = set(names)
     more = [n for n in schema.names if n not in listed and not dropped(n)]
     if more:
         yield (
-            f"{path}: holds {_named(more)}, which {said.source} does not "
+            f"{path}: holds {_named(more)}, which {description.source} does not "
             "list; correct the index, or leave it out (--exclude)"
         )
 
 
 def _slices(
-    said: Description, file: int, path: str, schema: Schema, names: Iterable[str]
+    description: Description, file: int, path: str, schema: Schema, names: Iterable[str]
 ) -> Iterator[str]:
     """Compare type and shape of slices with what metadata says of them."""
-    assert said.strategy is not None
-    layouts = said.strategy.stages[said.strategy.stage_of(said.ranks[file])]
+    assert description.strategy is not None
+    layouts = description.strategy.stages[description.strategy.stage_of(description.ranks[file])]
     other_shapes, other_types = [], []
     for name in names:
         at = schema.position.get(name)
         if at is None:
             continue
-        dtype, shape = said.stated[name]
+        dtype, shape = description.declared[name]
         local = tuple(n // count for n, count in zip(shape, layouts[name].counts))
         if schema.shapes[at] != local:
             other_shapes.append((name, schema.shapes[at], local))
@@ -227,15 +240,15 @@ def _slices(
         more = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
         yield (
             f"{path}: the slice of {name!r} has shape {list(have)}, and "
-            f"{said.source} says {list(want)}{more}. MindSpore states a wrong layout where the "
-            "optimizer shards in groups that are not along the axes of the device matrix "
+            f"{description.source} says {list(want)}{more}. MindSpore states a wrong layout where "
+            "the optimizer shards in groups that are not along the axes of the device matrix "
             "(optimizer_weight_shard_size); if this job has such groups, save it as rank folders "
             "and convert these, otherwise copy the file again"
         )
     if other_types:
         name, a, b = other_types[0]
         yield (
-            f"{path}: {name!r} is {a}, and {said.source} says {b}; copy both "
+            f"{path}: {name!r} is {a}, and {description.source} says {b}; copy both "
             "again from one checkpoint"
         )
 

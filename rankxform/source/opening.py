@@ -232,24 +232,26 @@ def _described(
     except (UsageError, CheckpointError) as error:
         faults = *found, Fault(str(error), type(error))
         return _Chosen(Selected({}), {}, (), None, faults)
-    said = selected.description
-    assert said is not None
+    description = selected.description
+    assert description is not None
     names = selected.names
     folder = Path(where.path, next(iter(names.values()), "")).parent
     found = found or [*_unfinished(folder)]
-    strategy = said.strategy
+    strategy = description.strategy
     if where.strategy is not None:
-        found += _contradictions(said, where.strategy)
-    wanted: set[int] = {*names, *said.ranks}
+        found += _contradictions(description, where.strategy)
+    wanted: set[int] = {*names, *description.ranks}
     needed = narrow.ranks(strategy) if strategy is not None and not found else None
     if needed is not None:
         ranks = set(needed)
-        wanted = {file for file in wanted if said.ranks[file] in ranks}
+        wanted = {file for file in wanted if description.ranks[file] in ranks}
     kept = {file: name for file, name in names.items() if file in wanted}
     if not kept:
         text = f"{where.path}: none of the files that are needed is there{listing.searched}"
         found.append(Fault(text))
-    return _Chosen(selected, kept, tuple(sorted(wanted)), strategy, tuple(found), said.notices)
+    return _Chosen(
+        selected, kept, tuple(sorted(wanted)), strategy, tuple(found), description.notices
+    )
 
 
 def _of_ranks(
@@ -334,33 +336,34 @@ def _unfinished(folder: Path) -> Iterator[Fault]:
         )
 
 
-def _contradictions(said: Description, given: Strategy) -> Iterator[Fault]:
+def _contradictions(description: Description, given: Strategy) -> Iterator[Fault]:
     """Yield where a given strategy contradicts what a checkpoint says of itself."""
-    own, leave = said.strategy, "leave out --src-strategy:"
+    own, leave = description.strategy, "leave out --src-strategy:"
     if own is None:
         if not isinstance(given, WholeStrategy):
-            what = "that its tensors are whole" if said.is_whole else "where each box is"
+            what = "that its tensors are whole" if description.is_whole else "where each box is"
             yield Fault(
-                f"{leave} {said.source} says {what}, and {given.label} shards them", UsageError
+                f"{leave} {description.source} says {what}, and {given.label} shards them",
+                UsageError,
             )
         return
     if isinstance(given, WholeStrategy):
         yield Fault(
-            f"{leave} {said.source} says how its parameters are sharded, and 'none' means whole "
-            "tensors",
+            f"{leave} {description.source} says how its parameters are sharded, and 'none' means "
+            "whole tensors",
             UsageError,
         )
         return
     both = [name for name in own.stages_of if name in given.stages_of]
     if not both:
-        yield Fault(f"{leave} {given.label} lists no parameter of {said.source}", UsageError)
+        yield Fault(f"{leave} {given.label} lists no parameter of {description.source}", UsageError)
         return
-    shapes = {name: shape for name, (_, shape) in said.stated.items()}
+    shapes = {name: shape for name, (_, shape) in description.declared.items()}
     name = first_difference(own, given, both, shapes)
     if name is not None:
         yield Fault(
-            f"{leave} {given.label} and {said.source} shard {name!r} in two ways, and the latter "
-            "is the checkpoint's own",
+            f"{leave} {given.label} and {description.source} shard {name!r} in two ways, and the "
+            "latter is the checkpoint's own",
             UsageError,
         )
 
@@ -402,9 +405,9 @@ def index_all(
 
 def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
-    found, said = [*source.faults], chosen.selected.description
+    found, description = [*source.faults], chosen.selected.description
     strategy, notices = chosen.strategy, [*source.notices]
-    described = said is not None
+    described = description is not None
     if not described and not found and (strategy is None or isinstance(strategy, WholeStrategy)):
         try:
             strategy, more = whole_strategy(
@@ -421,16 +424,18 @@ def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
     extra = {file: one for file, one in source.indexes.items() if file not in inside}
     source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
     paths = {file: str(path) for file, path in source.paths.items()}
-    if said is None:
+    if description is None:
         meant = Description(strategy.label if strategy else source.where.path, strategy)
         schemas = {file: one.schema for file, one in inside.items()}
     else:
-        schemas = faults.own_names(said, inside)
-        meant = faults.repaired(said, schemas)
-        notices += meant.notices[len(said.notices) :]
+        schemas = faults.own_names(description, inside)
+        meant = faults.repaired(description, schemas)
+        notices += meant.notices[len(description.notices) :]
         wrong = faults.file_faults(meant, schemas, paths, narrow.drops)
         found += (Fault(text, inside=True) for text in wrong)
-    if said is not None and meant.is_whole:  # an id stands for a rank with all that it holds whole
+    if (
+        description is not None and meant.is_whole
+    ):  # an id stands for a rank with all that it holds whole
         size = max(chosen.selected.names, default=0) + 1
         meant = replace(meant, strategy=WholeStrategy(stage_size=size))
     catalog = None

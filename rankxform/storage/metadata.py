@@ -31,14 +31,14 @@ _START, _PART = 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True)
-class Said:
+class Declared:
     """What a metadata.json says: the strategy; of each file its rank and the parameters in it; and
     by parameter type and full shape, in elements."""
 
     strategy: Strategy
     ranks: Mapping[str, int]
     listed: Mapping[str, tuple[str, ...]]
-    stated: Mapping[str, tuple[str, Shape]]
+    declared: Mapping[str, tuple[str, Shape]]
 
 
 def is_metadata(path: Path) -> bool:
@@ -54,21 +54,21 @@ def begins_metadata(read_at: ReadAt) -> bool:
     return f'"{PARAMETERS}"'.encode() in read_at(0, _START)
 
 
-def read(path: Path) -> Said:
+def read(path: Path) -> Declared:
     """Read a metadata.json. Raises CheckpointError, which says what contradicts what."""
     with opened(path) as (fd, _):
         return parsed(range_reader(fd, path), str(path))
 
 
-def parsed(read_at: ReadAt, label: str) -> Said:
+def parsed(read_at: ReadAt, label: str) -> Declared:
     """Read a metadata.json through a function. Raises CheckpointError."""
     try:
-        return _said(parse(read_at), label)
+        return _declared(parse(read_at), label)
     except FormatError as error:
         raise CheckpointError(f"{label}: {error}") from error
 
 
-def _said(found: Metadata, label: str) -> Said:
+def _declared(found: Metadata, label: str) -> Declared:
     size = _stage_size(found)
     stages: list[dict[str, Layout]] = []
     ranks: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _said(found: Metadata, label: str) -> Said:
     if extra:
         raise FormatError(f"says where slices of {extra[0]!r} are, and not what they are")
     alike: dict[tuple[str, ...], tuple[str, ...]] = {}
-    return Said(
+    return Declared(
         Strategy(tuple(stages), size, label),
         ranks,
         {

@@ -105,7 +105,7 @@ def _aimed(
     ranks = check_ranks(request.ranks, dst)
     dst, apart = with_followers(catalog, dst, derivation)
     selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)
-    _check_loose(source, selection, dst)
+    _check_untracked(source, selection, dst)
     planner = Planner(catalog, dst, selection)
     for rank in ranks:
         planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
@@ -148,19 +148,19 @@ def _remarks(request: Request, source: Source, selection: Selection, mapped: boo
         )
 
 
-def _check_loose(source: Source, selection: Selection, dst: Strategy) -> None:
+def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> None:
     """Refuse to shard what lies among loose values: it may be one rank's slice already."""
-    loose = source.description.loose
-    if loose is None or isinstance(dst, WholeStrategy):
+    untracked = source.description.untracked
+    if untracked is None or isinstance(dst, WholeStrategy):
         return
     names = [
         name
         for name, one in selection.sharded.items()
-        if name in dst and one.src_name in source.indexes[loose] and one.holders == (loose,)
+        if name in dst and one.src_name in source.indexes[untracked] and one.holders == (untracked,)
     ]
     if names:
         raise RequestError(
-            f"{source.paths[loose]}: holds {summarize_names(names, 3)}, which {dst.label} "
+            f"{source.paths[untracked]}: holds {summarize_names(names, 3)}, which {dst.label} "
             "shards: MindSpore leaves one rank's slices there; leave them out "
             "(--exclude), or convert the checkpoint that they come from"
         )

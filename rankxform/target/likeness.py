@@ -85,9 +85,9 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
                 wrong[name], by = told, by or scores[told][1]
     if wrong:
         flags = " ".join(f"{flag_of(name)} {way}" for name, way in wrong.items())
-        said = " and ".join(taken.choices[name] for name in wrong)
+        as_given = " and ".join(taken.choices[name] for name in wrong)
         raise UsageError(
-            f"give {flags}: joined as {said}, the checkpoint does not correlate with "
+            f"give {flags}: joined as {as_given}, the checkpoint does not correlate with "
             f"{reference.where.path}, and so it does (such as {by!r})"
         )
 

@@ -242,11 +242,11 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
     chosen = one.choices if one else {}
     unsaid = [n for n in chosen if getattr(request, n) is None]
     if one and unsaid and request.like is None:
-        said = ", ".join(f"{name} {chosen[name]}" for name in unsaid)
+        in_words = ", ".join(f"{name} {chosen[name]}" for name in unsaid)
         flags = " and ".join(map(flag_of, unsaid))
         yield (
-            f"{one.table.label}: takes {said}, as MindFormers does by default; no file records it "
-            f"({flags} choose; on the way to Hugging Face, --like compares)"
+            f"{one.table.label}: takes {in_words}, as MindFormers does by default; no file records "
+            f"it ({flags} choose; on the way to Hugging Face, --like compares)"
         )
 
 

@@ -25,30 +25,30 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     if "iteration" not in form.options or request.shapes is not None:
         return {}
     step = source.selected.step
-    common = dict(source.description.common)
+    training = dict(source.description.training)
     if step is not None and len(step) > 1:
-        common.update(zip(("epoch_num", "step_num"), step))
-    if common.get(_STEP_KEY) is None:
-        common[_STEP_KEY] = _global_step(source, team)
-    if common[_STEP_KEY] is None and step is not None and len(step) == 1:
-        common[_STEP_KEY] = step[0]
-    if common[_STEP_KEY] is None:
-        common[_STEP_KEY] = request.iteration
-    return common
+        training.update(zip(("epoch_num", "step_num"), step))
+    if training.get(_STEP_KEY) is None:
+        training[_STEP_KEY] = _global_step(source, team)
+    if training[_STEP_KEY] is None and step is not None and len(step) == 1:
+        training[_STEP_KEY] = step[0]
+    if training[_STEP_KEY] is None:
+        training[_STEP_KEY] = request.iteration
+    return training
 
 
 def unplaced(request: Request, source: Source) -> Iterator[str]:
     """Yield what the source says of the training and the destination has no place for."""
-    said = source.description
+    description = source.description
     if request.dst is None:
         return
-    step, form = said.common.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
+    step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
     if step is None or "iteration" in form.options:
         return
     if not any(_STEP_KEY in one for one in source.indexes.values()):
         yield (
-            f"{said.source}: the common.json beside it states global_step {step}, which no tensor "
-            f"file holds; it is not written, for {form.title} can hold it only as a tensor"
+            f"{description.source}: the common.json beside it states global_step {step}, which no "
+            f"tensor file holds; it is not written, for {form.title} can hold it only as a tensor"
         )
 
 

@@ -156,7 +156,7 @@ class Tiles(FlatFolder):
         stated = {name: (dtype, shape) for name, (shape, dtype) in CASE.params.items()}
         return Selected(
             {file: f"parts/{file}.safetensors" for file in sorted(files)},
-            description=Description(listing.at("tiles.json"), boxes=boxes, stated=stated),
+            description=Description(listing.at("tiles.json"), boxes=boxes, declared=stated),
         )
 
 
@@ -246,6 +246,7 @@ class Halves:
     """Reads the half of the block that holds what is wanted, if one does."""
 
     exchanges: bool = False
+    name: str = "halves"
 
     def with_latency(self, nbytes):
         return self
@@ -265,6 +266,9 @@ def test_a_read_method_from_outside(exchanges, tmp):
     src, a, b = prepare(CASE, tmp)
     options = {"comm": world(), "read_method": "halves", "fsync": False}
     with registered(READ_METHODS, "halves", Halves(exchanges)):
+        planned = rankxform.plan(src, a, b, **options)
+        used = {one.method for one in planned.methods if one.bytes_read}
+        assert used & {"halves", "two-phase"} and "sieving" not in used
         rankxform.transform(src, tmp / "dst", a, b, verify=True, **options)
         assert rankxform.verify(src, tmp / "dst", a, b, **options).same
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []

@@ -22,7 +22,7 @@ from tests.geometry.test_boxes import split
 SHAPES = {"a": (12, 10), "b": (7,), "c": (6, 4, 5)}
 
 
-def stated(seed, files=16):
+def declared(seed, files=16):
     """Deal the boxes of some tensors to files, several of one tensor in a file too."""
     rng = random.Random(seed)
     boxes, entries = {}, {}
@@ -38,7 +38,7 @@ def stated(seed, files=16):
         for file, some in entries.items()
     }
     types = {name: ("Float32", shape) for name, shape in SHAPES.items()}
-    return Description("metadata", boxes=boxes, stated=types), schemas
+    return Description("metadata", boxes=boxes, declared=types), schemas
 
 
 def table(description, schemas):
@@ -47,7 +47,7 @@ def table(description, schemas):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_boxes_in_any_files_go_through_the_planner(seed):
-    catalog = table(*stated(seed))
+    catalog = table(*declared(seed))
     layouts = {n: Layout((3, 2), ((0, 1), *((),) * (len(s) - 1))) for n, s in SHAPES.items()}
     layouts["a"], layouts["b"] = Layout((3, 2), ((1,), (0,))), Layout((6,), ((),))
     layouts["c"] = Layout((3, 2), ((1,), (0,), ()))
@@ -73,10 +73,10 @@ def test_tensors_that_are_stored_alike_share_one_sharding():
     boxes = tuple(StatedBox(n, Box((2 * n, 0), (2 * n + 2, 4))) for n in range(3))
     names = ("u", "v", "w")
     schema = Schema(names, ("Int8",) * 3, ((2, 4),) * 3)
-    said = Description(
-        "m", boxes=dict.fromkeys(names, boxes), stated=dict.fromkeys(names, ("Int8", (6, 4)))
+    description = Description(
+        "m", boxes=dict.fromkeys(names, boxes), declared=dict.fromkeys(names, ("Int8", (6, 4)))
     )
-    catalog = table(said, dict.fromkeys(range(3), schema))
+    catalog = table(description, dict.fromkeys(range(3), schema))
     assert len({id(one.sharding) for one in catalog.parameters}) == 1
 
 
@@ -93,17 +93,17 @@ def test_what_headers_or_the_tensor_contradict_is_refused(change, text):
     boxes = (StatedBox(0, Box((0, 0), (3, 4))), StatedBox(1, Box((3, 0), (6, 4))))
     schema = Schema(("w",), ("Int8",), ((3, 4),))
     stated_types = {"w": ("Int8", (6, 4))}
-    said = Description("m", boxes={"w": boxes}, stated=stated_types)
-    assert table(said, {0: schema, 1: schema}).declared["w"].shape == (6, 4)
+    description = Description("m", boxes={"w": boxes}, declared=stated_types)
+    assert table(description, {0: schema, 1: schema}).declared["w"].shape == (6, 4)
     with pytest.raises(CheckpointError, match=text):
         table(
-            Description("m", boxes={"w": change(boxes)}, stated=stated_types),
+            Description("m", boxes={"w": change(boxes)}, declared=stated_types),
             {0: schema, 1: schema},
         )
 
 
 def test_a_box_whose_file_is_not_there_is_lacking():
     boxes = (StatedBox(0, Box((0, 0), (3, 4))), StatedBox(1, Box((3, 0), (6, 4))))
-    said = Description("m", boxes={"w": boxes}, stated={"w": ("Int8", (6, 4))})
-    catalog = table(said, {0: Schema(("w",), ("Int8",), ((3, 4),))})
+    description = Description("m", boxes={"w": boxes}, declared={"w": ("Int8", (6, 4))})
+    catalog = table(description, {0: Schema(("w",), ("Int8",), ((3, 4),))})
     assert catalog.declared["w"].sharding.placement.lacking == {(1, 0): (1,)}
