@@ -311,7 +311,7 @@ def _destination(path: Path) -> dict[str, Any]:
         "src": record["identity"].get("source") or "-",
         "options": list(map(str, options)) if isinstance(options, list) else [],
         "written_at": (path / MANIFEST_NAME).stat().st_mtime,
-        "fingerprints": "stages" in record,
+        "fingerprints": all("digest" in facts for _, facts in files),
         "begun": begun,
         "shards": rows,
     }

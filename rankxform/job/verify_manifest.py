@@ -181,11 +181,11 @@ def _check_file(
         index = Indexer().index(path)
     except CheckpointError as error:
         return [unreadable(path, rank, str(error))], 0
-    if "digest" not in facts:
-        return [], 0
     slices = _expected_by(record, rank, path)
+    if slices is None:
+        return [], 0
     wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
-    if wrong:
+    if wrong or "digest" not in facts:
         return wrong, 0
     with Sources({rank: path}, {rank: index}) as sources:
         total = sum_of_file(Fingerprint(record["seed"]), sources, rank, slices, on_progress)

@@ -290,7 +290,9 @@ class Destination:
         if self.folder is None:
             return
         request, target = self.request, self.target
-        kept = contents(target.planner, target.files) if request.verify else {}
+        # an index or metadata says it of other forms, and its digest is kept
+        stated = request.verify or not target.form.described
+        kept = contents(target.planner, target.files) if stated else {}
         options = verify_options(request, self.source, target)
         keep_beside(target)
         names = target.arrangement.names

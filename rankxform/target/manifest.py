@@ -188,11 +188,20 @@ def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
     return {"stage size": dst.stage_size, "stages": stages, **({"parts": parts} if parts else {})}
 
 
-def expected(manifest: Mapping[str, Any], file: int) -> dict[str, tuple[tuple[int, ...], Expected]]:
-    """Return what a file holds, from a manifest: full shape, type and box by name."""
+def expected(
+    manifest: Mapping[str, Any], file: int
+) -> dict[str, tuple[tuple[int, ...], Expected]] | None:
+    """Return what a file holds, from a manifest: full shape, type and box by name.
+
+    None where it does not say: older ones did so with fingerprints alone.
+    """
+    if "stages" not in manifest:
+        return None
     size = manifest["stage size"]
     rank, names = manifest.get("parts", {}).get(str(file), (file, None))
-    stage = manifest["stages"][str(rank // size)]
+    stage = manifest["stages"].get(str(rank // size))
+    if stage is None:
+        return None
     layouts = [_layout(facts) for facts in stage["layouts"]]
     found = {}
     for name in stage["parameters"] if names is None else names:

@@ -231,6 +231,27 @@ def test_sizes_alone_are_no_proof(place):
     assert rankxform.verify(place.dst).same is False
 
 
+def test_headers_are_compared_with_what_the_manifest_says(tmp_path):
+    """Also without fingerprints; a manifest that does not say it is read as before."""
+    src = reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
+    a = reference.write_strategy(tmp_path / "a.ckpt", SRC)
+    b = reference.write_strategy(tmp_path / "b.ckpt", DST)
+    dst = tmp_path / "dst"
+    rankxform.transform(src, dst, a, b, format="safetensors", fsync=False)
+    path = dst / "rank_2" / "checkpoint_2.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"w"', b'"x"'))
+    found = rankxform.verify(dst)
+    assert found.same is False and found.checked == "sizes"
+    assert {(one.name, one.rank, one.why) for one in found.differences} == {
+        ("w", 2, "is missing"),
+        ("x", 2, "should not be here"),
+    }
+    record = json.loads((dst / "rankxform.json").read_text())
+    del record["stages"]
+    (dst / "rankxform.json").write_text(json.dumps(record))
+    assert rankxform.verify(dst).same is None
+
+
 def test_the_command_that_compares_says_what_was_chosen(place):
     options = {"exclude": ("^b$",), "prefix": "net_", "unlisted": "take-one"}
     rankxform.transform(place.src, place.tmp / "some", place.a, place.b, **options)
