@@ -183,6 +183,17 @@ def test_the_stories_are_those_of_five_verbs():
     assert [name for _, _, name in stories()] == ["transform", "verify", "load", "plan", "launch"]
 
 
+@pytest.mark.parametrize("page", ["decisions.md", "design.md"])
+def test_modules_that_a_page_names_are_there(page):
+    package, text = ROOT / "rankxform", (ROOT / "docs" / page).read_text()
+    rooms = {path.name for path in package.iterdir() if path.is_dir()}
+    named = re.findall(r"`(?:rankxform\.)?([a-z_]+)\.([A-Za-z_]+)[\w.]*`", text)
+    for room, module in {one for one in named if one[0] in rooms}:
+        own = (package / room / "__init__.py").read_text() if (package / room).is_dir() else ""
+        known = (package / room / f"{module}.py").exists() or (package / room / module).is_dir()
+        assert known or module in own, f"{room}.{module}"
+
+
 def messages():
     """The messages that docs/errors.md explains."""
     for line in (ROOT / "docs" / "errors.md").read_text().splitlines():
