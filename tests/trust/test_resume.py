@@ -195,9 +195,10 @@ def test_a_journal_sharded_short_costs_only_its_last_entry(place, monkeypatch):
 @pytest.mark.parametrize("change", [-1, 1])
 def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, monkeypatch):
     """Whatever changes it, at the last moment too; the next run makes it anew."""
-    where, name = {"written": (destination, "write_parts"), "noted": (destination, "_complete")}[
-        when
-    ]
+    where, name = {
+        "written": (destination, "write_parts"),
+        "noted": (destination.Destination, "_note_complete"),
+    }[when]
     real, part = getattr(where, name), part_of(place.final(1))
 
     def changed(*arguments, **options):
