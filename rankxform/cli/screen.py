@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.request import Request
 from rankxform.transport import Team
+from rankxform.transport.team import quiet
 
 from . import arguments, report
 from .json_output import as_json
@@ -64,7 +65,9 @@ class Screen:
         return self.progress(nbytes)
 
     def progress(self, nbytes: int) -> Show:
-        """Return what is shown the progress of so many bytes, on process 0."""
+        """Return what is shown the progress of so many bytes."""
+        if self._team.rank:
+            return quiet
         return Progress(nbytes, getattr(self._options, "progress", "auto"))
 
     def say(self, text: str) -> None:
@@ -79,18 +82,18 @@ class Screen:
     def result(
         self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
     ) -> None:
-        """Print a result for people, or as JSON."""
-        if self._team.rank == 0:
-            _print(as_json(name, facts()) if self._options.json else text())
+        """Print a result for people, or as JSON. Collective."""
+        self._team.bcast(lambda: _print(as_json(name, facts()) if self._options.json else text()))
 
     def done(
         self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
     ) -> None:
         """Print the result of work, which was done even if nobody can read it."""
-        try:
-            self.result(name, facts, text)
-        except OSError:
-            _print_to_nobody()
+        if self._team.rank == 0:
+            try:
+                _print(as_json(name, facts()) if self._options.json else text())
+            except OSError:
+                _print_to_nobody()
 
     def page_of_plan(self, plan: Plan, simulated: Mapping[str, Any] | None = None) -> None:
         """Write the page of a plan, if one is asked for. Raises StorageError."""

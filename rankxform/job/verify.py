@@ -53,7 +53,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     differences = _each_once([*faults, *differing])
     other = notice_of_other_options(asked.request, source, target, team) if differences else []
     return Verdict(
-        src=source.where.path or request.src,
+        src=request.src,
         dst=str(target.folder),
         differences=differences,
         files_compared=len(there.indexes),
