@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,7 +147,7 @@ def _told(done: Report, verbose: bool) -> list[str]:
     if done.bytes_compared:
         names = done.compared_names
         some = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
-        text = f"between ranks, being in no strategy: {some} ({size(done.bytes_compared)})"
+        text = f"between ranks, all bytes: {some} ({size(done.bytes_compared)})"
         lines.append(labelled("compared", text))
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
 
@@ -202,22 +202,3 @@ def profile(done: Report) -> str:
     ]
     moved = f"moved in {done.move_seconds:.4f} s, from the finished plan to the last file's name"
     return f"\n{table(('process', *names, 'all'), rows)}\n{moved}"
-
-
-def ranks_table(found: Mapping[int, tuple[int, ...]]) -> str:
-    """Write which source ranks each destination rank needs."""
-    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in found.items()]
-    return table(("rank", "needs source ranks"), rows)
-
-
-def merged(target: Path, strategy: Strategy) -> str:
-    """Say what was merged, and what MindSpore will make of it."""
-    text = labelled("done", f"{target}: {strategy.extent}")
-    dashes = [name for name in strategy.stages_of if "-" in name]
-    if dashes:
-        text += "\n" + labelled(
-            "note",
-            "MindSpore's own reader does not take names with a dash, such as "
-            f"{dashes[0]!r}; rankxform does",
-        )
-    return text

@@ -49,17 +49,21 @@ _ROWS, _PLACES = 64, 64
 class Evidence:
     """What ranks were found to hold.
 
-    own: source tensors of which the holders have values of their own. nbytes: that were compared
-    whole. notices: what to know.
+    own: source tensors of which the holders have values of their own. names: of those that were
+    compared whole, and nbytes of them. notices: what to know.
     """
 
     own: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
     nbytes: int = 0
     notices: tuple[str, ...] = ()
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
-            self.own | other.own, self.nbytes + other.nbytes, self.notices + other.notices
+            self.own | other.own,
+            self.names + other.names,
+            self.nbytes + other.nbytes,
+            self.notices + other.notices,
         )
 
 
@@ -137,7 +141,8 @@ def _judged(
     nbytes = sum(
         source.indexes[file].nbytes(name) for file, found in seen.digests.items() for name in found
     )
-    return Evidence(frozenset(differing), nbytes, tuple(notices))
+    names = dict.fromkeys(name for found in seen.digests.values() for name in found)
+    return Evidence(frozenset(differing), tuple(names), nbytes, tuple(notices))
 
 
 def _look(

@@ -29,7 +29,7 @@ class Report:
     how many were complete before; files_continued: how many an earlier run had begun.
 
     bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
-    bytes_needed: distinct source bytes. bytes_compared: unlisted parameters that were read to
+    bytes_needed: distinct source bytes. bytes_compared: parameters that were read whole to
     compare ranks, and compared_names, their patterns. seconds: of the whole call; move_seconds:
     from the finished plan to the last file's name. peak_memory_bytes: of the largest process.
     phases: seconds of each process, by name.
@@ -106,7 +106,6 @@ def report_of(
         lambda: needed_bytes(planner, [one for some in destination.left for one in some])
     )
     catalog, selection, derived = source.table, planner.selection, target.derived
-    compared = patterns((catalog.undeclared or catalog.declared).keys())
     return Report(
         src=source.where.path,
         dst=str(target.dst),
@@ -123,7 +122,7 @@ def report_of(
         bytes_written=sum(one.written for one, _, _ in every),
         bytes_sent=sum(one.sent for one, _, _ in every),
         bytes_compared=evidence.nbytes,
-        compared_names=tuple(compared) if evidence.nbytes else (),
+        compared_names=tuple(patterns(evidence.names)),
         seconds=seconds,
         move_seconds=move_seconds,
         processes=team.size,
