@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.options import FIT, is_default
@@ -17,9 +16,6 @@ from rankxform.target.placement import in_order
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
-
-if TYPE_CHECKING:
-    pass
 
 
 def already_fits(request: Request, source: Source, target: Target, team: Team) -> bool:

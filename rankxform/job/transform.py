@@ -58,9 +58,9 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     with claim(asked.request, source, target, team) as destination:
         with suggesting(asked, source, team):
             work = plan_work(asked.request, source, target, destination.left, team)
-        destination.begin(team)
         show = begin(source, target, work.nbytes)
         phases.enter("move")
+        destination.begin(team)
         traffic = move(work, source, target, destination, team, show)
         phases.enter("publish")
         destination.publish(team)
