@@ -26,9 +26,9 @@ from rankxform.transport.team import Show, quiet
 
 from .evidence import examine
 from .measure import plan_work
-from .standing import open_described, stand_in
 from .transform import Begin, silent
 from .verdict import Verdict, wrong_checksums
+from .verify_files import files_there, open_described
 from .verify_manifest import notice_of_other_options
 
 
@@ -45,7 +45,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     with suggesting(asked, source, team):
         evidence = examine(asked.request, source, target, team)
     target = target.with_own(evidence.own)
-    there, files_of, faults = stand_in(target, described, team)
+    there, files_of, faults = files_there(target, described, team)
     assignment = _share_out(files_of, there, team)
     work = plan_work(asked.request, source, files_of, assignment, team)
     show = begin(source, target, work.nbytes)

@@ -27,8 +27,8 @@ from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
-from .standing import record_folder
 from .verdict import Verdict, unreadable, wrong_checksums
+from .verify_files import record_folder
 
 
 def verify_alone(

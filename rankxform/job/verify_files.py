@@ -62,7 +62,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     return request, there
 
 
-def stand_in(
+def files_there(
     target: Target, described: Source | None, team: Team
 ) -> tuple[Source, Target, list[Difference]]:
     """Return the destination that is there, what of the target its files hold, and what is wrong
