@@ -34,7 +34,7 @@ def man() -> str:
             flags = ", ".join(map(_bold, action.option_strings)) or _bold(_value(action))
             value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
             lines += [".TP", flags + _escaped(value), *_plain((action.help or "") % vars(action))]
-        example = verbs.verb(name).EXAMPLE if name in verbs.VERBS else ""
+        example = verbs.verb_called(name).EXAMPLE if name in verbs.VERBS else ""
         if example:
             lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"]
     lines += [".SH NOTES", *_paragraphs(str(whole.epilog))]

@@ -24,12 +24,9 @@ from rankxform.values import dataclass
 
 from . import report
 from .options import (
-    add_detail,
-    add_json,
-    add_limits,
-    add_progress,
     add_strategies,
     add_table,
+    add_work,
 )
 from .screen import Screen
 from .terminal import warn
@@ -68,10 +65,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     )
     add_strategies(verb)
     run = add_table(verb, "launch")[RUN]
-    add_limits(run)
-    add_progress(run)
-    add_detail(run)
-    add_json(verb)
+    add_work(verb, run)
 
 
 def run(options: argparse.Namespace, team: Team) -> Program:

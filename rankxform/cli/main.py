@@ -20,7 +20,7 @@ from . import arguments
 from .progress import await_first_word, speak, style_of
 from .stopping import Stopping, seconds_left
 from .terminal import STDERR, folded, red, width
-from .verbs import verb
+from .verbs import verb_called
 
 if TYPE_CHECKING:
     from .launch import Program
@@ -129,4 +129,4 @@ def _run(argv: Sequence[str], processes: Team) -> int | Program:
         limit = options.time_limit
         processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
         processes.stall_seconds = options.stall_limit
-    return verb(options.verb).run(options, processes)
+    return verb_called(options.verb).run(options, processes)

@@ -157,6 +157,14 @@ def add_detail(run: argparse._ActionsContainer) -> None:
     )
 
 
+def add_work(verb: argparse.ArgumentParser, run: argparse._ArgumentGroup) -> None:
+    """Add what every verb has that moves bytes: when it ends early, and what it prints."""
+    add_limits(run)
+    add_progress(run)
+    add_detail(run)
+    add_json(verb)
+
+
 def add_limits(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--time-limit",

@@ -10,8 +10,7 @@ import rankxform
 from rankxform.errors import UsageError
 
 from .terminal import folded
-from .verbs import VERBS
-from .verbs import verb as verb_called
+from .verbs import VERBS, verb_called
 
 DESCRIPTION = (
     "Move a distributed MindSpore checkpoint between parallel strategies.\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import UsageError
@@ -23,10 +23,12 @@ from .units import abbreviate, buffer, seconds, short_table, size, table
 
 if TYPE_CHECKING:
     from rankxform.job.picture import Flow, Kind
-    from rankxform.job.plan import Planned, Simulated
+    from rankxform.job.plan import Plan, Planned, Simulated
     from rankxform.job.predict import Cluster
     from rankxform.planning.simulate import MethodUse
     from rankxform.request import Request
+    from rankxform.source.opening import Source
+    from rankxform.target.target import Target
 
 SUMMARY = "Print what would be read, written and held in memory; read headers only."
 EXAMPLE = f"rankxform plan output/checkpoint \\\n      {STRATEGIES_EXAMPLE}"
@@ -76,8 +78,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
         raise UsageError("--nodes and --src-placement are for --simulate P")
     processes = getattr(options, "processes", None)
     planned = plan(request, team, processes, timed=options.verb == "transform")
-    screen.source, screen.target = planned.source, planned.target
-    team.bcast(lambda: screen.page_of_plan(planned.plan))
+    team.bcast(lambda: _write_page(options, planned.source, planned.target, planned.plan))
     screen.result("plan", partial(_facts, planned), partial(_table, planned, screen))
     return 0
 
@@ -90,12 +91,28 @@ def _simulate(request: Request, options: argparse.Namespace, team: Team, screen:
     nodes, placement = options.nodes or -(-processes // 8), options.src_placement or PLACES[0]
     cluster = Cluster(processes, nodes, placement)
     simulated = simulate(request, team, cluster)
-    screen.source, screen.target = simulated.source, simulated.target
-    facts = _simulation_facts(request, cluster, simulated)
+    facts = cache(partial(_simulation_facts, request, cluster, simulated))
+
+    def show() -> str:
+        return _simulation_table(simulated, facts())
+
+    def write() -> None:
+        plan = summarize_simulated(request, simulated)
+        _write_page(options, simulated.source, simulated.target, plan, simulated=facts())
+
     if options.report:
-        team.bcast(lambda: screen.page_of_plan(summarize_simulated(request, simulated), facts))
-    screen.result("simulation", lambda: facts, partial(_simulation_table, simulated, facts))
+        team.bcast(write)
+    screen.result("simulation", facts, show)
     return 0
+
+
+def _write_page(
+    options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
+) -> None:
+    if options.report:
+        from .page.file import write
+
+        write(options, source, target, plan, **outcome)
 
 
 # -- planned --------------------------------------------------------------------------------------

@@ -17,20 +17,15 @@ from .json_output import as_json
 from .progress import Progress, speak
 
 if TYPE_CHECKING:
-    from rankxform.job.plan import Plan
     from rankxform.source.opening import Source
     from rankxform.target.target import Target
     from rankxform.transport.team import Show
 
 
 class Screen:
-    """Shows what one call of a verb says, as its options want it.
+    """Shows what one call of a verb says, as its options want it."""
 
-    source, target: what the work is of, once `begin` was called.
-    """
-
-    source: Source
-    target: Target
+    _begun: tuple[Source, Target]
 
     def __init__(self, options: argparse.Namespace, team: Team) -> None:
         self._options, self._team = options, team
@@ -54,7 +49,7 @@ class Screen:
 
     def begin(self, source: Source, target: Target, nbytes: int) -> Show:
         """Say what is about to happen; return what is shown the progress."""
-        self.source, self.target = source, target
+        self._begun = source, target
         if self._team.rank == 0 and not self.is_quiet:
             lines = [report.header(source, target, self._team.size)]
             flags = arguments.ignored(self._options)
@@ -83,7 +78,7 @@ class Screen:
         self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
     ) -> None:
         """Print a result for people, or as JSON. Collective."""
-        self._team.bcast(lambda: _print(as_json(name, facts()) if self._options.json else text()))
+        self._team.bcast(lambda: self._tell(name, facts, text))
 
     def done(
         self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
@@ -91,23 +86,22 @@ class Screen:
         """Print the result of work, which was done even if nobody can read it."""
         if self._team.rank == 0:
             try:
-                _print(as_json(name, facts()) if self._options.json else text())
+                self._tell(name, facts, text)
             except OSError:
                 _print_to_nobody()
 
-    def page_of_plan(self, plan: Plan, simulated: Mapping[str, Any] | None = None) -> None:
-        """Write the page of a plan, if one is asked for. Raises StorageError."""
-        if self._page is not None:
-            from .page.file import write
-
-            write(self._options, self.source, self.target, plan, simulated=simulated)
+    def _tell(
+        self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
+    ) -> None:
+        _print(as_json(name, facts()) if self._options.json else text())
 
     def page_of_work(self, request: Request, **outcome: Any) -> None:
-        """Write the page of what was done, and has been told, if one is asked for. Collective."""
+        """Write the page of what was begun, done and told, if one is asked for. Collective."""
         if self._page is not None:
             from .page.file import write_of_work
 
-            write_of_work(self._options, request, self.source, self.target, self._team, **outcome)
+            source, target = self._begun
+            write_of_work(self._options, request, source, target, self._team, **outcome)
 
 
 def _print(text: str) -> None:

@@ -11,14 +11,11 @@ from rankxform.transport import Team
 from . import plan, report
 from .options import (
     STRATEGIES_EXAMPLE,
-    add_detail,
     add_folders,
-    add_json,
-    add_limits,
     add_number,
-    add_progress,
     add_report,
     add_table,
+    add_work,
 )
 from .screen import Screen
 
@@ -40,10 +37,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         "writes a file of 64 MiB in DST and removes it",
     )
     run.add_argument("--profile", action="store_true", help="print where each process's time went")
-    add_limits(run)
-    add_progress(run)
-    add_detail(run)
-    add_json(verb)
+    add_work(verb, run)
     add_number(verb)
     add_report(verb)
     for ignored in _IGNORED:

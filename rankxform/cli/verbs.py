@@ -38,6 +38,6 @@ VERBS: dict[str, str] = {
 """The module of each verb, in the order of --help."""
 
 
-def verb(name: str) -> Verb:
+def verb_called(name: str) -> Verb:
     """Return a verb's module."""
     return cast(Verb, import_module(VERBS[name]))

@@ -15,15 +15,12 @@ from rankxform.transport import Team
 
 from .options import (
     STRATEGIES_EXAMPLE,
-    add_detail,
     add_folders,
-    add_json,
-    add_limits,
     add_number,
     add_option,
-    add_progress,
     add_report,
     add_table,
+    add_work,
     refuse,
 )
 from .report import notes, warnings
@@ -46,10 +43,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     add_table(verb, "verify")
     _ignore_writing(verb)
     run = verb.add_argument_group(RUN)
-    add_limits(run)
-    add_progress(run)
-    add_detail(run)
-    add_json(verb)
+    add_work(verb, run)
     add_number(verb)
     add_report(verb)
 

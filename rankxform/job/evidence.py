@@ -34,7 +34,9 @@ from rankxform.source.opening import Source
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
+from rankxform.target.asked import Asked
 from rankxform.target.reading import reading
+from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -75,11 +77,17 @@ class _Look(NamedTuple):
     samples: dict[int, dict[str, Sample]]
 
 
-def examine(request: Request, source: Source, target: Target, team: Team) -> Evidence:
+def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidence:
     """Compare what ranks hold of the same elements, and of different ones. Collective.
 
-    Raises CheckpointError where that contradicts what is said of the source, or of an adapter.
+    Raises CheckpointError where that contradicts what is said of the source, or of an adapter, with
+    what else may be meant.
     """
+    with suggesting(asked, source, team):
+        return _examined(asked.request, source, target, team)
+
+
+def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
     selection = target.planner.selection
     chosen = sources_of(selection.parameters, source.table)
     found = _compare_ranks(request, source, chosen, selection.name_of, team)

@@ -14,10 +14,7 @@ from rankxform.options import DERIVED
 from rankxform.request import Request, default_of, in_group
 from rankxform.storage import strategies
 from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
-from rankxform.target.aim import aim
-from rankxform.target.asked import read_request
-from rankxform.target.asked_source import open_asked
-from rankxform.target.suggestions import suggesting
+from rankxform.target.aim import prepare
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -52,11 +49,8 @@ def launch(
     because training would continue from it.
     """
     request = replace(request, step=request.step or LATEST, dst=None)
-    asked = read_request(request, team)
-    source = open_asked(asked, team)
-    target = aim(asked, source, team)
-    with suggesting(asked, source, team):
-        examine(asked.request, source, target, team)
+    asked, source, target = prepare(request, team)
+    examine(asked, source, target, team)
     fits = already_fits(asked.request, source, target, team)
     announce(target, fits)
     if fits:

@@ -19,11 +19,8 @@ from rankxform.planning.transfers import SliceRange
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
-from rankxform.target.aim import aim
-from rankxform.target.asked import read_request
-from rankxform.target.asked_source import open_asked
+from rankxform.target.aim import prepare
 from rankxform.target.reading import reading
-from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
@@ -79,11 +76,8 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
     request, wanted = _joined(request, rank, team)
-    asked = read_request(request, team)
-    source = open_asked(asked, team)
-    target = aim(asked, source, team)
-    with suggesting(asked, source, team):
-        evidence = examine(asked.request, source, target, team)
+    asked, source, target = prepare(request, team)
+    evidence = examine(asked, source, target, team)
     target = target.with_own(evidence.own)
     assignment = _wanted_of(target.planner, wanted, team)
     work = plan_work(asked.request, source, target, assignment, team)

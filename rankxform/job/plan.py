@@ -17,9 +17,7 @@ from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.target.aim import aim
-from rankxform.target.asked import read_request
-from rankxform.target.asked_source import open_asked
+from rankxform.target.aim import prepare
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -101,9 +99,7 @@ def plan(
 
     timed: measure storage, and predict how long it takes.
     """
-    asked = read_request(request, team)
-    source = open_asked(asked, team)
-    target = aim(asked, source, team)
+    asked, source, target = prepare(request, team)
     return planned(asked.request, source, target, team, processes, timed=timed)
 
 
@@ -135,9 +131,7 @@ class Simulated(NamedTuple):
 
 def simulate(request: Request, team: Team, cluster: Cluster) -> Simulated:
     """Plan for a cluster that need not be there. Collective."""
-    asked = read_request(request, team)
-    source = open_asked(asked, team)
-    target = aim(asked, source, team)
+    asked, source, target = prepare(request, team)
     found = team.bcast(lambda: simulate_cluster(asked.request, source, target, cluster))
     return Simulated(source, target, found)
 

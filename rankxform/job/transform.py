@@ -50,9 +50,8 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     phases.enter("plan")
     target = aim(asked, source, team)
     phases.enter("compare")
-    with suggesting(asked, source, team):
-        check_free(asked.request, source, target, team)
-        evidence = examine(asked.request, source, target, team)
+    check_free(asked.request, source, target, team)
+    evidence = examine(asked, source, target, team)
     phases.enter("plan")
     target = target.with_own(evidence.own)
     with claim(asked.request, source, target, team) as destination:
@@ -90,7 +89,7 @@ def convert_one(request: Request, path: Path) -> None:
     """
     team = Serial()
     asked, source, target = prepare(request, team)
-    target = target.with_own(examine(asked.request, source, target, team).own)
+    target = target.with_own(examine(asked, source, target, team).own)
     if any(is_same(path, one) for one in source.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,), planner = target.ranks, target.planner

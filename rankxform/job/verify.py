@@ -14,12 +14,9 @@ from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
-from rankxform.target.aim import aim
-from rankxform.target.asked import read_request
-from rankxform.target.asked_source import open_asked
+from rankxform.target.aim import prepare
 from rankxform.target.free import foreign_warnings
 from rankxform.target.reading import reading
-from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
@@ -39,11 +36,8 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     """
     began = time.monotonic()
     request, described = open_described(request, team)
-    asked = read_request(request, team)
-    source = open_asked(asked, team)
-    target = aim(asked, source, team)
-    with suggesting(asked, source, team):
-        evidence = examine(asked.request, source, target, team)
+    asked, source, target = prepare(request, team)
+    evidence = examine(asked, source, target, team)
     target = target.with_own(evidence.own)
     there, files_of, faults = files_there(target, described, team)
     assignment = _share_out(files_of, there, team)

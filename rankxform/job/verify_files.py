@@ -88,11 +88,13 @@ def _matched(
 ) -> tuple[Source, Target, list[Difference]]:
     """Compare which files a self-describing destination has, and what they hold; pure."""
     indexes = dict(there.indexes)
-    schemas = own_names(there.selected.description or Description(), indexes)
+    description = there.selected.description
+    assert description is not None
+    schemas = own_names(description, indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
             indexes[file] = indexes[file].only(schema)
-    planner, faults = _compare(target, there, schemas)
+    planner, faults = _compare(target, there, description, schemas)
     there = replace(there, indexes=indexes)
     return there, replace(target, planner=planner, files=tuple(indexes)), found + faults
 
@@ -142,10 +144,8 @@ def _require_files(there: Source) -> None:
 
 
 def _compare(
-    target: Target, there: Source, schemas: Mapping[int, Schema]
+    target: Target, there: Source, description: Description, schemas: Mapping[int, Schema]
 ) -> tuple[Planner, list[Difference]]:
-    description = there.selected.description
-    assert description is not None
     planner = target.planner
     found: list[Difference] = []
     source = Path(description.source).name

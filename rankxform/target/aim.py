@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form, Naming, Where
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement, Form, Naming, Where
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
@@ -109,21 +109,26 @@ def _aimed(
     planner = Planner(catalog, dst, selection)
     for rank in ranks:
         planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
-    target = replace(
-        _arranged(request, planner, source, training),
+    form, written, arrangement = _arranged(request, planner, source, training)
+    if arrangement.parts:
+        planner = planner.with_parts(arrangement.parts)
+    matchless = [*_matchless(request, catalog, derivation, tensors)]
+    return Target(
+        planner=planner,
         ranks=ranks,
+        files=tuple(f for f in arrangement.names if planner.part(f).rank in set(ranks)),
+        dst=request.dst,
+        folder=Path(request.dst or "") / arrangement.folder,
+        form=form,
+        container=written,
+        arrangement=arrangement,
         derived=derived,
         adapter=adapter,
+        training=training,
         companions=operation.companions,
         truncated_vocab=truncated_vocab(derivation, tensors),
         tied_duplicates=tied_duplicates(tensors),
         map_in_words=map_in_words(operation, derivation),
-    )
-    files = (f for f in target.arrangement.names if target.planner.part(f).rank in set(ranks))
-    matchless = [*_matchless(request, catalog, derivation, tensors)]
-    return replace(
-        target,
-        files=tuple(files),
         notices=(
             *source.notices,
             *_remarks(request, source, selection, bool(operation.table)),
@@ -171,19 +176,14 @@ def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> Non
 
 def _arranged(
     request: Request, planner: Planner, source: Source, training: Mapping[str, Any]
-) -> Target:
-    """Return the destination's files. Raises UsageError for what its form does not have."""
+) -> tuple[Form, Format, Arrangement]:
+    """Return how the destination's files are made. Raises UsageError for what its form lacks."""
     form = FORMS[request.dst_form or DEFAULT_FORM]
     if request.ranks and form.described:
         raise UsageError(f"leave out --ranks: a {form.name} checkpoint is made and compared whole")
     written = _container(request, form, source)
-    arrangement = form.arrange(planner, _naming(request, form, written, training))
-    if arrangement.parts:
-        planner = planner.with_parts(arrangement.parts)
-    folder = Path(request.dst or "") / arrangement.folder
-    return Target(
-        planner, (), (), request.dst, folder, form, written, arrangement, training=training
-    )
+    naming = _naming(request, form, written, training)
+    return form, written, form.arrange(planner, naming)
 
 
 def _container(request: Request, form: Form, source: Source) -> Format:

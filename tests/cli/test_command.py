@@ -62,6 +62,23 @@ def test_a_verb_from_outside(place):
     assert code == 2 and "tally has no option" in text
 
 
+@pytest.mark.parametrize("processes", [None, 2])
+@pytest.mark.parametrize("verb", ["plan", "inspect", "ranks"])
+def test_a_result_that_cannot_be_printed_is_one_message(verb, processes, place):
+    words = [place.src] if verb == "inspect" else []
+    words += [] if verb == "inspect" else ["--src-strategy", place.a, "--dst-strategy", place.b]
+    words = [place.src, *words] if verb == "plan" else words
+    start = mpirun(processes) if processes else []
+    program = (
+        "import os, sys; from rankxform.cli.main import main\n"
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+        "sys.exit(main())"
+    )
+    line = [*start, sys.executable, "-c", program, verb, *map(str, words)]
+    code, text = run(line, 60, env=environment(), cwd=ROOT)
+    assert code == 4 and "No space left on device" in text and "Traceback" not in text
+
+
 def test_every_verb_has_options_and_does_something():
     whole = parser()
     choices = next(a.choices for a in whole._actions if a.dest == "verb")

@@ -10,7 +10,10 @@ import pytest
 import rankxform
 from rankxform.engine import pipeline as engine
 from rankxform.engine.file_sink import part_of
+from rankxform.job.transform import transform
 from rankxform.publish import journal, target
+from rankxform.request import Request
+from rankxform.transport import Serial
 from tests import reference
 from tests.place import Place
 
@@ -213,6 +216,17 @@ def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, 
     monkeypatch.setattr(where, name, real)
     place.transform(verify=verify)
     assert place.good
+
+
+def test_what_fails_before_the_first_byte_leaves_nothing(place):
+    def fail(source, target, nbytes):
+        assert nbytes > 0
+        raise ValueError("of the caller's own")
+
+    request = Request(str(place.src), str(place.dst), str(place.a), str(place.b), fsync=False)
+    with pytest.raises(ValueError, match="of the caller's own"):
+        transform(request, Serial(), fail)
+    assert not place.dst.exists()
 
 
 def test_a_part_that_another_file_has_replaced_gets_no_final_name(place, monkeypatch):
