@@ -249,7 +249,7 @@ def inspect(path: PathLike) -> dict[str, Any]:
     "kind" says which it is, and so which other keys there are.
     """
     with storage_errors():
-        return inspection.inspect(Path(path))
+        return inspection.inspect(_path("path", path))
 
 
 _ALL = frozenset(one.name for one in OPTIONS) | {"files"}

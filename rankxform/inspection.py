@@ -26,11 +26,12 @@ from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manif
 from rankxform.source.opening import Source, form_at, listing_at, look_at, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container, index
+from rankxform.storage.store import absolute, address_of, is_path
 from rankxform.transport import Serial
 
 
-def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
-    """Describe what is at `path`: a checkpoint file or folder, a strategy, or a folder with these.
+def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
+    """Describe what is at `place`: a checkpoint file or folder, a strategy, or a folder with these.
 
     ``kind`` says which: "checkpoint", "folder" (rank folders), "described" (a folder that says
     itself what its files hold), "destination" (what rankxform wrote
@@ -39,6 +40,10 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     and CheckpointError or StrategyError for one file that cannot be read; in a folder, such a file
     is listed with its error.
     """
+    if not is_path(place):
+        form = recognized(place)
+        return _described(place, form) if form is not None else _ranks(place, {}, pattern)
+    path = Path(place)
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.is_file():
@@ -49,13 +54,13 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
         return _destination(path)
     entries = sorted(path.iterdir())
     why = {}
-    form = recognized(path)
+    form = recognized(str(path))
     if form is not None:
-        return _described(path, form)
+        return _described(str(path), form)
     try:
         files_of = _by_rank(path, pattern)
         if files_of:
-            return _folder(path, files_of, pattern)
+            return _ranks(str(path), files_of, pattern)
     except (RankxformError, OSError) as error:
         why = {"why": str(error)}
     found = [entry for entry in entries if _is_strategy(entry)]
@@ -64,36 +69,36 @@ def inspect(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     if found and not files and not any(glance(one, pattern) for one in folders):
         return _strategies(path, found)
     if files and not found:
-        return {"kind": "files", "path": str(path), "shards": list(map(_facts, files))}
+        return {"kind": "files", "path": str(path), "shards": [_facts(str(file)) for file in files]}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
     return {"kind": "collection", "path": str(path), **why, "items": parts}
 
 
-def recognized(path: Path) -> Form | None:
+def recognized(place: str) -> Form | None:
     """Return the form of a folder that describes itself; None of any other."""
     with suppress(RankxformError, OSError):
-        form = form_at(Where(str(path.absolute())))
+        form = form_at(Where(absolute(place)))
         return form if form.described else None
     return None
 
 
-def _described(path: Path, form: Form) -> dict[str, Any]:
+def _described(place: str, form: Form) -> dict[str, Any]:
     """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
     known: dict[str, Any] = {
         "kind": "described",
-        "path": str(path),
+        "path": place,
         "form": form.name,
         "form_title": form.title,
     }
-    source = open_source(Where(str(path.absolute()), form.name), Serial())
+    source = open_source(Where(absolute(place), form.name), Serial())
     faults = [fault.text for fault in source.faults if fault.file is None]
     listing, description = source.listing, source.description
     if not source.paths:
         names = listing.files if listing is not None else ()
-        files = [_facts(path / name) for name in names if name.endswith(suffixes())]
+        files = [_facts(address_of(place, name)) for name in names if name.endswith(suffixes())]
         return {**known, "step": None, "steps": [], "faults": faults, "shards": files}
     rows = []
-    for number, row in _rows(path, source).items():
+    for number, row in _rows(place, source).items():
         rank = {"rank": description.ranks[number]} if number in description.ranks else {}
         rows.append({**row, **rank})
     return {
@@ -106,13 +111,13 @@ def _described(path: Path, form: Form) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path, source: Source) -> dict[int, dict[str, Any]]:
+def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
     """Describe each file of a checkpoint, or say why it cannot be read."""
     wrong = {fault.file: fault.text for fault in source.faults}
     known = {**source.indexes, **source.extra}
     return {
         file: {
-            "file": str(path / name),
+            "file": address_of(place, name),
             **(_totals(known[file]) if file in known else {"error": wrong.get(file)}),
         }
         for file, name in source.selected.names.items()
@@ -164,7 +169,7 @@ def _in_words(path: Path) -> str | None:
 
 
 def _folder_in_words(path: Path, pattern: str) -> str | None:
-    form = recognized(path)
+    form = recognized(str(path))
     if form is not None:
         return f"checkpoint, {form.title}"
     ranks = _by_rank(path, pattern)
@@ -260,24 +265,24 @@ def _totals(found: Index) -> dict[str, int]:
     }
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _facts(path: str) -> dict[str, Any]:
     """Describe a checkpoint file in few numbers, or say why it cannot be read."""
     try:
-        return {"file": str(path), **_totals(index(path))}
+        return {"file": path, **_totals(index(path))}
     except RankxformError as error:
-        return {"file": str(path), "error": str(error)}
+        return {"file": path, "error": str(error)}
 
 
-def _folder(path: Path, files_of: dict[int, list[str]], pattern: str) -> dict[str, Any]:
+def _ranks(place: str, files_of: dict[int, list[str]], pattern: str) -> dict[str, Any]:
     """Describe rank folders: the files that a conversion would take, or all if none is clear."""
-    known = {"kind": "folder", "path": str(path)}
-    source = open_source(Where(str(path.absolute()), DEFAULT_FORM, pattern), Serial())
+    known = {"kind": "folder", "path": place}
+    source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), Serial())
     if source.paths:
-        rows = [{"rank": rank, **row} for rank, row in _rows(path, source).items()]
+        rows = [{"rank": rank, **row} for rank, row in _rows(place, source).items()]
         return {**known, **_steps(source.selected), **_newer(source.selected), "shards": rows}
     unclear = source.faults[0].text
     rows = [
-        {"rank": rank, **_facts(path / name)}
+        {"rank": rank, **_facts(address_of(place, name))}
         for rank, names in sorted(files_of.items())
         for name in names
     ]
@@ -320,6 +325,6 @@ def _destination(path: Path) -> dict[str, Any]:
 def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a file that a manifest lists; an error where it is not of the size written."""
     if path.is_file() and path.stat().st_size == facts["size"]:
-        return {"rank": facts["rank"], **_facts(path)}
+        return {"rank": facts["rank"], **_facts(str(path))}
     error = f"is not the file of {facts['size']:,} bytes that was written"
     return {"rank": facts["rank"], "file": str(path), "error": error}

@@ -134,10 +134,12 @@ def names_used(path, wanted):
 def test_there_is_one_way_in():
     found = {}
     for path in files():
-        for name in names_used(path, {"PosixStore", "Indexer"}):
+        for name in names_used(path, {"PosixStore", "store_at", "Indexer"}):
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
-    # companions: what lies where a destination is to be written
-    assert found["PosixStore"] == {"source/opening.py", "source/reach.py", "publish/companions.py"}
+    assert found["PosixStore"] == {"storage/posix_store.py"}
+    # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written
+    assert found["store_at"] == {"source/opening.py", "source/reach.py", "publish/companions.py",
+                                 "storage/index.py", "storage/samples.py", "target/operation_inputs.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/opening.py", "job/verify_manifest.py", "job/strategies.py"}
     assert found["Indexer"] - {"storage/index.py"} == indexers

@@ -62,8 +62,8 @@ class Checkpoint2:
             if name in listing.files:
                 return name
         if METADATA in listing.files:
-            with store.open(METADATA) as read_at:
-                if metadata.begins_metadata(read_at):
+            with store.open(METADATA) as file:
+                if metadata.begins_metadata(file.read_at):
                     return METADATA
         return next(
             (n for n in listing.entries if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None
@@ -316,8 +316,8 @@ def _described(chosen: _Iteration, store: Store) -> Selected:
     path, name = chosen.at(METADATA), chosen.below + METADATA
     if not store.has(name):
         store.read(name, chosen.listing.searched)  # says on which node it is not
-    with store.open(name) as read_at:
-        description = metadata.parsed(read_at, path)
+    with store.open(name) as file:
+        description = metadata.parsed(file.read_at, path)
     for name in description.ranks:
         folder.in_folder(name, path)
     ranks = {**description.ranks, **_more_of_ranks(description.ranks, chosen.names)}

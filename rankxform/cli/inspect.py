@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
         refuse(options, "is for --replicas or --map", ("src_pattern",))
         if options.src_strategy is not None:
             raise UsageError("--src-strategy is for --replicas or --map")
-        return inspect(Path(options.path), options.src_pattern)
+        return inspect(options.path, options.src_pattern)
 
     found = team.bcast(look)
     screen.result(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rankxform.errors import UsageError
 from rankxform.options import RUN
 from rankxform.request import Request
+from rankxform.storage.store import absolute
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, workers
 from rankxform.values import dataclass
@@ -99,7 +100,7 @@ def _announce(request: Request, target: Target, fits: bool, team: Team, screen: 
     if target.derived is not None:
         screen.say(derived_table(target.derived))
     if fits:
-        where, wanted = Path(request.src).absolute(), target.planner.dst.label
+        where, wanted = absolute(request.src), target.planner.dst.label
         screen.say(f"{where}: is sharded as {wanted} wants it; nothing is converted")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from rankxform.formats.base import FileLayout, Format, locate
@@ -204,5 +205,6 @@ def add_checksum(
 ) -> None:
     """Write the checksum that MindSpore's ``crc_check=True`` expects into a complete part file."""
     fd = descriptors.get(output.part)
-    offset, data = form.checksum(output.layout, blocks(fd, output.part, on_progress))
+    fill = partial(read_into, fd, output.part)
+    offset, data = form.checksum(output.layout, blocks(fill, on_progress))
     write_from(fd, output.part, offset, memoryview(data))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 
 from rankxform.formats.base import Format
@@ -172,8 +171,8 @@ def measured(files: Source, team: Team, *, network: bool = True) -> tuple[Costs,
 
 
 def _sample_of(
-    paths: Mapping[int, Path], own: Sequence[int], team: Team
-) -> tuple[Path | None, float]:
+    paths: Mapping[int, str], own: Sequence[int], team: Team
+) -> tuple[str | None, float]:
     """Return a file and a place in it, as a part of the whole, that no other process samples."""
     number = team.rank * len(own) / team.size
     return (paths[own[int(number)]] if own else None), number % 1

@@ -90,7 +90,7 @@ def convert_one(request: Request, path: Path) -> None:
     team = Serial()
     asked, source, target = prepare(request, team)
     target = target.with_own(examine(asked, source, target, team).own)
-    if any(is_same(path, one) for one in source.paths.values()):
+    if any(is_same(path, Path(one)) for one in source.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,), planner = target.ranks, target.planner
     layouts = FileLayouts(planner, source.indexes, target, request.crc)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
-from pathlib import Path
+from posixpath import basename
 from typing import Any
 
 from rankxform.engine.compare_sink import Difference
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def wrong_checksums(
-    paths: Mapping[int, Path],
+    paths: Mapping[int, str],
     indexes: Mapping[int, Index],
     ranks: Sequence[int],
     on_progress: OnProgress,
@@ -78,11 +78,11 @@ def wrong_checksums(
     """Compare the files of `ranks` with the checksums that they carry."""
     wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], on_progress) for rank in ranks}
     return [
-        Difference(paths[rank].name, rank, why, whole_file=True)
+        Difference(basename(paths[rank]), rank, why, whole_file=True)
         for rank, why in wrong.items()
         if why
     ]
 
 
-def unreadable(path: Path, rank: int, why: str) -> Difference:
-    return Difference(path.name, rank, f"cannot be read: {why}", whole_file=True)
+def unreadable(path: str, rank: int, why: str) -> Difference:
+    return Difference(basename(path), rank, f"cannot be read: {why}", whole_file=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from posixpath import basename
 
 from rankxform.engine.compare_sink import Comparison, Difference, Expected
 from rankxform.engine.pipeline import execute
@@ -57,7 +58,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
         notices=(*target.notices, *evidence.notices, *there.notices, *other),
         warnings=(*target.warnings, *foreign_warnings(target, there.paths.values(), team)),
         step=source.selected.step_name,
-        names={file: path.name for file, path in there.paths.items()} if described else {},
+        names={file: basename(path) for file, path in there.paths.items()} if described else {},
     )
 
 

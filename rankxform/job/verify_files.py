@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from posixpath import relpath
+from posixpath import basename, relpath
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, Where
 from rankxform.checkpoints.rank_folders import by_rank
@@ -149,11 +149,10 @@ def _compare(
     planner = target.planner
     found: list[Difference] = []
     source = Path(description.source).name
-    paths = {file: str(path) for file, path in there.paths.items()}
     faults = [
         *(
             (source, fault)
-            for fault in file_faults(description, schemas, paths, lambda name: False)
+            for fault in file_faults(description, schemas, there.paths, lambda name: False)
         ),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
@@ -170,7 +169,7 @@ def _compare(
         rank = description.ranks.get(file, 0)
         if rank >= planner.dst.ranks:
             why = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
-            found.append(Difference(there.paths[file].name, file, why, whole_file=True))
+            found.append(Difference(basename(there.paths[file]), file, why, whole_file=True))
             parts[file] = Part(0, frozenset())
             continue
         names = frozenset(schema.names)

@@ -180,18 +180,18 @@ def _check_file(
     try:
         index = Indexer().index(path)
     except CheckpointError as error:
-        return [unreadable(path, rank, str(error))], 0
+        return [unreadable(str(path), rank, str(error))], 0
     slices = _expected_by(record, rank, path)
     if slices is None:
         return [], 0
     wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
     if wrong or "digest" not in facts:
         return wrong, 0
-    with Sources({rank: path}, {rank: index}) as sources:
+    with Sources({rank: str(path)}, {rank: index}) as sources:
         total = sum_of_file(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
     if f"{total:016x}" != facts["digest"]:
         return [Difference(path.name, rank, "was changed since it was written")], facts["size"]
-    return wrong_checksums({rank: path}, {rank: index}, [rank], on_progress), facts["size"]
+    return wrong_checksums({rank: str(path)}, {rank: index}, [rank], on_progress), facts["size"]
 
 
 def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError
 from rankxform.storage.posix import opened, range_reader, read_bytes, remove, write_small
-from rankxform.storage.store import PosixStore
+from rankxform.storage.store import store_at
 
 from .facts import status_of_name
 
@@ -57,7 +57,7 @@ def check_alone(
     """
     if not FORMS[form].described:
         return
-    listing = PosixStore(folder).list("*")
+    listing = store_at(str(folder)).list("*")
     names = [str(path.relative_to(folder)) for path in output_paths]
     found = FORMS[form].foreign_files(listing, names)
     others = [path for name in found if (path := folder / name) not in known]

@@ -12,6 +12,7 @@ from rankxform.checkpoints.base import Where
 from rankxform.formats.base import suffixes
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
+from rankxform.storage.store import is_path
 
 _SHOWN = 2
 _FOLDER = re.compile(r"rank_(\d+)")
@@ -29,7 +30,8 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
         what = f"{where.path}: is the file of one of {len(siblings)} rank folders"
-    found = [option_for(path, strategy) for path, strategy in strategies.beside(folder, ranks)]
+    beside = strategies.beside(folder, ranks) if is_path(where.path) else []
+    found = [option_for(path, strategy) for path, strategy in beside]
     found = found[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
     return (
         f"give {' or '.join(found)}, or --src-strategy none if every rank holds whole parameters "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from posixpath import dirname
 from typing import NamedTuple
 
 from rankxform.checkpoints.base import (
@@ -40,7 +41,7 @@ from rankxform.planning.table import catalog_of
 from rankxform.planning.visibility import Visibility
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage.index import Indexer
-from rankxform.storage.store import FILE, Listing, PosixStore
+from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -91,7 +92,7 @@ class Source:
     where: Where
     form: Form
     selected: Selected
-    paths: Mapping[int, Path]
+    paths: Mapping[int, str]
     indexes: Mapping[int, Index]
     extra: Mapping[int, Index]
     catalog: Catalog | None
@@ -125,23 +126,23 @@ class Source:
         return self.selected.description or Description()
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> str:
         """The folder to which the names of its files are relative, or the file itself."""
         if not self.form.described:
-            return Path(self.where.path)
-        return next((path.parent for path in self.paths.values()), Path(self.where.path))
+            return self.where.path
+        return next((dirname(path) for path in self.paths.values()), self.where.path)
 
 
 def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Source:
     """List, choose, describe, and read the headers that are needed. Collective."""
     narrow = narrow or Narrow()
-    where = team.bcast(lambda: replace(where, path=str(Path(where.path).absolute())))
+    where = team.bcast(lambda: replace(where, path=absolute(where.path)))
     form = FORMS[team.bcast(lambda: form_at(where).name)]
     listing, same_as_node0 = None, frozenset[int]()
     if where.files is None:
-        listing, same_as_node0 = list_on_all(team, Path(where.path), form.pattern(where))
+        listing, same_as_node0 = list_on_all(team, where.path, form.pattern(where))
     chosen, there = _choose_on_one(where, form, listing, narrow, team)
-    paths = {file: Path(where.path, name) for file, name in sorted(chosen.names.items())}
+    paths = {file: address_of(where.path, name) for file, name in sorted(chosen.names.items())}
     reach, notices = visibility_of(team, paths, same_as_node0)
     found, unreadable = index_all(paths, reach, team)
     source = Source(
@@ -181,7 +182,7 @@ def form_at(where: Where, option: str = "--src-form") -> Form:
         return FORMS[DEFAULT_FORM]
     if where.form is not None:
         return form_called(where.form)
-    store = PosixStore(Path(where.path))
+    store = store_at(where.path)
     return recognized(store.list("*"), store, option)
 
 
@@ -190,14 +191,14 @@ def look_at(where: Where, option: str = "--src-form") -> tuple[Form, Listing, Se
 
     Raises UsageError, CheckpointError.
     """
-    form, store = form_at(where, option), PosixStore(Path(where.path))
+    form, store = form_at(where, option), store_at(where.path)
     listing = store.list(form.pattern(where))
     return form, listing, form.select(listing, where, store, Needed())
 
 
 def listing_at(folder: Path, form: Form, where: Where | None = None) -> Listing:
     """Return what lies in a folder of a form, as this process sees it."""
-    return PosixStore(folder).list(form.pattern(where or Where()))
+    return store_at(str(folder)).list(form.pattern(where or Where()))
 
 
 def _choose_on_one(
@@ -207,7 +208,7 @@ def _choose_on_one(
     seen: list[Listing] = [] if listing is None else [listing]
 
     def choose() -> _Chosen:
-        store = PosixStore(Path(where.path))
+        store = store_at(where.path)
         if where.files is None and not seen:
             seen.append(store.list(form.pattern(where)))
         if form.described:
@@ -219,14 +220,14 @@ def _choose_on_one(
 
 
 def _described(
-    where: Where, form: Form, listing: Listing | None, store: PosixStore, narrow: Narrow
+    where: Where, form: Form, listing: Listing | None, store: Store, narrow: Narrow
 ) -> _Chosen:
     """Choose the files of a checkpoint that says itself how it is sharded."""
     if listing is None or where.pattern != DEFAULT_PATTERN:
         raise UsageError(
             f"--src-pattern and files are for rank folders; {where.path} is {form.name}"
         )
-    found = [*_unfinished(Path(where.path))]
+    found = [*_unfinished(where.path)]
     try:
         selected = form.select(listing, where, store, Needed())
     except (UsageError, CheckpointError) as error:
@@ -235,7 +236,7 @@ def _described(
     description = selected.description
     assert description is not None
     names = selected.names
-    folder = Path(where.path, next(iter(names.values()), "")).parent
+    folder = dirname(address_of(where.path, next(iter(names.values()), "")))
     found = found or [*_unfinished(folder)]
     strategy = description.strategy
     if where.strategy is not None:
@@ -255,7 +256,7 @@ def _described(
 
 
 def _of_ranks(
-    where: Where, form: Form, listing: Listing | None, store: PosixStore, narrow: Narrow
+    where: Where, form: Form, listing: Listing | None, store: Store, narrow: Narrow
 ) -> _Chosen:
     """Choose the files of ranks, which say nothing of how they are sharded."""
     src, searched = where.strategy, listing.searched if listing else ""
@@ -263,7 +264,7 @@ def _of_ranks(
     asked, needed = None if src is None else narrow.ranks(src), Needed()
     if src is not None and (asked is not None or not whole):
         needed = Needed(asked or range(src.ranks), range(src.ranks))
-    found = [*_unfinished(Path(where.path))] if where.files is None else []
+    found = [*_unfinished(where.path)] if where.files is None else []
     try:
         selected = _selected(where, form, listing, store, needed, narrow.preferred)
     except (UsageError, CheckpointError) as error:
@@ -271,8 +272,8 @@ def _of_ranks(
         return _Chosen(Selected({}), {}, (), None, faults)
     names = selected.names
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
-    one = Path(where.path, *names.values()) if alone and len(names) == 1 else None
-    siblings = siblings_of(one) if one is not None else []
+    one = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
+    siblings = siblings_of(Path(one)) if one and is_path(one) else []
     if src is None and (len(names) > 1 or siblings):
         found.append(Fault(which_strategy(where, names, siblings), UsageError))
     wanted = sorted(names) if needed.ranks is None else list(needed.ranks)
@@ -304,7 +305,7 @@ def _selected(
     where: Where,
     form: Form,
     listing: Listing | None,
-    store: PosixStore,
+    store: Store,
     needed: Needed,
     preferred: Mapping[int, str],
 ) -> Selected:
@@ -313,8 +314,7 @@ def _selected(
     if listing is not None:
         return form.select(listing, where, store, needed)
     assert where.files is not None
-    paths = {rank: Path(path).absolute() for rank, path in where.files.items()}
-    return Selected({rank: str(path) for rank, path in paths.items()})
+    return Selected({rank: absolute(path) for rank, path in where.files.items()})
 
 
 def _newer(selected: Selected) -> tuple[str, ...]:
@@ -327,9 +327,9 @@ def _newer(selected: Selected) -> tuple[str, ...]:
     )
 
 
-def _unfinished(folder: Path) -> Iterator[Fault]:
+def _unfinished(folder: str) -> Iterator[Fault]:
     """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
-    if (folder / FOLDER_NAME / JOB_NAME).exists():
+    if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
         yield Fault(
             f"{folder}: a conversion into this folder was stopped; run its command again to "
             "complete it"
@@ -370,7 +370,7 @@ def _contradictions(description: Description, given: Strategy) -> Iterator[Fault
 
 def ranks_at(folder: Path) -> int:
     """Return how many ranks the rank folders at a place are of; 0 if there are none."""
-    listing = PosixStore(folder).list(DEFAULT_PATTERN)
+    listing = store_at(str(folder)).list(DEFAULT_PATTERN)
     return max(by_rank(listing, DEFAULT_PATTERN), default=-1) + 1
 
 
@@ -378,7 +378,7 @@ def ranks_at(folder: Path) -> int:
 
 
 def index_all(
-    paths: Mapping[int, Path], reach: Visibility, team: Team
+    paths: Mapping[int, str], reach: Visibility, team: Team
 ) -> tuple[dict[int, Index], list[Fault]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
@@ -423,7 +423,7 @@ def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
     }
     extra = {file: one for file, one in source.indexes.items() if file not in inside}
     source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
-    paths = {file: str(path) for file, path in source.paths.items()}
+    paths = source.paths
     if description is None:
         meant = Description(strategy.label if strategy else source.where.path, strategy)
         schemas = {file: one.schema for file, one in inside.items()}

@@ -15,27 +15,27 @@ from rankxform.errors import CheckpointError
 from rankxform.planning.visibility import Visibility
 from rankxform.storage import identity
 from rankxform.storage.identity import Identity
-from rankxform.storage.store import Listing, PosixStore
+from rankxform.storage.store import Listing, storage_of, store_at
 from rankxform.transport import Team
 
 
-def list_on_all(team: Team, path: Path, pattern: str) -> tuple[Listing | None, frozenset[int]]:
+def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
     """Return the merged listings of all nodes, and the nodes that process 0 lists for. Collective.
 
     Those are the nodes that see process 0's own folder over the network. With one node, process 0
     lists when it needs to: None.
     """
     nodes = team.nodes
-    if nodes.count == 1:
+    if nodes.count == 1 or not storage_of(path).by_node:
         return None, frozenset()
     leader = nodes.is_leader(team.rank)
-    folders = team.allgather(lambda: identity.network_folder(path) if leader else None)
+    folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
     same = {p for p, one in enumerate(folders) if one is not None and one == folders[0]} - {0}
 
     def own() -> Listing:
         if leader and team.rank not in same:
-            return PosixStore(path).list(pattern)
-        return Listing(str(path))
+            return store_at(path).list(pattern)
+        return Listing(path)
 
     there = reduce(Listing.joined, team.allgather(own))
     searched = searched_nodes(team)
@@ -43,7 +43,7 @@ def list_on_all(team: Team, path: Path, pattern: str) -> tuple[Listing | None, f
 
 
 def visibility_of(
-    team: Team, paths: Mapping[int, Path], same_as_node0: frozenset[int] = frozenset()
+    team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
 ) -> tuple[Visibility, list[str]]:
     """Find out which nodes have which of the chosen files; return also what deserves a notice.
 
@@ -51,13 +51,13 @@ def visibility_of(
     different files under one name.
     """
     nodes = team.nodes
-    if nodes.count == 1:
+    if nodes.count == 1 or not any(storage_of(path).by_node for path in paths.values()):
         return Visibility.full(nodes.of, paths), []
 
     def mine() -> dict[int, Identity]:
         if not nodes.is_leader(team.rank) or nodes.of[team.rank] in same_as_node0:
             return {}
-        return {rank: one for rank, path in paths.items() if (one := identity.identity(path))}
+        return {rank: one for rank, path in paths.items() if (one := identity.identity(Path(path)))}
 
     every = team.allgather(mine)
     found = [
@@ -82,7 +82,7 @@ def visibility_of(
 
 def _compare(
     team: Team,
-    paths: Mapping[int, Path],
+    paths: Mapping[int, str],
     found: list[dict[int, Identity]],
     twice: Mapping[int, list[list[int]]],
 ) -> list[str]:
@@ -100,7 +100,7 @@ def _compare(
         if nodes.is_leader(team.rank) and any(group[0] == node for group in groups)
     ]
     digests = team.allgather_work(
-        lambda on_progress: {r: identity.digest(paths[r], on_progress) for r in mine}
+        lambda on_progress: {r: identity.digest(Path(paths[r]), on_progress) for r in mine}
     )
     for rank, groups in twice.items():
         leaders = [nodes.processes[group[0]][0] for group in groups]
@@ -115,7 +115,7 @@ def _compare(
     ]
 
 
-def _different(path: Path, rank: int, places: list[str]) -> CheckpointError:
+def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
     return CheckpointError(
         f"{path}: differs between {' and '.join(places)}; remove the copy that does not belong to "
         f"rank {rank}"

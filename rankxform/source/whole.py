@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Index
@@ -18,7 +17,7 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 
 
 def whole_strategy(
-    paths: Mapping[int, Path], indexes: Mapping[int, Index], where: str, siblings: int
+    paths: Mapping[int, str], indexes: Mapping[int, Index], where: str, siblings: int
 ) -> tuple[Strategy, list[str]]:
     """Return the strategy of a source without one, and notices.
 

@@ -13,19 +13,15 @@ from rankxform.planning.cost_model import Costs
 
 from .posix import (
     SYSCALL_BYTES,
-    Buffer,
-    Descriptors,
     create,
     existing,
     fsync,
     opened_to_write,
-    read_into,
     remove,
-    sparse_descriptors,
     start_writing,
-    status_of,
     write_from,
 )
+from .store import storage_of
 
 MEASURED_BYTES = 64 << 20
 """Most bytes that are read and written to predict how long something takes."""
@@ -40,9 +36,9 @@ _SAMPLE = 16 << 20
 class ReadTimer:
     """Reads a little of a file, from `part` of it on, to see how fast that is."""
 
-    def __init__(self, path: Path, part: float = 0.0) -> None:
+    def __init__(self, path: str, part: float = 0.0) -> None:
         self._path, self._part = path, part
-        self._row, self._picks = Descriptors(os.O_RDONLY), sparse_descriptors()
+        self._ranges = storage_of(path).ranges()
         self._block = memoryview(bytearray(SYSCALL_BYTES))
         self._next = 0
 
@@ -52,14 +48,14 @@ class ReadTimer:
         The sequential read is of 16 MiB, but takes from `least` to `most` seconds. The latency is
         the median time of a run less the time of its bytes.
         """
-        fd, size = self._picks.get(self._path), self.size
+        size = self.size
         run = min(_RUN, size // (_RUNS * _STRIDE))
         span = run * _RUNS * _STRIDE
         behind = int((1 - self._part) * (size - span))  # from the other end than the row
         places = iter(range(behind, behind + span, run * _STRIDE) if run else ())
         runs: list[float] = []
         while sum(runs) < most and (at := next(places, None)) is not None:
-            runs.append(_read(fd, self._path, at, at + run, self._block))
+            runs.append(self._read(at, at + run, sparse=True))
         first = self._next = int(self._part * max(0, size - _SAMPLE))
         passed = 0.0
         paces: list[float] = []
@@ -77,12 +73,12 @@ class ReadTimer:
     def more(self, nbytes: int) -> float:
         """Read so much more in a row, and from the start again if the file ends; return the
         seconds that took."""
-        fd, size = self._row.get(self._path), self.size
+        size = self.size
         done, passed = 0, 0.0
         while done < nbytes and size:
             first = self._next % size
             last = min(first + SYSCALL_BYTES, first + nbytes - done, size)
-            passed += _read(fd, self._path, first, last, self._block)
+            passed += self._read(first, last)
             done += last - first
             self._next = last
         return passed
@@ -90,25 +86,30 @@ class ReadTimer:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return status_of(self._row.get(self._path), self._path).st_size
+        return self._ranges.version(self._path)[0]
+
+    def _read(self, first: int, last: int, *, sparse: bool = False) -> float:
+        """Read, in one call; return the seconds that took."""
+        began = perf_counter()
+        self._ranges.read(self._path, first, self._block[: last - first], sparse)
+        return perf_counter() - began
 
     def __enter__(self) -> ReadTimer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptors in (self._row, self._picks):
-            with suppress(StorageError):  # nothing can be lost
-                descriptors.close()
+        with suppress(StorageError):  # nothing can be lost
+            self._ranges.close()
 
 
-def reading(path: Path) -> float:
+def reading(path: str) -> float:
     """Read from the start of a file; return bytes a second."""
     with ReadTimer(path) as timer:
         nbytes = min(MEASURED_BYTES, timer.size)
         return max(1, nbytes) / max(timer.more(nbytes), 1e-9)
 
 
-def reading_for(path: Path, seconds: float) -> float:
+def reading_for(path: str, seconds: float) -> float:
     """Read a file for this many seconds, again if it ends; return bytes a second.
 
     No shorter measurement detects a process that gets the processor for only part of the time.
@@ -121,13 +122,6 @@ def reading_for(path: Path, seconds: float) -> float:
     return max(1, done) / max(passed, 1e-9)
 
 
-def _read(fd: int, path: Path, first: int, last: int, block: Buffer) -> float:
-    """Read, in one call; return the seconds that took."""
-    began = perf_counter()
-    read_into(fd, path, first, block[: last - first])
-    return perf_counter() - began
-
-
 def copying(nbytes: int = 16 << 20) -> float:
     """Copy in memory, more than a cache holds; return bytes a second."""
     source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
@@ -137,7 +131,7 @@ def copying(nbytes: int = 16 << 20) -> float:
     return nbytes / (perf_counter() - began)
 
 
-def measure(source: Path | None, folder: Path, *, durable: bool) -> Costs:
+def measure(source: str | None, folder: Path, *, durable: bool) -> Costs:
     """Read from the file `source`, and write a file below `folder` that is removed again.
 
     Without a source nothing is read, and the bandwidth of reading is infinite.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 
 from rankxform.formats.base import Span
 from rankxform.values import dataclass
 
-from .posix import OnProgress, blocks, create, existing, opened, remove
+from .posix import OnProgress, blocks, create, existing, opened, read_into, remove
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
@@ -91,7 +91,7 @@ def digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:
     """Return a digest of all bytes of a file."""
     state = blake2b(digest_size=16)
     with opened(path) as (fd, status):
-        for block in blocks(fd, path, on_progress)([Span(0, status.st_size)]):
+        for block in blocks(partial(read_into, fd, path), on_progress)([Span(0, status.st_size)]):
             state.update(block)
     return state.digest()
 

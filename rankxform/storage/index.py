@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from pathlib import Path
 
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats.base import Format, Index, ReadAt, format_of, gaps
 
-from .posix import opened, range_reader
+from .posix import AnyPath
+from .store import store_at
 
 
-def container(path: Path) -> Format:
+def container(path: AnyPath) -> Format:
     """Return the container of a checkpoint file, which its name tells."""
-    return format_of(path.suffix)
+    return format_of(os.path.splitext(path)[1])
 
 
-def index(path: Path) -> Index:
+def index(path: AnyPath) -> Index:
     """Read the table of contents of `path` from its headers. Raises CheckpointError."""
     return Indexer().index(path)
 
@@ -33,26 +34,25 @@ class Indexer:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], list[_Template]] = {}
 
-    def index(self, path: Path) -> Index:
+    def index(self, path: AnyPath) -> Index:
         """Read the table of contents of `path`. Raises CheckpointError."""
         kind = container(path)
-        with opened(path) as (fd, status):
-            read_at = range_reader(fd, path)
-            templates = self._seen.setdefault((kind.name, status.st_size), [])
-            found = next((t.index for t in templates if t.fits(read_at)), None)
+        with store_at(str(path)).open("") as file:
+            templates = self._seen.setdefault((kind.name, file.size), [])
+            found = next((t.index for t in templates if t.fits(file.read_at)), None)
             if found is None:
                 try:
-                    found = kind.read_index(read_at, status.st_size)
+                    found = kind.read_index(file.read_at, file.size)
                 except FormatError as error:
                     raise CheckpointError(f"{path}: {error}") from error
-                templates.append(_Template(found, path))
-        return replace(found, modified=status.st_mtime_ns)
+                templates.append(_Template(found, str(path)))
+        return replace(found, modified=file.modified)
 
 
 class _Template:
     """The bytes of a file that are no content, read when a second file may be alike."""
 
-    def __init__(self, found: Index, path: Path) -> None:
+    def __init__(self, found: Index, path: str) -> None:
         self.index = found
         self._path = path
         self._headers: list[tuple[int, bytes]] | None = None
@@ -60,7 +60,7 @@ class _Template:
     def fits(self, read_at: ReadAt) -> bool:
         """Whether another file of the same size has the same bytes outside of its content."""
         if self._headers is None:
-            with opened(self._path) as (fd, _):
-                own = range_reader(fd, self._path)
-                self._headers = [(s.offset, own(s.offset, s.nbytes)) for s in gaps(self.index)]
+            with store_at(self._path).open("") as own:
+                spans = gaps(self.index)
+                self._headers = [(s.offset, own.read_at(s.offset, s.nbytes)) for s in spans]
         return all(read_at(offset, len(data)) == data for offset, data in self._headers)

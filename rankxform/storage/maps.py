@@ -84,7 +84,11 @@ def config_bytes(path: Path) -> bytes:
 
 def config(path: Path) -> dict[str, Any]:
     """Return a model's configuration. Raises UsageError."""
-    data = config_bytes(path)
+    return parsed_config(config_bytes(path), str(path))
+
+
+def parsed_config(data: bytes, path: str) -> dict[str, Any]:
+    """Return a model's configuration, which `path` holds. Raises UsageError."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

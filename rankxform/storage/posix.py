@@ -20,6 +20,7 @@ from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.base import Blocks, ReadAt, Span
 
 Buffer = memoryview
+AnyPath = str | Path
 OnProgress = Callable[[int], None]
 """Told of progress in bytes, often; it may raise to stop."""
 
@@ -77,7 +78,7 @@ def read_record(path: Path) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+def opened(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
     """Open `path` for reading; yield its descriptor and status."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -89,7 +90,7 @@ def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
         _let_go(fd)
 
 
-def status_of(fd: int, path: Path) -> os.stat_result:
+def status_of(fd: int, path: AnyPath) -> os.stat_result:
     try:
         return os.fstat(fd)
     except OSError as error:
@@ -111,7 +112,7 @@ def opened_to_write(path: Path) -> Iterator[int]:
     close(fd, path)
 
 
-def close(fd: int, path: Path) -> None:
+def close(fd: int, path: AnyPath) -> None:
     """Close what was written to; network file systems tell only then that there was no room."""
     try:
         os.close(fd)
@@ -125,7 +126,7 @@ def _let_go(fd: int) -> None:
         os.close(fd)
 
 
-def range_reader(fd: int, path: Path) -> ReadAt:
+def range_reader(fd: int, path: AnyPath) -> ReadAt:
     """Return a `read_at` over an open file, for the formats' header readers."""
 
     def read_at(offset: int, nbytes: int) -> bytes:
@@ -151,10 +152,10 @@ class Descriptors:
 
     def __init__(self, flags: int, advice: int = os.POSIX_FADV_NORMAL) -> None:
         self._flags, self._advice = flags | os.O_CLOEXEC, advice
-        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._open: OrderedDict[AnyPath, int] = OrderedDict()
         self._most = max(16, _descriptor_limit() // 6)
 
-    def get(self, path: Path) -> int:
+    def get(self, path: AnyPath) -> int:
         fd = self._open.get(path)
         if fd is not None:
             self._open.move_to_end(path)
@@ -199,7 +200,7 @@ def _descriptor_limit() -> int:
     return soft
 
 
-def read_into(fd: int, path: Path, offset: int, target: Buffer) -> None:
+def read_into(fd: int, path: AnyPath, offset: int, target: Buffer) -> None:
     """Fill `target` from byte `offset` on. Raises CheckpointError where the file ends before."""
     done = 0
     while done < len(target):
@@ -218,15 +219,17 @@ def read_into(fd: int, path: Path, offset: int, target: Buffer) -> None:
         done += got
 
 
-def blocks(fd: int, path: Path, on_progress: OnProgress = lambda nbytes: None) -> Blocks:
-    """Return the bytes of spans of an open file, in order, in blocks."""
+def blocks(
+    fill: Callable[[int, Buffer], None], on_progress: OnProgress = lambda nbytes: None
+) -> Blocks:
+    """Return the bytes of spans of a file, in order, in blocks; `fill` reads from a byte on."""
 
     def read(spans: Iterable[Span]) -> Iterator[Buffer]:
         block = memoryview(bytearray(SYSCALL_BYTES))
         for span in spans:
             for start in range(0, span.nbytes, SYSCALL_BYTES):
                 part = block[: min(SYSCALL_BYTES, span.nbytes - start)]
-                read_into(fd, path, span.offset + start, part)
+                fill(span.offset + start, part)
                 yield part
                 on_progress(0)
 

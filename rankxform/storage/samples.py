@@ -3,52 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
 from hashlib import blake2b
-from pathlib import Path
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
 from rankxform.planning.consistency import Sample
 
 from .index import container
-from .posix import OnProgress, blocks, opened, range_reader
+from .posix import OnProgress, blocks
 from .sources import check_unchanged
+from .store import storage_of, store_at
 
 _SAMPLE = 4096
 
 
 def digest_all(
-    path: Path, index: Index, names: Iterable[str], on_progress: OnProgress
+    path: str, index: Index, names: Iterable[str], on_progress: OnProgress
 ) -> dict[str, bytes]:
     """Return a digest of all bytes of each tensor of `names` that the file holds."""
     found = {}
-    with opened(path) as (fd, status):
-        check_unchanged(path, status, index)
+    with closing(storage_of(path).ranges()) as ranges:
+        check_unchanged(path, ranges.version(path), index)
+        read = blocks(partial(ranges.read, path))
         for name in names:
             if name in index:
                 state = blake2b(digest_size=16)
-                for part in blocks(fd, path)(index.spans(name)):
+                for part in read(index.spans(name)):
                     state.update(part)
                     on_progress(len(part))
                 found[name] = state.digest()
     return found
 
 
-def sample(path: Path, index: Index, names: Iterable[str]) -> dict[str, Sample]:
+def sample(path: str, index: Index, names: Iterable[str]) -> dict[str, Sample]:
     """Return a digest of some bytes of each tensor of `names` that the file holds.
 
     The bytes are from the start, the middle and the end of the content.
     """
     found = {}
-    with opened(path) as (fd, status):
-        check_unchanged(path, status, index)
-        read_at = range_reader(fd, path)
+    with store_at(path).open("") as file:
+        check_unchanged(path, (file.size, file.modified), index)
         for name in names:
             if name in index:
                 spans, nbytes = index.spans(name), index.nbytes(name)
                 starts = sorted({0, nbytes // 2, max(0, nbytes - _SAMPLE)})
                 data = b"".join(
-                    read_at(span.offset, span.nbytes)
+                    file.read_at(span.offset, span.nbytes)
                     for start in starts
                     for span in locate(spans, start, min(_SAMPLE, nbytes - start))
                 )
@@ -56,21 +58,21 @@ def sample(path: Path, index: Index, names: Iterable[str]) -> dict[str, Sample]:
     return found
 
 
-def check_crc(path: Path, index: Index, on_progress: OnProgress) -> None:
+def check_crc(path: str, index: Index, on_progress: OnProgress) -> None:
     """Compare a file with the checksum it carries, if any. Raises CheckpointError."""
     wrong = wrong_crc(path, index, on_progress)
     if wrong:
         raise CheckpointError(f"{path}: {wrong}; the file is damaged, copy it again")
 
 
-def wrong_crc(path: Path, index: Index, on_progress: OnProgress) -> str | None:
+def wrong_crc(path: str, index: Index, on_progress: OnProgress) -> str | None:
     """Return what is wrong with the checksum that a file carries; None if nothing, or it has none.
 
     Reads the whole file if it has one.
     """
-    with opened(path) as (fd, _):
-        read_at, read = range_reader(fd, path), blocks(fd, path, on_progress)
-        both = container(path).checksums(index, read_at, read)
+    with store_at(path).open("") as file, closing(storage_of(path).ranges()) as ranges:
+        read = blocks(partial(ranges.read, path), on_progress)
+        both = container(path).checksums(index, file.read_at, read)
     if both is None or both[0] == both[1]:
         return None
     return f"its checksum is {both[1]}, it states {both[0]}"

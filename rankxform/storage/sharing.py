@@ -28,7 +28,7 @@ CANNOT = frozenset(
 
 _FICLONERANGE = 0x4020940D
 
-Position = tuple[int, Path, int]
+Position = tuple[int, str | Path, int]
 """A place in an open file: its descriptor, its path, and a byte."""
 
 

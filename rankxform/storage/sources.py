@@ -1,100 +1,106 @@
-"""Source files, read by rank, parameter and content byte."""
+"""Source files, read by file, tensor and content byte."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
 
-from .posix import Buffer, Descriptors, read_into, sparse_descriptors, status_of
+from .posix import Buffer
 from .sharing import Position
+from .store import storage_of
 
 
 class Sources:
     """The source files of one process.
 
-    paths, indexes: by rank. nbytes: read so far.
+    paths, indexes: by file. nbytes: read so far. ahead: how many reads may be in flight if they are
+    announced; 0 where that gains nothing.
     """
 
-    def __init__(self, paths: Mapping[int, Path], indexes: Mapping[int, Index]) -> None:
+    def __init__(self, paths: Mapping[int, str], indexes: Mapping[int, Index]) -> None:
         self._paths, self._indexes = paths, indexes
-        self._descriptors = {False: Descriptors(os.O_RDONLY), True: sparse_descriptors()}
-        self._checked: dict[bool, set[int]] = {False: set(), True: set()}
-        self.nbytes = 0
+        self._ranges = storage_of(next(iter(paths.values()), "")).ranges()
+        self._checked: set[int] = set()
+        self.nbytes, self.ahead = 0, self._ranges.ahead
 
-    def read(self, rank: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
-        """Fill `room` with what the file of `rank` (its id) holds of `name`, from byte `start` on.
+    def read(self, file: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
+        """Fill `room` with what a file holds of `name`, from byte `start` on.
 
         `name` is the source's own, and `start` counts in the tensor's content. Raises StorageError,
-        and CheckpointError where the file has changed since it was indexed.
-
-        What is `sparse` out of bytes that nobody wants is read through a descriptor of its own,
-        on which the system reads nothing ahead.
+        and CheckpointError where the file has changed since it was indexed. sparse: out of bytes
+        that nobody wants.
         """
-        fd, path, index = self._opened(rank, sparse)
+        path, index = self._opened(file)
         i = index.schema.position[name]
         if i not in index.pieces:
-            read_into(fd, path, index.offsets[i] + start, room)
+            self._ranges.read(path, index.offsets[i] + start, room, sparse)
             self.nbytes += len(room)
             return
         done = 0
         for span in locate(index.spans(name), start, len(room)):
-            read_into(fd, path, span.offset, room[done : done + span.nbytes])
+            self._ranges.read(path, span.offset, room[done : done + span.nbytes], sparse)
             done += span.nbytes
         self.nbytes += done
 
-    def place(self, rank: int, name: str, start: int) -> Position | None:
+    def announce(self, file: int, name: str, start: int, nbytes: int) -> None:
+        """Say that `read` will be called for this, after what was announced before it."""
+        path, index = self._opened(file)
+        for span in locate(index.spans(name), start, nbytes):
+            self._ranges.announce(path, span.offset, span.nbytes)
+
+    def place(self, file: int, name: str, start: int) -> Position | None:
         """Return the descriptor, path and byte at which content byte `start` of `name` lies.
 
-        None where the content lies in several parts of the file. Raises as `read` does.
+        None where the content lies in several parts of the file, or in no file system. Raises as
+        `read` does.
         """
-        fd, path, index = self._opened(rank, False)
+        path, index = self._opened(file)
         i = index.schema.position[name]
-        return None if i in index.pieces else (fd, path, index.offsets[i] + start)
+        return None if i in index.pieces else self._ranges.position(path, index.offsets[i] + start)
 
     def read_runs(
-        self, rank: int, name: str, start: int, room: Buffer, sparse: bool, run: int, stride: int
+        self, file: int, name: str, start: int, room: Buffer, sparse: bool, run: int, stride: int
     ) -> None:
         """Fill `room` with runs of `run` bytes, each `stride` bytes behind the start of the last.
 
         The rest is as for `read`.
         """
-        fd, path, index = self._opened(rank, sparse)
+        path, index = self._opened(file)
         spans = index.spans(name)
         if len(spans) > 1:
             for at in range(0, len(room), run):
-                self.read(rank, name, start + at // run * stride, room[at : at + run], sparse)
+                self.read(file, name, start + at // run * stride, room[at : at + run], sparse)
             return
-        offset = spans[0].offset + start
+        offset, read = spans[0].offset + start, self._ranges.read
         for at in range(0, len(room), run):
-            read_into(fd, path, offset, room[at : at + run])
+            read(path, offset, room[at : at + run], sparse)
             offset += stride
         self.nbytes += len(room)
 
-    def _opened(self, rank: int, sparse: bool) -> tuple[int, Path, Index]:
-        """Return a file's descriptor, path and index. Raises CheckpointError if it has changed."""
-        path, index, checked = self._paths[rank], self._indexes[rank], self._checked[sparse]
-        fd = self._descriptors[sparse].get(path)
-        if rank not in checked:
-            check_unchanged(path, status_of(fd, path), index)
-            checked.add(rank)
-        return fd, path, index
+    def _opened(self, file: int) -> tuple[str, Index]:
+        """Return a file's path and index. Raises CheckpointError if it has changed."""
+        path, index = self._paths[file], self._indexes[file]
+        if file not in self._checked:
+            check_unchanged(path, self._ranges.version(path), index)
+            self._checked.add(file)
+        return path, index
 
     def __enter__(self) -> Sources:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptors in self._descriptors.values():
-            descriptors.close()
+        self._ranges.close()
 
 
-def check_unchanged(path: Path, status: os.stat_result, index: Index) -> None:
-    """Raise CheckpointError where a source file is no longer the one that was indexed."""
-    if (status.st_size, status.st_mtime_ns) != (index.size, index.modified):
+def check_unchanged(path: str, version: tuple[int, int], index: Index) -> None:
+    """Raise CheckpointError where a source file is no longer the one that was indexed.
+
+    version: its size in bytes, and its time, as they are now.
+    """
+    if version != (index.size, index.modified):
         raise CheckpointError(
             f"{path}: was changed after it was first read ({index.size} bytes then, "
-            f"{status.st_size} now); wait until the checkpoint is complete and run again"
+            f"{version[0]} now); wait until the checkpoint is complete and run again"
         )

@@ -1,28 +1,29 @@
-"""Stores: what lists files and reads small documents, whatever kind of storage it is.
+"""Kinds of storage: what lists files, and what reads documents and byte ranges of them.
 
 Forms see plain names relative to a checkpoint's place, and never a path: a listing may be merged of
-what several nodes have, and a store need be no file system.
+what several nodes have, and a store need be no file system. Whatever is read is named by its
+address: a path, or ``scheme://...`` of a kind of storage in `STORAGE`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import field
 from pathlib import Path
-from typing import Protocol
+from posixpath import join
+from typing import NamedTuple, Protocol
 
-from rankxform.errors import CheckpointError
 from rankxform.formats.base import ReadAt
 from rankxform.values import dataclass
 
-from .posix import opened, range_reader, read_bytes
+from .posix import Buffer
+from .sharing import Position
 
 NOTHING, FILE, FOLDER = "nothing", "file", "folder"
 RANK = "{rank}"
-_LARGEST_DOCUMENT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Listing:
 
     def at(self, name: str) -> str:
         """Return the path of a file, for messages; "" is the place itself."""
-        return os.path.join(self.path, name) if name else self.path
+        return address_of(self.path, name)
 
     def joined(self, other: Listing) -> Listing:
         """Return this listing merged with that of the same place on another node."""
@@ -60,6 +61,15 @@ class Listing:
         folders = self.folders | other.folders
         inside = {**other.inside, **self.inside}
         return Listing(self.path, kind, tuple(files), entries, folders, self.searched, inside)
+
+
+class OpenFile(NamedTuple):
+    """A file whose headers are read: `size` in bytes; modified: when, in nanoseconds, or another
+    number that tells a version of it from a later one."""
+
+    read_at: ReadAt
+    size: int
+    modified: int
 
 
 class Store(Protocol):
@@ -80,52 +90,91 @@ class Store(Protocol):
     def has(self, name: str) -> bool:
         """Tell whether a file is there, as this process sees it."""
 
-    def open(self, name: str) -> AbstractContextManager[ReadAt]:
-        """Yield a function that reads byte ranges of a file."""
+    def open(self, name: str) -> AbstractContextManager[OpenFile]:
+        """Yield a file, to read what is not its tensors' content; "" is the place itself."""
 
 
-class PosixStore:
-    """A place in a file system: a folder, or one file (`Store`)."""
+class Ranges(Protocol):
+    """Files whose content is read by byte ranges, by one process; opened as they are needed.
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    ahead: how many reads it has in flight at most, if they are announced; 0 where that gains
+    nothing, as where the system reads ahead by itself.
+    """
 
-    def list(self, pattern: str) -> Listing:
-        root = self._root
-        if root.is_file():
-            return Listing(str(root), FILE)
-        if not root.is_dir():
-            return Listing(str(root))
-        with os.scandir(root) as found:
-            own = sorted(found, key=lambda entry: entry.name)
-        folders = [entry.name for entry in own if _is_folder(entry)]
-        names = tuple(entry.name for entry in own)
-        parts = [expression_of(part) for part in os.path.normpath(pattern).split("/")]
-        files, inside = tuple(_walk(str(root), "", parts)), {}
-        if not files and RANK in pattern:
-            with suppress(OSError):
-                inside = {one: len(list(_walk(str(root / one), "", parts))) for one in folders}
-        return Listing(str(root), FOLDER, files, names, frozenset(folders), inside=inside)
+    ahead: int
 
-    def read(self, name: str, searched: str = "") -> bytes:
-        path = self._root / name if name else self._root
-        if not path.is_file():
-            raise CheckpointError(
-                f"{path}: process 0 does not see it, and another node does{searched}; copy it to "
-                "the first node"
-            )
-        if path.stat().st_size > _LARGEST_DOCUMENT:
-            raise CheckpointError(f"{path}: has over {_LARGEST_DOCUMENT} bytes, and is no index")
-        return read_bytes(path)
+    def version(self, path: str) -> tuple[int, int]:
+        """Return size and time of a file, as `OpenFile` has them. Raises StorageError."""
 
-    def has(self, name: str) -> bool:
-        return (self._root / name).is_file()
+    def announce(self, path: str, offset: int, nbytes: int) -> None:
+        """Begin to read this range, which `read` is called for after those announced before it.
 
-    @contextmanager
-    def open(self, name: str) -> Iterator[ReadAt]:
-        path = self._root / name
-        with opened(path) as (fd, _):
-            yield range_reader(fd, path)
+        What fails is raised when it is read. The caller bounds how much is announced and not read.
+        """
+
+    def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
+        """Fill `room` from byte `offset` on. Raises StorageError, CheckpointError.
+
+        sparse: it is read out of bytes that nobody wants.
+        """
+
+    def position(self, path: str, offset: int) -> Position | None:
+        """Return where a file system may share blocks from; None where there is none."""
+
+    def close(self) -> None:
+        """Let go of all files, and of what was announced and not read."""
+
+
+class Storage(Protocol):
+    """A kind of storage, by the scheme of its addresses, such as ``mem`` in ``mem://a/b``.
+
+    by_node: whether every node may have other files at one address, so that each has to look.
+    """
+
+    by_node: bool
+
+    def store(self, place: str) -> Store:
+        """Return the place with this address."""
+
+    def ranges(self) -> Ranges:
+        """Return files of this kind, to be read by this process."""
+
+
+STORAGE: dict[str, Storage] = {}
+"""Kinds of storage, by scheme; "" are paths of a file system."""
+
+
+def storage_of(address: str) -> Storage:
+    """Return the kind of storage that an address is of.
+
+    An address whose scheme nobody registered is a path.
+    """
+    scheme, mark, _ = address.partition("://")
+    return STORAGE.get(scheme if mark else "", STORAGE[""])
+
+
+def is_path(address: str) -> bool:
+    """Tell whether an address is a path of a file system."""
+    return storage_of(address) is STORAGE[""]
+
+
+def absolute(address: str) -> str:
+    """Return an address with which every process finds the same place, wherever it works."""
+    return str(Path(address).absolute()) if is_path(address) else address
+
+
+def address_of(place: str, name: str) -> str:
+    """Return the address of a file at a place; "" is the place itself.
+
+    >>> address_of("s3://bucket/run", "rank_0/a.ckpt"), address_of("a.ckpt", "")
+    ('s3://bucket/run/rank_0/a.ckpt', 'a.ckpt')
+    """
+    return join(place, name) if name else place
+
+
+def store_at(address: str) -> Store:
+    """Return the place with this address."""
+    return storage_of(address).store(address)
 
 
 def expression_of(part: str) -> re.Pattern[str] | None:
@@ -137,30 +186,3 @@ def expression_of(part: str) -> re.Pattern[str] | None:
         return None
     literal = re.escape(part).replace(re.escape(RANK), r"(\d{1,9})").replace(r"\*", ".*")
     return re.compile(literal)
-
-
-def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterator[str]:
-    """Yield the names of files that match the parts of a pattern, folder by folder."""
-    part, *rest = parts
-    if part is None:
-        yield from _walk(root, below + "../", rest)
-        return
-    with os.scandir(os.path.join(root, below)) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if not part.fullmatch(entry.name):
-            continue
-        if rest and _is_folder(entry):
-            yield from _walk(root, f"{below}{entry.name}/", rest)
-        elif not rest and _is_file(entry):
-            yield below + entry.name
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False) or (
-        entry.is_symlink() and os.path.isfile(entry.path)
-    )

@@ -16,6 +16,7 @@ from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.index import index
 from rankxform.storage.posix import read_bytes
+from rankxform.storage.store import absolute, is_path
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -59,13 +60,14 @@ def read_request(request: Request, team: Team) -> Asked:
 
 
 def _read(request: Request) -> Asked:
-    where = Path(request.src).absolute()
+    where = absolute(request.src)
     operation = read_operation_inputs(request, where)
     src = strategies.load(request.src_strategy)
     dst = _question(request) or strategies.load(request.dst_strategy)
     if request.shapes is not None:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
-    if request.dst and not where.exists() and Path(request.dst).exists():
+    there = not is_path(where) or Path(where).exists()
+    if request.dst and not there and Path(request.dst).exists():
         raise UsageError(
             f"exchange SRC and DST? {where}: no such checkpoint file or folder, and {request.dst} "
             "is there"
@@ -74,7 +76,7 @@ def _read(request: Request) -> Asked:
     return Asked(_absolute(request, where), operation, stated, dst)
 
 
-def _absolute(request: Request, where: Path) -> Request:
+def _absolute(request: Request, where: str) -> Request:
     paths = {
         "dst": request.dst,
         "config": request.config,
@@ -86,7 +88,7 @@ def _absolute(request: Request, where: Path) -> Request:
     known: dict[str, Any] = {
         name: path and str(Path(path).absolute()) for name, path in paths.items()
     }
-    return replace(request, src=str(where), **known)
+    return replace(request, src=where, **known)
 
 
 def _question(request: Request) -> DeriveRequest | None:

@@ -95,6 +95,6 @@ def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> 
     catalog = catalog_of(Description(src.label, src), schemas, names_of, tuple(indexes))
     return Source(
         asked.where, FORMS[DEFAULT_FORM], Selected(names_of),
-        {rank: Path(name) for rank, name in names_of.items()}, indexes, {}, catalog,
+        names_of, indexes, {}, catalog,
         Visibility.full(team.nodes.of, indexes), tuple(indexes),
     )  # fmt: skip

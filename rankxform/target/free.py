@@ -12,6 +12,7 @@ from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
 from rankxform.request import Request
 from rankxform.source.opening import Source, listing_at
 from rankxform.storage.posix import inode, is_inside, is_same, lies_in
+from rankxform.storage.store import is_path
 from rankxform.transport import Team
 
 from .target import Target
@@ -27,7 +28,7 @@ def check_free(request: Request, source: Source, target: Target, team: Team) -> 
     def check() -> None:
         _check_root(request, target)
         if is_leader:
-            _check_apart(request, list(source.paths.values()), target.paths.values())
+            _check_apart(request, source, target.paths.values())
 
     team.agree(check)
     _check_foreign_files(request, target, team)
@@ -63,11 +64,12 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
         )
 
 
-def _check_apart(request: Request, sources: list[Path], output_paths: Iterable[Path]) -> None:
+def _check_apart(request: Request, source: Source, output_paths: Iterable[Path]) -> None:
     """Refuse destination files that are, or lie among, source files, whatever their paths."""
     src, dst = Path(request.src), Path(request.dst or "")
     if dst.exists() and not dst.is_dir():
         raise StorageError(f"{dst}: is a file, and DST must be a folder; name another")
+    sources = [Path(path) for path in source.paths.values() if is_path(path)]
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
     inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
@@ -99,7 +101,7 @@ def _check_apart(request: Request, sources: list[Path], output_paths: Iterable[P
         )
 
 
-def foreign_warnings(target: Target, own: Iterable[Path], team: Team) -> list[str]:
+def foreign_warnings(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:
     """Return a warning of checkpoint files beside a destination's `own`, if any are. Collective."""
     found = _foreign_files(target, own, team)
     if not found:
@@ -110,7 +112,7 @@ def foreign_warnings(target: Target, own: Iterable[Path], team: Team) -> list[st
     ]
 
 
-def _foreign_files(target: Target, own: Iterable[Path], team: Team) -> list[str]:
+def _foreign_files(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:
     """Return other checkpoint files that may be taken for a destination's own. Collective."""
     form, folder = target.form, target.folder
     names = [relpath(path, folder) for path in own]

@@ -106,11 +106,11 @@ def _written(layout: Hashable) -> str:
     return repr(layout)
 
 
-def _below(path: Path, folder: str) -> str:
+def _below(path: str, folder: str) -> str:
     try:
-        return str(path.relative_to(folder))
+        return str(Path(path).relative_to(folder))
     except ValueError:
-        return str(path)
+        return path
 
 
 # -- the command that verifies --------------------------------------------------------------------

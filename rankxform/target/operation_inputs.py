@@ -20,6 +20,7 @@ from rankxform.request import Request
 from rankxform.source.opening import form_at
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
+from rankxform.storage.store import address_of, is_path, store_at
 from rankxform.values import dataclass
 
 if TYPE_CHECKING:
@@ -56,21 +57,18 @@ class OperationInputs:
     companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def read_operation_inputs(request: Request, where: Path) -> OperationInputs:
+def read_operation_inputs(request: Request, where: str) -> OperationInputs:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
     known = _with_adapter(request, where, _read_map(request, where))
     return _with_companions(request, known)
 
 
-def _read_map(request: Request, where: Path) -> OperationInputs:
+def _read_map(request: Request, where: str) -> OperationInputs:
     if request.map is None:
-        if request.dtype is not None and (request.config or (where / maps.CONFIG).is_file()):
-            path = Path(request.config) if request.config else where / maps.CONFIG
-            # it may state a block's size
-            known = OperationInputs(None, maps.config(path), str(path))
-            request = replace(request, config=None)
-        else:
-            known = OperationInputs()
+        known = OperationInputs()
+        found = None if request.dtype is None else _config(request, where)
+        if found is not None:  # it may state a block's size
+            known, request = OperationInputs(None, *found), replace(request, config=None)
         for name in ("config", "like", *CHOICES):
             if getattr(request, name) is not None:
                 raise UsageError(f"{flag_of(name)} is for --map; give both")
@@ -82,24 +80,39 @@ def _read_map(request: Request, where: Path) -> OperationInputs:
             raise UsageError(f"leave out {flag}: {table.label} has no such choice")
     if request.like is not None and not Path(request.like).is_dir():
         raise UsageError(f"{request.like}: no such folder; --like is a Hugging Face folder")
-    usual = where if request.like is None else Path(request.like)
-    usual = usual.parent if usual.is_file() else usual
-    if not usual.is_dir():
-        raise UsageError(f"{usual}: no such folder")
-    path = Path(request.config) if request.config is not None else usual / maps.CONFIG
-    if request.config is None and not path.is_file():
+    usual = where if request.like is None else str(Path(request.like))
+    if is_path(usual):
+        folder = Path(usual)
+        folder = folder.parent if folder.is_file() else folder
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder")
+        usual = str(folder)
+    read = _config(request, usual)
+    if read is None:
         raise UsageError(
             f"give --config, the model's config.json: {table.label} needs its sizes, and "
             f"{usual} has none"
         )
-    config = maps.config(path)
+    config, path = read
     stated = config.get("architectures")
     named = [str(one) for one in stated] if isinstance(stated, list) else []
     if table.architectures and named and not set(named) & set(table.architectures):
         raise UsageError(
             f"{path}: is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}"
         )
-    return OperationInputs(table, config, str(path))
+    return OperationInputs(table, config, path)
+
+
+def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
+    """Return the model's configuration, given or in a folder, and where it is; None if nowhere."""
+    if request.config is not None:
+        path = Path(request.config)
+        return maps.config(path), str(path)
+    store = store_at(folder)
+    if not store.has(maps.CONFIG):
+        return None
+    name = address_of(folder, maps.CONFIG)
+    return maps.parsed_config(store.read(maps.CONFIG), name), name
 
 
 def _with_companions(request: Request, known: OperationInputs) -> OperationInputs:
@@ -115,7 +128,7 @@ def _with_companions(request: Request, known: OperationInputs) -> OperationInput
     return replace(known, companions=found)
 
 
-def _with_adapter(request: Request, src: Path, known: OperationInputs) -> OperationInputs:
+def _with_adapter(request: Request, src: str, known: OperationInputs) -> OperationInputs:
     """Add what is known of an adapter. Raises UsageError."""
     numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
     flags = {name: flag_of(name) for name in (*numbers, "lora_strategy")}
@@ -150,7 +163,7 @@ def _with_adapter(request: Request, src: Path, known: OperationInputs) -> Operat
         lora=str(where),
         scaling=scaling,
         lora_strategy=strategy,
-        inside=is_same(where, src),
+        inside=is_path(src) and is_same(where, Path(src)),
     )
 
 

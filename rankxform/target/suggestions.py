@@ -20,6 +20,7 @@ from rankxform.request import Request
 from rankxform.source.hints import option_for, shortly
 from rankxform.source.opening import Source, ranks_at
 from rankxform.storage import strategies
+from rankxform.storage.store import is_path
 from rankxform.transport import Team
 
 from .asked import Asked
@@ -84,7 +85,7 @@ def _fitting_maps(request: Request, source: Source) -> list[str]:
     for name in (request.map or "", *maps.names()):
         with suppress(RankxformError):
             asked = replace(request, map=name)
-            known = name_map(asked, read_operation_inputs(asked, Path(source.where.path)))
+            known = name_map(asked, read_operation_inputs(asked, source.where.path))
             if known is not None and known.compose(tensors):
                 found.append(name)
     return list(dict.fromkeys(found))
@@ -104,7 +105,7 @@ def _other_strategy(
         return (
             f"exchange --src-strategy and --dst-strategy? {counts}, as many as {dst.label} is of."
         )
-    beside = strategies.beside(Path(request.src), ranks)
+    beside = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
     fitting = [one for one in beside if one[1].ranks == ranks]
     if fitting:
         return f"give {option_for(*fitting[0])}? {counts}."

@@ -1,0 +1,148 @@
+"""File systems: the kind of storage whose addresses are paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rankxform.errors import CheckpointError
+
+from .posix import (
+    Buffer,
+    Descriptors,
+    opened,
+    range_reader,
+    read_bytes,
+    read_into,
+    sparse_descriptors,
+    status_of,
+)
+from .sharing import Position
+from .store import (
+    FILE,
+    FOLDER,
+    RANK,
+    Listing,
+    OpenFile,
+    Ranges,
+    Store,
+    address_of,
+    expression_of,
+)
+
+_LARGEST_DOCUMENT = 1 << 30
+
+
+class Posix:
+    """Paths of file systems (`Storage`)."""
+
+    by_node = True
+
+    def store(self, place: str) -> Store:
+        return PosixStore(Path(place))
+
+    def ranges(self) -> Ranges:
+        return PosixRanges()
+
+
+class PosixRanges:
+    """Files of file systems (`Ranges`); the system reads ahead of what is read in a row.
+
+    What is sparse is read through a descriptor of its own, on which the system reads nothing ahead.
+    """
+
+    ahead = 0
+
+    def __init__(self) -> None:
+        self._files, self._sparse = Descriptors(os.O_RDONLY), sparse_descriptors()
+
+    def version(self, path: str) -> tuple[int, int]:
+        status = status_of(self._files.get(path), path)
+        return status.st_size, status.st_mtime_ns
+
+    def announce(self, path: str, offset: int, nbytes: int) -> None:
+        """Nothing is gained (docs/decisions.md, "Tiles")."""
+
+    def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
+        read_into((self._sparse if sparse else self._files).get(path), path, offset, room)
+
+    def position(self, path: str, offset: int) -> Position | None:
+        return self._files.get(path), path, offset
+
+    def close(self) -> None:
+        self._files.close()
+        self._sparse.close()
+
+
+class PosixStore:
+    """A place in a file system: a folder, or one file (`Store`)."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def list(self, pattern: str) -> Listing:
+        root = self._root
+        if root.is_file():
+            return Listing(str(root), FILE)
+        if not root.is_dir():
+            return Listing(str(root))
+        with os.scandir(root) as found:
+            own = sorted(found, key=lambda entry: entry.name)
+        folders = [entry.name for entry in own if _is_folder(entry)]
+        names = tuple(entry.name for entry in own)
+        parts = [expression_of(part) for part in os.path.normpath(pattern).split("/")]
+        files, inside = tuple(_walk(str(root), "", parts)), {}
+        if not files and RANK in pattern:
+            with suppress(OSError):
+                inside = {one: len(list(_walk(str(root / one), "", parts))) for one in folders}
+        return Listing(str(root), FOLDER, files, names, frozenset(folders), inside=inside)
+
+    def read(self, name: str, searched: str = "") -> bytes:
+        path = self._root / name if name else self._root
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path}: process 0 does not see it, and another node does{searched}; copy it to "
+                "the first node"
+            )
+        if path.stat().st_size > _LARGEST_DOCUMENT:
+            raise CheckpointError(f"{path}: has over {_LARGEST_DOCUMENT} bytes, and is no index")
+        return read_bytes(path)
+
+    def has(self, name: str) -> bool:
+        return (self._root / name).is_file()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[OpenFile]:
+        path = address_of(str(self._root), name)
+        with opened(path) as (fd, status):
+            yield OpenFile(range_reader(fd, path), status.st_size, status.st_mtime_ns)
+
+
+def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterator[str]:
+    """Yield the names of files that match the parts of a pattern, folder by folder."""
+    part, *rest = parts
+    if part is None:
+        yield from _walk(root, below + "../", rest)
+        return
+    with os.scandir(os.path.join(root, below)) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if not part.fullmatch(entry.name):
+            continue
+        if rest and _is_folder(entry):
+            yield from _walk(root, f"{below}{entry.name}/", rest)
+        elif not rest and _is_file(entry):
+            yield below + entry.name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False) or (
+        entry.is_symlink() and os.path.isfile(entry.path)
+    )
