@@ -13,7 +13,7 @@ oldest. Their senders wait only for messages of earlier tiles, so there is no de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +25,7 @@ from rankxform.storage.sharing import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
+from .ahead import Repeats, Turn, announced
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
 from .copier import Copier
@@ -106,32 +107,45 @@ def execute(
 ) -> Traffic:
     """Read what `work` needs, assemble it, and put it into `sinks`, by destination rank.
 
-    Half of the work's memory is for arenas. `on_progress` is called with the bytes written since
-    its last call, and may raise to stop; `on_complete` is called with every transfer that is
-    complete. A `checker` compares what is put with what was read, and messages with what was sent.
+    Half of the work's memory is for arenas; where reads are announced, a quarter, and half is for
+    these. `on_progress` is called with the bytes written since its last call, and may raise to
+    stop; `on_complete` is called with every transfer that is complete. A `checker` compares what is
+    put with what was read, and messages with what was sent.
     """
-    (sources, p2p, operands), memory = inputs, work.memory // 2
+    sources, p2p, operands = inputs
+    memory = work.memory // (4 if sources.ahead else 2)
     depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
     schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
-    number = 0
-    for some in in_turn(work.transfers):
-        for transfer, step, repeat in schedules.turns(some):
-            if p2p is None:
-                pipeline.move(transfer, step.on(0), repeat)
-                continue
+    turns = _turns(work.transfers, schedules, depth)
+    if sources.ahead:
+        turns = announced(turns, sources, work.memory // 2)
+    for transfer, tile, repeat in turns:
+        if tile is None:
+            pipeline.end(transfer)
+        elif p2p is None:
+            pipeline.move(transfer, tile, repeat)
+        else:
             if len(pipeline.in_flight) == depth:
                 pipeline.complete()
-            pipeline.start(transfer, step.on(number % depth), repeat)
-            number += 1
-        for transfer in some:
-            pipeline.end(transfer)
+            pipeline.start(transfer, tile, repeat)
     while pipeline.in_flight:
         pipeline.complete()
     pipeline.finish()
     written = sum(sink.written for sink in sinks.values())
     return Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
+
+
+def _turns(transfers: Iterable[Transfer], schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
+    """Yield the tiles of transfers in order; each is worked out for the next of `depth` arenas."""
+    number = 0
+    for some in in_turn(transfers):
+        for transfer, step, repeat in schedules.turns(some):
+            yield transfer, step.on(number % depth), repeat
+            number += 1
+        for transfer in some:
+            yield transfer, None, 0
 
 
 @dataclass
@@ -165,7 +179,7 @@ class Pipeline:
         self._copy = copier
         self.in_flight: deque[_InFlight] = deque()
         self.sent = 0
-        self._in_arena: object = None
+        self._repeats = Repeats()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
     def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
@@ -180,7 +194,7 @@ class Pipeline:
 
     def _pass_on(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Carry out a tile of which each store is what one fetch reads: share blocks or copy."""
-        self._in_arena = None
+        self._repeats.forget()
         parameter, done, sources = transfer.parameter, 0, self._sources
         name = parameter.name
         for fetch, store in work.direct:
@@ -223,18 +237,9 @@ class Pipeline:
 
     def _read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Read for a tile, unless that is what the last one has left in the arena."""
-        readers, entry = transfer.readers, transfer.parameter.entry
-        if work.arena and not self._p2p:
-            found = [
-                (cell, readers[cell], entry(cell, readers[cell]), start, len(room), run, stride)
-                for cell, start, _, room, _, run, stride in work.fetches
-            ]
-            if (work.arena, found) == self._in_arena:
-                return
-            self._in_arena = work.arena, found
-        else:
-            self._in_arena = None
-        sources = self._sources
+        if self._repeats.has(transfer, work):
+            return
+        readers, entry, sources = transfer.readers, transfer.parameter.entry, self._sources
         for cell, start, step, room, sparse, run, stride in work.fetches:
             file = readers[cell]
             if run:

@@ -13,16 +13,19 @@ import pytest
 import rankxform
 from rankxform.checkpoints.base import FORMS, Arrangement, Selected
 from rankxform.checkpoints.rank_folders import RankFolders
+from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.formats.base import FORMATS, Entry, FileLayout, Span, build
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.ops.base import OPERATIONS
 from rankxform.planning.description import Description, StatedBox
 from rankxform.planning.read_method import READ_METHODS
+from rankxform.storage.store import STORAGE
 from tests import reference
 from tests.cases import Case
 from tests.geometry.test_boxes import split
 from tests.mpi.conftest import prepare, world
+from tests.toy_storage import Memory
 
 ROW, COLUMN = [0, -1], [-1, 0]
 CASE = Case(
@@ -271,3 +274,30 @@ def test_a_read_method_from_outside(exchanges, tmp):
         rankxform.transform(src, tmp / "dst", a, b, verify=True, **options)
         assert rankxform.verify(src, tmp / "dst", a, b, **options).same
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_a_source_that_is_no_file(kind, method, tmp):
+    src, a, b = prepare(CASE, tmp, kind)
+    options = {"comm": world(), "read_method": method, "fsync": False}
+    memory = Memory(latency=0.001, ahead=8)
+    with registered(STORAGE, "mem", memory):
+        memory.add("src", src)
+        memory.add("lost", src)
+        del memory.files[next(name for name in memory.files if "lost/rank_2" in name)]
+        rankxform.transform("mem://src", tmp / "dst", a, b, verify=True, format="ckpt", **options)
+        assert rankxform.verify("mem://src", tmp / "dst", a, b, **options).same
+        loaded = rankxform.load("mem://src", a, b, rank=5, comm=world(), read_method=method)
+        assert rankxform.inspect("mem://src")["kind"] == "folder"
+        with pytest.raises(rankxform.CheckpointError, match="^rank 2 has no file"):
+            rankxform.transform("mem://lost", tmp / "other", a, b, **options)
+        with pytest.raises(rankxform.UsageError, match="mem://src: holds the files of 4 ranks"):
+            rankxform.transform("mem://src", tmp / "other", None, b, **options)
+        assert memory.announced
+        assert memory.most <= DEFAULT_MEMORY // 2
+    assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
+    for name, layout in CASE.dst[0].items():
+        full = reference.full_tensor(name, *CASE.params[name])
+        assert loaded[name].tobytes() == reference.shard(full, layout, 5).tobytes()
