@@ -59,15 +59,18 @@ class PosixRanges:
     def __init__(self) -> None:
         self._files, self._sparse = Descriptors(os.O_RDONLY), sparse_descriptors()
 
-    def version(self, path: str) -> tuple[int, int]:
-        status = status_of(self._files.get(path), path)
+    def version(self, path: str, sparse: bool = False) -> tuple[int, int]:
+        status = status_of(self._descriptor(path, sparse), path)
         return status.st_size, status.st_mtime_ns
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
         """Nothing is gained (docs/decisions.md, "Tiles")."""
 
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
-        read_into((self._sparse if sparse else self._files).get(path), path, offset, room)
+        read_into(self._descriptor(path, sparse), path, offset, room)
+
+    def _descriptor(self, path: str, sparse: bool) -> int:
+        return (self._sparse if sparse else self._files).get(path)
 
     def position(self, path: str, offset: int) -> Position | None:
         return self._files.get(path), path, offset

@@ -103,8 +103,11 @@ class Ranges(Protocol):
 
     ahead: int
 
-    def version(self, path: str) -> tuple[int, int]:
-        """Return size and time of a file, as `OpenFile` has them. Raises StorageError."""
+    def version(self, path: str, sparse: bool = False) -> tuple[int, int]:
+        """Return size and time of the file that `read` reads, as `OpenFile` has them.
+
+        Raises StorageError.
+        """
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
         """Begin to read this range, which `read` is called for after those announced before it.

@@ -1,0 +1,62 @@
+"""Source files are read as they were indexed, wherever they lie."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from rankxform.errors import CheckpointError
+from rankxform.storage.index import index
+from rankxform.storage.sources import Sources
+from rankxform.storage.store import STORAGE, absolute, is_path
+from tests import reference
+from tests.toy_storage import Memory
+
+DATA = np.arange(64, dtype=np.int32)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "src/a.safetensors"
+    reference.write_safetensors(path, {"w": ("Int32", DATA)})
+    return path
+
+
+def content(sources, file, sparse=False, nbytes=256):
+    room = memoryview(bytearray(nbytes))
+    sources.read(file, "w", 0, room, sparse)
+    return bytes(room)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_file_that_is_replaced_is_noticed_by_each_way_of_reading(file, first):
+    with Sources({0: str(file)}, {0: index(file)}) as sources:
+        assert content(sources, 0, first) == DATA.tobytes()
+        other = file.with_name("other")
+        other.write_bytes(file.read_bytes())
+        os.utime(other, ns=(1, 1))
+        other.replace(file)
+        with pytest.raises(CheckpointError, match="was changed after it was first read"):
+            content(sources, 0, not first)
+
+
+def test_the_files_of_a_source_may_lie_in_several_kinds_of_storage(file, monkeypatch):
+    memory = Memory()
+    monkeypatch.setitem(STORAGE, "mem", memory)
+    memory.add("there", file.parent)
+    paths = {0: str(file), 1: f"mem://there/{file.name}"}
+    with Sources(paths, {n: index(path) for n, path in paths.items()}) as sources:
+        sources.announce(0, "w", 0, 256)
+        sources.announce(1, "w", 0, 256)
+        assert content(sources, 0) == content(sources, 1) == DATA.tobytes()
+        assert sources.place(1, "w", 0) is None and sources.place(0, "w", 0) is not None
+        assert (memory.announced, memory.direct, sources.ahead) == (1, 0, 64)
+
+
+def test_an_address_of_no_known_kind_is_a_path(monkeypatch):
+    monkeypatch.setitem(STORAGE, "mem", Memory())
+    assert is_path("a/b") and is_path("other://a") and not is_path("mem://a")
+    assert absolute("mem://a/../b") == "mem://a/../b"
+    assert absolute("a").startswith("/")
