@@ -1,16 +1,12 @@
-"""Reads that are announced before they are needed, where the storage carries out many at a time.
-
-Tiles are handed on in their order. Those that come next are worked out before, and what they read
-is announced, as many reads as the storage has in flight and as many bytes as there is memory for.
-"""
+"""What tiles will read, told before it is needed, where the storage carries out many reads at a
+time."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 from rankxform.planning.transfers import Transfer
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import Read
 
 from .tile_work import TileWork
 
@@ -44,40 +40,16 @@ class Repeats:
         return same
 
 
-def announced(turns: Iterable[Turn], sources: Sources, memory: int) -> Iterator[Turn]:
-    """Yield `turns`, and announce to `sources` what those read that come next.
-
-    What is announced and not read takes no more than `memory`, in bytes.
-    """
+def reads_of(turns: Iterable[Turn]) -> Iterator[Read]:
+    """Yield what tiles read, in order."""
     repeats = Repeats()
-    waiting: deque[tuple[Turn, int, int]] = deque()
-    reads = nbytes = 0
-    for turn in turns:
-        transfer, work, _ = turn
-        wanted = [] if work is None or repeats.has(transfer, work) else list(_wanted(*turn))
-        count, room = len(wanted), sum(size for *_, size in wanted)
-        if count > sources.ahead or room > memory:
-            wanted, count, room = [], 0, 0
-        while waiting and (reads + count > sources.ahead or nbytes + room > memory):
-            first, done, size = waiting.popleft()
-            yield first
-            reads, nbytes = reads - done, nbytes - size
-        for one in wanted:
-            sources.announce(*one)
-        reads, nbytes = reads + count, nbytes + room
-        waiting.append((turn, count, room))
-    for turn, _, _ in waiting:
-        yield turn
-
-
-def _wanted(
-    transfer: Transfer, work: TileWork | None, repeat: int
-) -> Iterator[tuple[int, str, int, int]]:
-    """Yield what a tile reads: file, entry, first content byte, and how many."""
-    for cell, start, step, room, _, run, stride in work.fetches if work else ():
-        file = transfer.readers[cell]
-        entry, nbytes = transfer.parameter.entry(cell, file), len(room)
-        if not run:
-            yield file, entry, start + repeat * step, nbytes
-        for number in range(nbytes // run if run else 0):
-            yield file, entry, start + number * stride, run
+    for transfer, work, repeat in turns:
+        if work is None or repeats.has(transfer, work):
+            continue
+        for cell, start, step, room, _, run, stride in work.fetches:
+            file = transfer.readers[cell]
+            entry, nbytes = transfer.parameter.entry(cell, file), len(room)
+            if not run:
+                yield Read(file, entry, start + repeat * step, nbytes)
+            for number in range(nbytes // run if run else 0):
+                yield Read(file, entry, start + number * stride, run)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import tee
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,7 +26,7 @@ from rankxform.storage.sharing import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
-from .ahead import Repeats, Turn, announced
+from .ahead import Repeats, Turn, reads_of
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
 from .copier import Copier
@@ -107,10 +108,10 @@ def execute(
 ) -> Traffic:
     """Read what `work` needs, assemble it, and put it into `sinks`, by destination rank.
 
-    Half of the work's memory is for arenas; where reads are announced, a quarter, and half is for
-    these. `on_progress` is called with the bytes written since its last call, and may raise to
-    stop; `on_complete` is called with every transfer that is complete. A `checker` compares what is
-    put with what was read, and messages with what was sent.
+    Half of the work's memory is for arenas; where reads are announced, a quarter is, and half is
+    for what they read. `on_progress` is called with the bytes written since its last call, and may
+    raise to stop; `on_complete` is called with every transfer that is complete. A `checker`
+    compares what is put with what was read, and messages with what was sent.
     """
     sources, p2p, operands = inputs
     memory = work.memory // (4 if sources.ahead else 2)
@@ -120,7 +121,8 @@ def execute(
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
     turns = _turns(work.transfers, schedules, depth)
     if sources.ahead:
-        turns = announced(turns, sources, work.memory // 2)
+        turns, coming = tee(turns)
+        sources.expect(reads_of(coming), work.memory // 2)
     for transfer, tile, repeat in turns:
         if tile is None:
             pipeline.end(transfer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
@@ -10,6 +12,15 @@ from rankxform.formats.base import Index, locate
 from .posix import Buffer
 from .sharing import Position
 from .store import Ranges, storage_of
+
+
+class Read(NamedTuple):
+    """A read of the content of a tensor in a file, by its entry there, in bytes."""
+
+    file: int
+    entry: str
+    start: int
+    nbytes: int
 
 
 class Sources:
@@ -24,6 +35,10 @@ class Sources:
         kinds = dict.fromkeys(map(storage_of, paths.values()))
         self._ranges = {kind: kind.ranges() for kind in kinds}
         self._open: dict[tuple[int, bool], tuple[Ranges, str, Index]] = {}
+        self._coming: Iterator[Read] = iter(())
+        self._next: Read | None = None  # of those to come
+        self._flight: deque[tuple[Read, int]] = deque()  # each with how many requests it takes
+        self._memory = self._free_requests = self._free_bytes = 0
         self.nbytes, self.ahead = 0, max((one.ahead for one in self._ranges.values()), default=0)
 
     def read(self, file: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
@@ -37,19 +52,46 @@ class Sources:
         i = index.schema.position[name]
         if i not in index.pieces:
             ranges.read(path, index.offsets[i] + start, room, sparse)
-            self.nbytes += len(room)
-            return
-        done = 0
-        for span in locate(index.spans(name), start, len(room)):
-            ranges.read(path, span.offset, room[done : done + span.nbytes], sparse)
-            done += span.nbytes
-        self.nbytes += done
+        else:
+            done = 0
+            for span in locate(index.spans(name), start, len(room)):
+                ranges.read(path, span.offset, room[done : done + span.nbytes], sparse)
+                done += span.nbytes
+        self.nbytes += len(room)
+        if self._flight:
+            self._passed(Read(file, name, start, len(room)))
 
-    def announce(self, file: int, name: str, start: int, nbytes: int) -> None:
-        """Say that `read` will be called for this, after what was announced before it."""
-        ranges, path, index = self._opened(file)
-        for span in locate(index.spans(name), start, nbytes):
-            ranges.announce(path, span.offset, span.nbytes)
+    def expect(self, coming: Iterator[Read], memory: int) -> None:
+        """Announce what `read` will be called for, all of it and in this order.
+
+        As many are in flight as the storage can have, and no more of their bytes than `memory`.
+        """
+        self._coming, self._next = coming, next(coming, None)
+        self._memory, self._free_requests, self._free_bytes = memory, self.ahead, memory
+        self._announce()
+
+    def _announce(self) -> None:
+        """Announce as much as there is room for; what never has room is not announced."""
+        while (read := self._next) is not None:
+            ranges, path, index = self._opened(read.file)
+            spans = list(locate(index.spans(read.entry), read.start, read.nbytes))
+            if len(spans) <= ranges.ahead and read.nbytes <= self._memory:
+                if len(spans) > self._free_requests or read.nbytes > self._free_bytes:
+                    return
+                for span in spans:
+                    ranges.announce(path, span.offset, span.nbytes)
+                self._flight.append((read, len(spans)))
+                self._free_requests -= len(spans)
+                self._free_bytes -= read.nbytes
+            self._next = next(self._coming, None)
+
+    def _passed(self, read: Read) -> None:
+        """Announce more, if this was the first in flight; other reads are not announced."""
+        if self._flight[0][0] == read:
+            _, requests = self._flight.popleft()
+            self._free_requests += requests
+            self._free_bytes += read.nbytes
+            self._announce()
 
     def place(self, file: int, name: str, start: int) -> Position | None:
         """Return the descriptor, path and byte at which content byte `start` of `name` lies.
@@ -78,6 +120,8 @@ class Sources:
         for at in range(0, len(room), run):
             read(path, offset, room[at : at + run], sparse)
             offset += stride
+            if self._flight:
+                self._passed(Read(file, name, start + at // run * stride, run))
         self.nbytes += len(room)
 
     def _opened(self, file: int, sparse: bool = False) -> tuple[Ranges, str, Index]:

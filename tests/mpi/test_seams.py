@@ -277,7 +277,7 @@ def test_a_read_method_from_outside(exchanges, tmp):
 
 
 @pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "ranges"])
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_a_source_that_is_no_file(kind, method, tmp):
     src, a, b = prepare(CASE, tmp, kind)

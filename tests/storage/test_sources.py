@@ -9,7 +9,7 @@ import pytest
 
 from rankxform.errors import CheckpointError
 from rankxform.storage.index import index
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import Read, Sources
 from rankxform.storage.store import STORAGE, absolute, is_path
 from tests import reference
 from tests.toy_storage import Memory
@@ -48,8 +48,7 @@ def test_the_files_of_a_source_may_lie_in_several_kinds_of_storage(file, monkeyp
     memory.add("there", file.parent)
     paths = {0: str(file), 1: f"mem://there/{file.name}"}
     with Sources(paths, {n: index(path) for n, path in paths.items()}) as sources:
-        sources.announce(0, "w", 0, 256)
-        sources.announce(1, "w", 0, 256)
+        sources.expect(iter([Read(0, "w", 0, 256), Read(1, "w", 0, 256)]), 1024)
         assert content(sources, 0) == content(sources, 1) == DATA.tobytes()
         assert sources.place(1, "w", 0) is None and sources.place(0, "w", 0) is not None
         assert (memory.announced, memory.direct, sources.ahead) == (1, 0, 64)
@@ -60,3 +59,23 @@ def test_an_address_of_no_known_kind_is_a_path(monkeypatch):
     assert is_path("a/b") and is_path("other://a") and not is_path("mem://a")
     assert absolute("mem://a/../b") == "mem://a/../b"
     assert absolute("a").startswith("/")
+
+
+@pytest.mark.parametrize(("ahead", "memory"), [(1, 256), (3, 1 << 20), (64, 40), (64, 1 << 20)])
+def test_as_much_is_in_flight_as_may_be_and_every_read_gets_its_bytes(
+    file, monkeypatch, ahead, memory
+):
+    storage = Memory(ahead=ahead)
+    monkeypatch.setitem(STORAGE, "mem", storage)
+    storage.add("there", file.parent)
+    path = f"mem://there/{file.name}"
+    wanted = [Read(0, "w", start, nbytes) for start in range(0, 192, 16) for nbytes in (16, 64)]
+    others = [Read(0, "w", 3, 7), Read(0, "w", 0, 256)]  # which are of something else
+    with Sources({0: path}, {0: index(path)}) as sources:
+        sources.expect(iter(wanted), memory)
+        for one in [others[0], *wanted[:9], *others, *wanted[9:]]:
+            room = memoryview(bytearray(one.nbytes))
+            sources.read(0, "w", one.start, room)
+            assert bytes(room) == DATA.tobytes()[one.start :][: one.nbytes]
+    assert storage.most <= memory
+    assert storage.announced == sum(one.nbytes <= memory for one in wanted)
