@@ -195,7 +195,7 @@ class TestBeside:
         def fail(*args, **more):
             raise StorageError("no space")
 
-        monkeypatch.setattr("rankxform.target.destination.write_parts", fail)
+        monkeypatch.setattr("rankxform.target.folder.write_parts", fail)
         with pytest.raises(StorageError, match="no space"):
             self.derived(place, 4, overwrite=True)
         assert strategy_of(place / "dst_strategy.ckpt").ranks == 2

@@ -12,7 +12,7 @@ from rankxform.layout.names import patterns
 from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.selection import LeftOut
-from rankxform.target.destination import Destination
+from rankxform.target.folder import Destination
 from rankxform.transport import Team
 from rankxform.values import dataclass
 

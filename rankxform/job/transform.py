@@ -18,7 +18,7 @@ from rankxform.storage.posix import publish as give_name
 from rankxform.target.aim import aim, prepare
 from rankxform.target.asked import read_request
 from rankxform.target.asked_source import open_asked
-from rankxform.target.destination import Destination, claim
+from rankxform.target.folder import Destination, claim
 from rankxform.target.free import check_free, foreign_warnings
 from rankxform.target.outputs import FileLayouts
 from rankxform.target.reading import reading

@@ -265,7 +265,7 @@ def test_a_truncated_shard_under_mpirun_ends_all_processes_with_one_message(plac
 def test_a_killed_process_takes_the_others_down_and_leaves_no_final_name(place):
     """The victim stops itself while the others work and wait."""
     program = (
-        "import os, sys; import rankxform.target.destination as job; from rankxform.cli.main import main\n"
+        "import os, sys; import rankxform.target.folder as job; from rankxform.cli.main import main\n"
         "write = job.write_parts\n"
         "def die(*a, **k):\n"
         "    done = write(*a, **k)\n"

@@ -18,7 +18,7 @@ from rankxform.storage import posix as files
 from tests import reference
 from tests.trust.test_resume import make_place, stop_after, two_copies_each
 
-destination = import_module("rankxform.target.destination")
+destination = import_module("rankxform.target.folder")
 
 
 @pytest.fixture(params=["ckpt", "safetensors"])

@@ -17,7 +17,7 @@ from rankxform.transport import Serial
 from tests import reference
 from tests.place import Place
 
-destination = import_module("rankxform.target.destination")
+destination = import_module("rankxform.target.folder")
 
 NAMES = [f"w{i}" for i in range(12)]
 PARAMS = dict.fromkeys(NAMES, ((48, 32), "Float32"))
