@@ -1,4 +1,5 @@
-"""Models under another naming: the real converters' samples, wrong sizes, and what a person sees."""
+"""Models under another naming: the real converters' samples, wrong sizes, and what a person
+sees."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from rankxform.errors import CheckpointError, RankxformError, RequestError, Usag
 from rankxform.job.launch import launch
 from rankxform.request import Request
 from rankxform.storage import maps
+from rankxform.target.destination import DESTINATIONS
 from rankxform.transport import Serial
 from tests import reference, reference_forms
 from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import words
+from tests.toy_uploads import Server
 
 DATA = Path(__file__).parent / "data" / "formats"
 SAMPLES = {"qwen3": DATA / "hf_qwen3", "qwen3_moe": DATA / "hf_qwen3_moe"}
@@ -60,6 +63,20 @@ def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, mo
         )
         assert wrong == []
         assert rankxform.load(here / "hf", None, a, rank=ranks * stages - 1, **options).bytes_read
+
+
+def test_fused_weights_are_taken_apart_in_the_order_of_the_file(tmp_path, monkeypatch):
+    """Of gate and up, which lie in alternate rows, one is not made beside the other."""
+    monkeypatch.setattr(piece_schedule, "SMALL_TILE", 2048)
+    sample, server = SAMPLES["qwen3"], Server(tmp_path, 1 << 14)
+    options = {"map": "qwen3", "config": str(sample / "hf" / "config.json")}
+    monkeypatch.setitem(DESTINATIONS, "parts", server)
+    src = sample / "mindformers"
+    done = rankxform.transform(src, "parts://hf", dst_form="huggingface", **options)
+    rankxform.transform(src, tmp_path / "folder", dst_form="huggingface", **options)
+    for address in done.files:
+        name = address.removeprefix("parts://hf/")
+        assert server.get(f"hf/{name}") == (tmp_path / "folder" / name).read_bytes()
 
 
 def written(model, tmp_path, side="mf"):

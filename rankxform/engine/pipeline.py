@@ -119,7 +119,7 @@ def execute(
     schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
-    turns = _turns(work.transfers, schedules, depth)
+    turns = _turns(work, schedules, depth)
     if sources.ahead:
         turns, coming = tee(turns)
         sources.expect(reads_of(coming), work.memory // 2)
@@ -139,10 +139,10 @@ def execute(
     return Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
 
 
-def _turns(transfers: Iterable[Transfer], schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
+def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
     """Yield the tiles of transfers in order; each is worked out for the next of `depth` arenas."""
-    number = 0
-    for some in in_turn(transfers):
+    number, each = 0, ([transfer] for transfer in work.transfers)
+    for some in each if work.ascending else in_turn(work.transfers):
         for transfer, step, repeat in schedules.turns(some):
             yield transfer, step.on(number % depth), repeat
             number += 1

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
+from rankxform.errors import UsageError
 from rankxform.formats.base import Format
 from rankxform.planning.assign import Assignment
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import (
+    ExchangeRequests,
     WorkPlan,
     assign_readers,
     bytes_with_choice,
@@ -25,7 +28,7 @@ from rankxform.planning.exchange import (
 from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, AutoReadMethod
 from rankxform.planning.reads import bytes_to_read
-from rankxform.planning.transfers import Transfer, bytes_to_write
+from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.planning.visibility import Visibility
 from rankxform.request import Request
 from rankxform.source.opening import Source
@@ -52,23 +55,34 @@ _MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
 
 
 def plan_work(
-    request: Request, source: Source, target: Target, assignment: Assignment, team: Team
+    request: Request,
+    source: Source,
+    target: Target,
+    assignment: Assignment,
+    team: Team,
+    ascending: bool = False,
 ) -> WorkPlan:
     """Return what this process has to do if process p makes ``assignment[p]``. Collective.
 
-    In the order of destination files, as far as can be.
+    In the order of destination files, as far as can be; strictly so, file by file, if `ascending`.
+    Raises UsageError where that cannot be.
     """
     planner, reach, order = target.planner, source.reach, file_order(target.container)
     visible = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(assignment[team.rank], visible))
     policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
-    requests = team.agree(lambda: request_exchanges(planner, assignment, reach, policy))
+    requests = ExchangeRequests((), ())
+    if not ascending:
+        requests = team.agree(lambda: request_exchanges(planner, assignment, reach, policy))
     if bytes_with_choice(requests, reach) < _WORTH_MEASURING * team.size:
         speeds = []
     elif not speeds:
         speeds = _measured_speeds(source, team)
 
     def plan() -> WorkPlan:
+        if ascending:
+            transfers = _file_by_file(request, source, target, assignment[team.rank])
+            return WorkPlan(transfers, policy, False, request.memory, ascending=True)
         exchanges = assign_readers(requests, reach, _significant(speeds), order)
         transfers = transfers_of(team.rank, separate, exchanges, order)
         return WorkPlan(transfers, policy, bool(exchanges), request.memory)
@@ -77,7 +91,35 @@ def plan_work(
     return replace(work, nbytes=sum(team.allgather(lambda: bytes_to_write(work.transfers))))
 
 
-def file_order(container: Format) -> Callable[[Parameter], object]:
+def _file_by_file(
+    request: Request, source: Source, target: Target, mine: Sequence[SliceRange]
+) -> list[Transfer]:
+    """Return what a process moves if it makes one file after the other, each in its order.
+
+    Raises UsageError where that takes messages of other processes, whose order is their own.
+    """
+    if READ_METHODS[request.read_method].exchanges:
+        raise UsageError(
+            f"leave out --read-method {request.read_method}: {request.dst} takes each file from "
+            "its first byte to its last, and processes exchange in another order"
+        )
+    if not source.reach.is_full:
+        raise UsageError(
+            f"put the checkpoint where all nodes see it: {request.dst} takes each file from its "
+            "first byte to its last, and what one node sends to another comes in another order"
+        )
+    planner, order = target.planner, file_order(target.container)
+    of_file: dict[int, list[SliceRange]] = {}
+    for slice_range in mine:
+        of_file.setdefault(slice_range.rank, []).append(slice_range)
+    return [
+        transfer
+        for some in of_file.values()
+        for transfer in sorted(planner.transfers(some), key=lambda one: order(one.parameter))
+    ]
+
+
+def file_order(container: Format) -> Callable[[Parameter], Any]:
     """Return the order of parameters in files, as a key to sort by."""
     return lambda parameter: container.order(parameter.name, parameter.dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ from rankxform.layout.names import patterns
 from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.selection import LeftOut
-from rankxform.target.folder import Destination
+from rankxform.target.destination import Destination
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -88,14 +88,11 @@ def report_of(
     evidence: Evidence,
     traffic: Traffic,
     phases: Phases,
-    leftovers: Sequence[str],
     team: Team,
 ) -> Report:
-    """Sum up what all processes did. Collective.
-
-    leftovers: warnings of what lies beside the destination's files.
-    """
-    source, target, state = destination.source, destination.target, destination.state
+    """Sum up what all processes did. Collective."""
+    source, target = destination.source, destination.target
+    leftovers = destination.foreign_warnings(team)
     planner, passed = target.planner, phases.seconds
     seconds, move_seconds = time.monotonic() - phases.began, passed.pop("move") + passed["publish"]
     for name, some in traffic.seconds.items():
@@ -113,10 +110,10 @@ def report_of(
         src_ranks=catalog.ranks,
         dst_ranks=planner.dst.ranks,
         parameters=len(selection.parameters),
-        files=tuple(map(str, target.paths.values())),
-        files_linked=destination.linked,
-        files_kept=len(state.kept),
-        files_continued=len(state.completed.done),
+        files=tuple(map(target.address, target.files)),
+        files_linked=destination.files_linked,
+        files_kept=destination.files_kept,
+        files_continued=destination.files_continued,
         bytes_read=sum(one.read for one, _, _ in every),
         bytes_needed=needed,
         bytes_written=sum(one.written for one, _, _ in every),
@@ -128,7 +125,7 @@ def report_of(
         processes=team.size,
         peak_memory_bytes=max(peak for _, peak, _ in every),
         phases=tuple(of_process for _, _, of_process in every),
-        placement=destination.placement.describe(),
+        placement=destination.placement,
         left_out=selection.left_out,
         absent=selection.absent,
         strategy=planner.dst.label if derived else None,

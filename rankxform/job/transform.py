@@ -18,8 +18,7 @@ from rankxform.storage.posix import publish as give_name
 from rankxform.target.aim import aim, prepare
 from rankxform.target.asked import read_request
 from rankxform.target.asked_source import open_asked
-from rankxform.target.folder import Destination, claim
-from rankxform.target.free import check_free, foreign_warnings
+from rankxform.target.destination import Destination, destination_of
 from rankxform.target.outputs import FileLayouts
 from rankxform.target.reading import reading
 from rankxform.target.suggestions import suggesting
@@ -50,13 +49,14 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     phases.enter("plan")
     target = aim(asked, source, team)
     phases.enter("compare")
-    check_free(asked.request, source, target, team)
+    kind = destination_of(asked.request)
+    kind.check_free(asked.request, source, target, team)
     evidence = examine(asked, source, target, team)
     phases.enter("plan")
     target = target.with_own(evidence.own)
-    with claim(asked.request, source, target, team) as destination:
+    with kind.claim(asked.request, source, target, team) as destination:
         with suggesting(asked, source, team):
-            work = plan_work(asked.request, source, target, destination.left, team)
+            work = plan_work(asked.request, source, target, destination.left, team, kind.ascending)
         show = begin(source, target, work.nbytes)
         phases.enter("move")
         destination.begin(team)
@@ -64,8 +64,7 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
         phases.enter("publish")
         destination.publish(team)
     phases.enter("wait")
-    leftovers = foreign_warnings(target, target.paths.values(), team)
-    return report_of(destination, evidence, traffic, phases, leftovers, team)
+    return report_of(destination, evidence, traffic, phases, team)
 
 
 def move(

@@ -451,7 +451,7 @@ class WorkPlan:
     """What one process has to do, in order.
 
     exchanges: whether any process sends to another. memory: bytes for its buffers. nbytes: that all
-    processes write.
+    processes write. ascending: whether a file's bytes come strictly in their order.
     """
 
     transfers: Sequence[Transfer]
@@ -459,3 +459,4 @@ class WorkPlan:
     exchanges: bool
     memory: int
     nbytes: int = 0
+    ascending: bool = False

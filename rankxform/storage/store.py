@@ -147,13 +147,22 @@ STORAGE: dict[str, Storage] = {}
 """Kinds of storage, by scheme; "" are paths of a file system."""
 
 
+def scheme_of(address: str) -> str:
+    """Return the scheme of an address; "" of a path.
+
+    >>> scheme_of("s3://bucket/run"), scheme_of("/data/run")
+    ('s3', '')
+    """
+    scheme, mark, _ = address.partition("://")
+    return scheme if mark else ""
+
+
 def storage_of(address: str) -> Storage:
     """Return the kind of storage that an address is of.
 
     An address whose scheme nobody registered is a path.
     """
-    scheme, mark, _ = address.partition("://")
-    return STORAGE.get(scheme if mark else "", STORAGE[""])
+    return STORAGE.get(scheme_of(address), STORAGE[""])
 
 
 def is_path(address: str) -> bool:

@@ -26,6 +26,7 @@ from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container
+from rankxform.storage.store import address_of, scheme_of
 from rankxform.transport import Team
 
 from .asked import Asked, read_request, where_of
@@ -118,7 +119,7 @@ def _aimed(
         ranks=ranks,
         files=tuple(f for f in arrangement.names if planner.part(f).rank in set(ranks)),
         dst=request.dst,
-        folder=Path(request.dst or "") / arrangement.folder,
+        place=_place(request.dst or "", arrangement.folder),
         form=form,
         container=written,
         arrangement=arrangement,
@@ -137,6 +138,11 @@ def _aimed(
         ),
         warnings=(*source.warnings, *(text for option, text in matchless if option != "exclude")),
     )
+
+
+def _place(dst: str, folder: str) -> str:
+    """Return the place of a destination's files."""
+    return address_of(dst, folder) if scheme_of(dst) else str(Path(dst) / folder)
 
 
 def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:
@@ -237,7 +243,7 @@ def _wanted(
         return None, written_out(wanted, [schema], states=states)
     from rankxform.derivation.asked import derive_from
 
-    from .strategy_file import path_beside
+    from .strategy_file import label_beside
 
     if derivation.renames or catalog.is_whole or catalog.strategy is None:
         derived = derive_from(wanted, WholeStrategy(), {0: schema})
@@ -252,7 +258,7 @@ def _wanted(
         derived = derive_from(wanted, derivation.strategy(_without_followers(catalog)), named)
     strategy = derived.strategy
     if asked.request.dst is not None:
-        strategy = replace(strategy, label=str(path_beside(asked.request.dst)))
+        strategy = replace(strategy, label=label_beside(asked.request.dst))
     return derived, strategy
 
 

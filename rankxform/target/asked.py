@@ -16,10 +16,11 @@ from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.index import index
 from rankxform.storage.posix import read_bytes
-from rankxform.storage.store import absolute, is_path
+from rankxform.storage.store import absolute, is_path, scheme_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
+from .destination import check_scheme
 from .operation_inputs import OperationInputs, read_operation_inputs
 
 if TYPE_CHECKING:
@@ -77,8 +78,11 @@ def _read(request: Request) -> Asked:
 
 
 def _absolute(request: Request, where: str) -> Request:
+    dst = request.dst
+    if dst is not None:
+        check_scheme(dst)
+        dst = dst if scheme_of(dst) else str(Path(dst).absolute())
     paths = {
-        "dst": request.dst,
         "config": request.config,
         "lora": request.lora,
         "like": request.like,
@@ -88,7 +92,7 @@ def _absolute(request: Request, where: str) -> Request:
     known: dict[str, Any] = {
         name: path and str(Path(path).absolute()) for name, path in paths.items()
     }
-    return replace(request, src=where, **known)
+    return replace(request, src=where, dst=dst, **known)
 
 
 def _question(request: Request) -> DeriveRequest | None:

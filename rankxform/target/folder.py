@@ -1,4 +1,4 @@
-"""A destination while it is made: claimed, filled, and published or abandoned.
+"""A folder while it is made: claimed, filled, and published or abandoned.
 
 Nothing bears its final name before it is complete, and the job is done when the manifest exists.
 What a run has written stays where another can continue it: after a storage failure, or a stop.
@@ -31,6 +31,7 @@ from rankxform.transport import Team
 from rankxform.transport.team import quiet
 from rankxform.values import dataclass
 
+from .free import foreign_warnings
 from .manifest import contents, identity, verify_options
 from .outputs import FileLayouts, equal_files, outputs
 from .placement import NodeFolder, Placement, place
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def claim(request: Request, source: Source, target: Target, team: Team) -> Iterator[Destination]:
+def claim(request: Request, source: Source, target: Target, team: Team) -> Iterator[Folder]:
     """Lock the destination, and yield it with what is left to be done. Collective.
 
     After a storage failure or a stop, everything is kept so that it can be continued; after any
@@ -63,7 +64,7 @@ def claim(request: Request, source: Source, target: Target, team: Team) -> Itera
         assert own is not None
         state = own.with_all(one for one in states if one is not None)
         folder = held[0] if held else None
-        claimed = Destination(request, source, target, placement, root, folder, state)
+        claimed = Folder(request, source, target, placement, root, folder, state)
         claimed.share_out(team)
         yield claimed
     except BaseException as error:
@@ -89,10 +90,10 @@ def _locked(request: Request, source: Source, target: Target, root: NodeFolder) 
 
 
 @dataclass
-class Destination:
-    """A destination while it is made, as one process has it.
+class Folder:
+    """A destination folder while it is made, as one process has it (`destination.Destination`).
 
-    placement: which nodes have which folder; root: the one of this process; folder: its records, on
+    places: which nodes have which folder; root: the one of this process; folder: its records, on
     the first of its processes. state: what was there, in all folders. groups: files whose bytes are
     equal, by the one that is written. left: by process the slices that are to be written. outputs:
     the files of this process's part.
@@ -101,7 +102,7 @@ class Destination:
     request: Request
     source: Source
     target: Target
-    placement: Placement
+    places: Placement
     root: NodeFolder
     folder: TargetFolder | None
     state: State
@@ -116,9 +117,20 @@ class Destination:
         return self._journal
 
     @property
-    def linked(self) -> int:
-        """How many files share another's bytes."""
+    def files_linked(self) -> int:
         return sum(len(ranks) - 1 for ranks in self.groups.values())
+
+    @property
+    def files_kept(self) -> int:
+        return len(self.state.kept)
+
+    @property
+    def files_continued(self) -> int:
+        return len(self.state.completed.done)
+
+    @property
+    def placement(self) -> str | None:
+        return self.places.describe()
 
     @property
     def _owned(self) -> dict[int, Output]:
@@ -134,7 +146,7 @@ class Destination:
 
     def share_out(self, team: Team) -> None:
         """Say who writes what of what is left. Collective."""
-        planner, placement = self.target.planner, self.placement
+        planner, placement = self.target.planner, self.places
         layouts = FileLayouts(planner, self.source.indexes, self.target, self.request.crc)
         files = [file for file in self.target.files if file not in self.state.kept]
         self.groups = groups = equal_files(self.request, planner, placement, files, team)
@@ -301,6 +313,9 @@ class Destination:
             names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
         )
+
+    def foreign_warnings(self, team: Team) -> list[str]:
+        return foreign_warnings(self.target, self.target.paths.values(), team)
 
 
 def _check_part(part: Path, found: Facts, inode: int, nbytes: int) -> None:

@@ -35,12 +35,8 @@ def check_free(request: Request, source: Source, target: Target, team: Team) -> 
 
 
 def _check_root(request: Request, target: Target) -> None:
-    """Refuse what is no destination, and one iteration's folder as the root of iterations."""
-    if request.dst is None:
-        raise UsageError("no destination folder")
-    if request.shapes is not None:
-        raise UsageError("shapes are for a plan; a transform reads a checkpoint")
-    dst, folder = Path(request.dst), target.arrangement.folder
+    """Refuse one iteration's folder as the root of iterations."""
+    dst, folder = Path(request.dst or ""), target.arrangement.folder
     if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
         raise UsageError(
             f"{dst}: is one iteration's folder; name the folder above it, {dst.parent}"

@@ -17,8 +17,11 @@ from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.posix import is_same, read_bytes, remove, write_small
+from rankxform.storage.store import scheme_of
 
 from .target import Target
+
+_SUFFIX = "_strategy.ckpt"
 
 
 def path_beside(dst: str) -> Path:
@@ -30,7 +33,12 @@ def path_beside(dst: str) -> Path:
     folder = folder.resolve() if folder.name == ".." else folder
     if not folder.name:
         raise UsageError(f"{dst}: has no name by which its strategy could be kept beside it")
-    return folder.with_name(folder.name + "_strategy.ckpt")
+    return folder.with_name(folder.name + _SUFFIX)
+
+
+def label_beside(dst: str) -> str:
+    """Return what the derived strategy of a destination is called, wherever it is kept."""
+    return dst.rstrip("/") + _SUFFIX if scheme_of(dst) else str(path_beside(dst))
 
 
 def _path(target: Target) -> Path | None:

@@ -11,6 +11,7 @@ from rankxform.checkpoints.base import Arrangement, Form
 from rankxform.formats.base import Format
 from rankxform.planning.plan import Planner
 from rankxform.source.opening import Source
+from rankxform.storage.store import address_of
 from rankxform.values import dataclass
 
 if TYPE_CHECKING:
@@ -22,21 +23,21 @@ class Target:
     """What a conversion makes of a source. The same on every process.
 
     planner: what each file holds, and of what it is made. ranks: the destination ranks that are
-    made; files: the ids of their files. dst: the folder that was named (None: nothing is written);
-    folder: in which the files' names are; form, container, arrangement: how they are made. derived:
-    how the destination's strategy came about, if it was derived. adapter: what is added to the
-    source's matrices, if anything is. training: facts such as its global_step. companions: small
-    files that go with the destination, by name. truncated_vocab: source tensors that lose rows of
-    the vocabulary; tied_duplicates: those that are left out, because each is said to be the same as
-    another. map_in_words: the map that is applied, with what it takes. warnings: what may not be
-    what was meant, to be said first and last; notices: what to know.
+    made; files: the ids of their files. dst: the folder or other address that was named (None:
+    nothing is written); place: in which the files' names are; form, container, arrangement: how
+    they are made. derived: how the destination's strategy came about, if it was derived. adapter:
+    what is added to the source's matrices, if anything is. training: facts such as its global_step.
+    companions: small files that go with the destination, by name. truncated_vocab: source tensors
+    that lose rows of the vocabulary; tied_duplicates: those that are left out, because each is said
+    to be the same as another. map_in_words: the map that is applied, with what it takes. warnings:
+    what may not be what was meant, to be said first and last; notices: what to know.
     """
 
     planner: Planner
     ranks: tuple[int, ...]
     files: tuple[int, ...]
     dst: str | None
-    folder: Path
+    place: str
     form: Form
     container: Format
     arrangement: Arrangement
@@ -50,13 +51,22 @@ class Target:
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def address(self, file: int) -> str:
+        """Return the address of a file."""
+        return address_of(self.place, self.arrangement.names[file])
+
+    @property
+    def folder(self) -> Path:
+        """The place of the files, where it is a folder."""
+        return Path(self.place)
+
     def path(self, file: int) -> Path:
-        """Return the path of a file."""
+        """Return the path of a file, where the place is a folder."""
         return self.folder / self.arrangement.names[file]
 
     @property
     def paths(self) -> dict[int, Path]:
-        """The path of each file that is made, by its id."""
+        """The path of each file that is made, by its id, where the place is a folder."""
         return {file: self.path(file) for file in self.files}
 
     def with_own(self, own: frozenset[str]) -> Target:

@@ -17,8 +17,10 @@ import pytest
 
 import rankxform
 from rankxform.publish import journal
+from rankxform.target.destination import DESTINATIONS
 from tests.mpi_launch import environment, mpirun, own_tmp, run
 from tests.place import Place
+from tests.toy_uploads import Server
 from tests.trust import victim
 
 ROOT = Path(__file__).parents[2]
@@ -174,3 +176,25 @@ def test_random_kills_under_mpirun(seed, busy):
         code, output = command(place, others, dst, VICTIM_ID="none", VICTIM_CALL=0, VICTIM_WHOM="")
         assert code == 0, (settings, output)
         place.check_finished(dst)
+
+
+def test_every_part_of_an_upload(tmp_path, monkeypatch):
+    """A run is killed before each part that a destination of ascending parts takes."""
+    place, sent = Place(tmp_path, SRC, DST, PARAMS, "ckpt"), []
+
+    def kill_at_the_second():
+        if sent:
+            kill_self()
+        sent.append(1)
+
+    server, runs = Server(tmp_path / "server", 1000, kill_at_the_second), 1
+    monkeypatch.setitem(DESTINATIONS, "parts", server)
+    options = {"src_strategy": place.a, "dst_strategy": place.b, "fsync": False}
+    while forked(lambda: rankxform.transform(place.src, "parts://run", **options)):
+        runs += 1
+        assert runs < 1000
+    rankxform.transform(place.src, tmp_path / "dst", **options)
+    files = sorted((tmp_path / "dst").rglob("*.ckpt"))
+    for path in files:
+        assert path.read_bytes() == server.get(f"run/{path.relative_to(tmp_path / 'dst')}")
+    assert runs == sum(-(-path.stat().st_size // server.part_size) for path in files) > 10

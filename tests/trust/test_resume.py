@@ -200,7 +200,7 @@ def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, 
     """Whatever changes it, at the last moment too; the next run makes it anew."""
     where, name = {
         "written": (destination, "write_parts"),
-        "noted": (destination.Destination, "_note_complete"),
+        "noted": (destination.Folder, "_note_complete"),
     }[when]
     real, part = getattr(where, name), part_of(place.final(1))
 
