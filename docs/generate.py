@@ -21,7 +21,7 @@ from rankxform.cli.page.charts import tensors
 from rankxform.cli.parser import leaves, parser
 from rankxform.job.picture import kinds
 from rankxform.options import BYTES, DERIVED, LOAD, facts_of
-from rankxform.request import OPTIONS, Request, affecting, in_group
+from rankxform.request import Request, affecting, in_group, option_table
 from rankxform.target.aim import prepare
 from rankxform.transport import Serial
 
@@ -104,7 +104,7 @@ def api() -> str:
     lines += ["", "## Options", "", "Of `transform`, `verify` and `plan`; `load` takes those that "]
     lines[-1] += 'are marked. "Bytes" marks those that the bytes of the output depend on.'
     lines += ["", "| option | type | default | `load` | bytes | |", "|---|---|---|---|---|---|"]
-    lines += map(_option, OPTIONS)
+    lines += map(_option, option_table())
     lines += ["", "`files`, of all four: the source file of each rank, `{rank: path}`."]
     lines += ["", "## Results and arguments"]
     for name in rankxform.__all__:
@@ -205,10 +205,10 @@ def keywords() -> str:
             "Options",
             "LoadOptions",
             "Keywords of `rankxform.transform`, `verify` and `plan`: all options.",
-            [one.name for one in OPTIONS if one.name not in loading],
+            [one.name for one in option_table() if one.name not in loading],
         ),
     )
-    hints = {one.name: _hint(one) for one in OPTIONS}
+    hints = {one.name: _hint(one) for one in option_table()}
     lines = [
         '"""The keywords of the API, for editors and type checkers.',
         "",

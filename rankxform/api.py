@@ -35,7 +35,7 @@ from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy
 from rankxform.options import LOAD, facts_of
 from rankxform.planning.needed import needed_ranks
-from rankxform.request import OPTIONS, Request, affecting
+from rankxform.request import Request, affecting, option_table
 from rankxform.storage import strategies
 from rankxform.transport import Team, team
 
@@ -70,7 +70,7 @@ def transform(
 
     def run(processes: Team) -> Report:
         request = processes.agree(
-            lambda: _request(src, dst, src_strategy, dst_strategy, options, _ALL)
+            lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
         )
         return transforming.transform(request, processes)
 
@@ -97,7 +97,7 @@ def load(
 
     def run(processes: Team) -> Parameters:
         def ask() -> tuple[Request, int]:
-            request = _request(src, None, src_strategy, dst_strategy, options, _LOADING)
+            request = _request(src, None, src_strategy, dst_strategy, options, _loading())
             return request, _own_rank(rank, request, processes)
 
         request, own = processes.agree(ask)
@@ -135,7 +135,7 @@ def verify(
                 raise UsageError("one folder is compared with its manifest, which has all options")
             return verify_alone(processes.agree(lambda: _path("src", src)), processes)
         request = processes.agree(
-            lambda: _request(src, dst, src_strategy, dst_strategy, options, _ALL)
+            lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
         )
         return verifying.verify(request, processes)
 
@@ -159,7 +159,7 @@ def plan(
 
     def run(members: Team) -> Plan:
         def ask() -> tuple[Request, int]:
-            request = _request(src, None, src_strategy, dst_strategy, options, _ALL)
+            request = _request(src, None, src_strategy, dst_strategy, options, _all())
             count = members.size if processes is None else _number("processes", processes)
             if count < 1:
                 raise UsageError(f"processes is {count!r}; expected a number from 1 on")
@@ -221,7 +221,7 @@ def derive(
     }
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     with storage_errors():
-        given = derive_request(_request("", None, None, None, {**options, **texts}, _ALL))
+        given = derive_request(_request("", None, None, None, {**options, **texts}, _all()))
         assert given is not None
         sizes = (one if isinstance(one, Parallel) else None for one in (src, dst))
         strategy = strategies.load(_strategy("source", source))
@@ -252,8 +252,12 @@ def inspect(path: PathLike) -> dict[str, Any]:
         return inspection.inspect(_path("path", path))
 
 
-_ALL = frozenset(one.name for one in OPTIONS) | {"files"}
-_LOADING = frozenset(affecting(LOAD)) | {"files"}
+def _all() -> frozenset[str]:
+    return frozenset(one.name for one in option_table()) | {"files"}
+
+
+def _loading() -> frozenset[str]:
+    return frozenset(affecting(LOAD)) | {"files"}
 
 
 def _collective(comm: Any, run: Callable[[Team], T]) -> T:
@@ -301,7 +305,7 @@ def _request(
             f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
         )
     given = dict(options)
-    for one in OPTIONS:
+    for one in option_table():
         kind = facts_of(one).kind
         if kind.several and one.name in given:
             values = _several(one.name, given[one.name])

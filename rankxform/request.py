@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field
+from functools import cache
 from typing import Any
 
+from rankxform.checkpoints.base import FORMS
 from rankxform.checkpoints.options import FormOptions
 from rankxform.derivation.options import DeriveOptions
 from rankxform.engine.options import ReadOptions
 from rankxform.errors import UsageError
 from rankxform.layout.strategy import Strategy
+from rankxform.ops.base import OPERATIONS
 from rankxform.ops.options import OperationOptions
 from rankxform.options import GROUPS, check, facts_of, options_of
 from rankxform.planning.options import SelectionOptions
@@ -45,6 +48,12 @@ class Request(
     dst_strategy: str | Strategy | None = None
     files: Mapping[int, str] | None = None
 
+    def __new__(cls, *_: Any, **__: Any) -> Request:
+        return super().__new__(_class_of(_declared()) if cls is Request else cls)
+
+    def __reduce__(self) -> Any:
+        return _remade, (vars(self),)
+
     def __post_init__(self) -> None:
         check(self)
         for name in ("src", "dst", "src_strategy", "dst_strategy"):
@@ -59,22 +68,43 @@ class Request(
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
 
 
-OPTIONS: tuple[Field[Any], ...] = tuple(
-    sorted(options_of(Request), key=lambda one: GROUPS.index(facts_of(one).group))
-)
-"""The one table of options, as help shows them."""
+def _remade(values: Mapping[str, Any]) -> Request:
+    return Request(**values)
+
+
+def _declared() -> tuple[type, ...]:
+    """Return the classes of options that registered forms and operations have of their own."""
+    every = (*FORMS.values(), *OPERATIONS.values())
+    return tuple(part for one in every if (part := getattr(one, "own_options", None)) is not None)
+
+
+@cache
+def _class_of(parts: tuple[type, ...]) -> type[Request]:
+    """Return the class of requests that have the options of `parts` too."""
+    return dataclass(frozen=True)(type("Request", (*parts, Request), {})) if parts else Request
+
+
+def option_table() -> tuple[Field[Any], ...]:
+    """Return the one table of options, as help shows them."""
+    return _table(_declared())
+
+
+@cache
+def _table(parts: tuple[type, ...]) -> tuple[Field[Any], ...]:
+    found = options_of(_class_of(parts))
+    return tuple(sorted(found, key=lambda one: GROUPS.index(facts_of(one).group)))
 
 
 def in_group(title: str) -> list[str]:
     """Return the names of the options of a group."""
-    return [one.name for one in OPTIONS if facts_of(one).group == title]
+    return [one.name for one in option_table() if facts_of(one).group == title]
 
 
 def affecting(what: str) -> list[str]:
     """Return the names of the options on which something depends."""
-    return [one.name for one in OPTIONS if what in facts_of(one).affects]
+    return [one.name for one in option_table() if what in facts_of(one).affects]
 
 
 def default_of(name: str) -> Any:
     """Return what an option is where it is not given."""
-    return next(one.default for one in OPTIONS if one.name == name)
+    return next(one.default for one in option_table() if one.name == name)

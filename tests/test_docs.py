@@ -18,7 +18,7 @@ from rankxform.cli import arguments
 from rankxform.cli.main import main
 from rankxform.keywords import LoadOptions, Options
 from rankxform.options import LOAD
-from rankxform.request import OPTIONS, affecting
+from rankxform.request import affecting, option_table
 from tests import reference, reference_forms
 
 ROOT = Path(__file__).parent.parent
@@ -158,7 +158,7 @@ def test_links_lead_somewhere(page):
 def test_keywords_are_the_table():
     """What an editor completes is what the table knows."""
     assert {*Options.__annotations__} | {*LoadOptions.__annotations__} == {
-        *(one.name for one in OPTIONS),
+        *(one.name for one in option_table()),
         "files",
     }
     assert {*LoadOptions.__annotations__} == {*affecting(LOAD), "files"}

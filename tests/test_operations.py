@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.cli.main import main
 from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.ops.base import OPERATIONS
 from tests import reference, reference_forms
+from tests.place import Place
 from tests.reference_maps import Model
 from tests.reference_values import adapter_of, values, words
+from tests.toy_alias import Alias
 
 BITS = np.random.default_rng(11)
 
@@ -232,3 +236,20 @@ def test_values_beyond_the_range_of_a_type_are_refused(dtype, tmp_path):
     src = folder(tmp_path / "c", {"w": (dtype, words(numbers, dtype))})
     rankxform.transform(src, tmp_path / "d", dst_form="huggingface", **options)
     assert np.array_equal(found(tmp_path / "d")["w"].view("<f2"), numbers, equal_nan=True)
+
+
+def test_the_command_line_has_options_from_outside(tmp_path, capsys, monkeypatch):
+    params = {"a": ((48, 42), "Int32")}
+    src, dst = [{"a": ([4], [0, -1], 0, 0)}], [{"one": ([6], [-1, 0], 0, 0)}]
+    place = Place(tmp_path, src, dst, params)
+    (tmp_path / "names.json").write_text('{"a": "one"}')
+    words = [place.src, tmp_path / "dst", "--src-strategy", place.a, "--dst-strategy", place.b]
+    with monkeypatch.context() as patched:
+        patched.setitem(OPERATIONS, "alias", Alias())
+        assert main(["transform", *map(str, words), "--alias", str(tmp_path / "names.json")]) == 0
+        assert main(["verify", *map(str, words), "--alias", str(tmp_path / "names.json")]) == 0
+        assert main(["transform", "--help-all"]) == 0
+        assert "--alias ALIAS" in capsys.readouterr().out
+    assert main(["transform", *map(str, words), "--alias", "names.json"]) == 2
+    manifest = json.loads((tmp_path / "dst" / "rankxform.json").read_text())
+    assert manifest["verify"][-2:] == ["--alias", str(tmp_path / "names.json")]

@@ -96,15 +96,14 @@ class Naming:
     """How a destination's files are to be made, as the user says.
 
     prefix: start of their names (None: the form's own). suffix: of the container, with a dot.
-    most_bytes: of one file of whole tensors, if not the form's own. dedup: each slice once.
-    iteration: of the training; None if it is not known.
+    step: of the training, as the source states it; None if it does not. options: the values of the
+    form's own, by name.
     """
 
-    prefix: str | None = None
-    suffix: str = ".ckpt"
-    most_bytes: int | None = None
-    dedup: bool = False
-    iteration: int | None = None
+    prefix: str | None
+    suffix: str
+    step: int | None
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,8 @@ class Form(Protocol):
     name: str
     title: str
     options: tuple[str, ...]
-    """The options of a destination that only some forms have, of `rankxform.request`."""
+    """The options of a destination that this form has, and not every other, by name. A form that is
+    no part of rankxform declares them in a class `own_options`, as `FormOptions` does."""
     container: str | None
     """The container of its files, if it has but one."""
     described: bool

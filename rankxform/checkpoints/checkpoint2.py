@@ -88,13 +88,16 @@ class Checkpoint2:
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
-        if naming.iteration is None:
+        iteration = naming.options["iteration"]
+        if iteration is None:
+            iteration = naming.step
+        if iteration is None:
             raise UsageError(
                 "say which iteration is written (--iteration N): the source does not tell its "
                 "global_step"
             )
-        if naming.iteration >= documents.MOST_STEPS:
-            raise UsageError(f"iteration {naming.iteration} has too many digits")
+        if iteration >= documents.MOST_STEPS:
+            raise UsageError(f"iteration {iteration} has too many digits")
         ranks = planner.dst.ranks
         seen: set[object] = set()
         split: dict[int, tuple[frozenset[str], ...]] = {}
@@ -102,7 +105,7 @@ class Checkpoint2:
         prefix = f"{naming.prefix}-" if naming.prefix else ""
         for rank in range(ranks):
             held = planner.names(rank)
-            if naming.dedup:
+            if naming.options["dedup"]:
                 first = [n for n in held if not _is_seen(planner, n, held[n], rank, seen)]
                 kinds = _kinds(first)
             else:
@@ -113,8 +116,8 @@ class Checkpoint2:
                         f"{prefix}{KINDS[kind]}-{rank:07}-{ranks:07}.safetensors"
                     )
                     parts[2 * rank + kind] = Part(rank, some)
-        mark = TRACKER, str(naming.iteration).encode()
-        return Arrangement(names, parts, f"iteration_{naming.iteration:08}", mark)
+        mark = TRACKER, str(iteration).encode()
+        return Arrangement(names, parts, f"iteration_{iteration:08}", mark)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return folder.plain_metadata(source, "ms")

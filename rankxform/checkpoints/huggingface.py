@@ -75,7 +75,7 @@ class HuggingFace:
         A tensor over the limit has a shard of its own, and the open one stays open.
         """
         folder.check_whole(self.name, planner.dst.ranks)
-        most = naming.most_bytes or DEFAULT_BYTES
+        most = naming.options["max_shard"] or DEFAULT_BYTES
         shards: list[list[str]] = []
         current: list[str] = []
         load = 0

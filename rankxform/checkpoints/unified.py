@@ -70,7 +70,7 @@ class Unified:
             for t in planner.tensors(0)
             if t.name not in untracked
         }
-        most = naming.most_bytes or DEFAULT_BYTES
+        most = naming.options["max_part"] or DEFAULT_BYTES
         count = max(1, min(-(-sum(sizes.values()) // most), len(sizes)))
         parts = _balanced(sizes, count)
         while count < len(sizes) and any(

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.options import Kind, facts_of, flag_of
-from rankxform.request import OPTIONS
+from rankxform.request import option_table
 from rankxform.transport import Team
 
 from .stopping import parse_time
@@ -57,7 +57,7 @@ def add_folders(parser: argparse.ArgumentParser, dst: str = "folder to write ran
 def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse._ArgumentGroup]:
     """Add the table's options of a verb; return their groups by title."""
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for one in OPTIONS:
+    for one in option_table():
         if verb in facts_of(one).verbs:
             title = facts_of(one).group
             if title not in groups:
@@ -108,12 +108,14 @@ def refuse(options: argparse.Namespace, why: str, known: Sequence[str] = ()) -> 
 
 def option(name: str) -> Field[Any]:
     """Return an option of the table."""
-    return next(one for one in OPTIONS if one.name == name)
+    return next(one for one in option_table() if one.name == name)
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the table that a verb has, as `Request` takes them."""
-    found = {one.name: getattr(options, one.name) for one in OPTIONS if hasattr(options, one.name)}
+    found = {
+        one.name: getattr(options, one.name) for one in option_table() if hasattr(options, one.name)
+    }
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.options import DERIVED, facts_of
-from rankxform.request import OPTIONS, Request
+from rankxform.request import Request, option_table
 from rankxform.transport import Team
 
 from .options import add_json, add_option, given, option
@@ -39,7 +39,7 @@ def _derive_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("-o", "--output", required=True, metavar="OUT", help=_OUT)
     _add_shapes(action)
     group = action.add_argument_group(DERIVED)
-    for one in OPTIONS:
+    for one in option_table():
         if facts_of(one).group == DERIVED:
             add_option(group, one)
     add_json(action)

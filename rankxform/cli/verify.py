@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import pattern_of, ranges
 from rankxform.options import RUN, facts_of
-from rankxform.request import OPTIONS
+from rankxform.request import option_table
 from rankxform.transport import Team
 
 from .options import (
@@ -51,7 +51,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 def _ignore_writing(verb: argparse.ArgumentParser) -> None:
     """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
     command as `transform`."""
-    for one in OPTIONS:
+    for one in option_table():
         verbs = facts_of(one).verbs
         if "transform" in verbs and "verify" not in verbs:
             add_option(verb, one, dest="ignored_" + one.name, help=argparse.SUPPRESS)

@@ -114,7 +114,12 @@ class Composition(Protocol):
 
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | Composition | None]] = {}
 """Makes an operation of the options of a conversion, None where they do not ask for it; in the
-order in which they are applied; filled in the package's `__init__`."""
+order in which they are applied; filled in the package's `__init__`.
+
+One that is no part of rankxform declares its options in a class `own_options`, as
+`OperationOptions` does. What it needs of files, process 0 reads with its method ``read(options)``;
+the operation finds that among the options, under its own name.
+"""
 
 
 def prepared(name: str) -> Callable[[Mapping[str, Any]], Composition | None]:

@@ -211,17 +211,8 @@ def _naming(request: Request, form: Form, container: Format, training: Mapping[s
                     f"--{name.replace('_', '-')} is for --dst-form {other.name}, and the "
                     f"destination is {form.name}"
                 )
-    sizes = [size for size in (request.max_part, request.max_shard) if size is not None]
-    iteration = request.iteration
-    if iteration is None:
-        iteration = training_step(training)
-    return Naming(
-        request.prefix,
-        "." + container.name,
-        sizes[0] if sizes else None,
-        request.dedup,
-        iteration,
-    )
+    own = {name: getattr(request, name) for name in form.options}
+    return Naming(request.prefix, "." + container.name, training_step(training), own)
 
 
 # -- the destination's strategy -------------------------------------------------------------------

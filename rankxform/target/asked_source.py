@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Selected
 from rankxform.errors import RequestError
@@ -18,16 +17,12 @@ from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.table import catalog_of
 from rankxform.planning.visibility import Visibility
-from rankxform.request import Request
 from rankxform.source.opening import Narrow, Source, open_source
 from rankxform.transport import Team
 
 from .asked import Asked
 from .operation_inputs import derivation_of
 from .suggestions import suggesting
-
-if TYPE_CHECKING:
-    from rankxform.derivation.request import DeriveRequest
 
 
 def open_asked(asked: Asked, team: Team, *, every: bool = False) -> Source:
@@ -44,13 +39,11 @@ def open_asked(asked: Asked, team: Team, *, every: bool = False) -> Source:
 
 def _needed_of(asked: Asked) -> Narrow:
     """Return what of the source is needed."""
-    drops = derivation_of(asked.request, asked.operation).drops
-    return Narrow(lambda src: _needed_ranks(src, asked.dst, asked.request), drops)
+    derivation = derivation_of(asked.request, asked.operation)
+    return Narrow(lambda src: _needed_ranks(src, asked, derivation), derivation.drops)
 
 
-def _needed_ranks(
-    src: Strategy, dst: Strategy | DeriveRequest, request: Request
-) -> list[int] | None:
+def _needed_ranks(src: Strategy, asked: Asked, derivation: Derivation) -> list[int] | None:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
@@ -59,10 +52,10 @@ def _needed_ranks(
     """
     if isinstance(src, WholeStrategy):
         return None
+    request, dst = asked.request, asked.dst
     all_names = request.map is not None or request.masters
     if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
         return list(range(src.ranks))
-    derivation = Derivation.of(vars(request))
     derivation.check_names(src.stages_of)
     name_of = derivation.name_of
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}

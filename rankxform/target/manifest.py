@@ -18,7 +18,7 @@ from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Composed
-from rankxform.request import OPTIONS, Request, affecting
+from rankxform.request import Request, affecting, option_table
 from rankxform.source.opening import Source
 from rankxform.storage import strategies
 
@@ -131,7 +131,7 @@ def verify_options(request: Request, source: Source, target: Target) -> list[str
             words += _words(side, given.label if kept else placeholder)
         elif given is not None:
             words += _words(side, str(path.absolute()) if path else given)
-    for one in OPTIONS:
+    for one in option_table():
         if COMPARE in facts_of(one).affects and not is_default(request, one.name):
             value = getattr(request, one.name)
             for text in value if isinstance(value, tuple) else (value,):

@@ -11,7 +11,7 @@ from rankxform.checkpoints.base import Where
 from rankxform.errors import UsageError
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
-from rankxform.ops.base import Dequantize, Derivation, LowRank, Tensor
+from rankxform.ops.base import OPERATIONS, Dequantize, Derivation, LowRank, Tensor
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
@@ -44,7 +44,8 @@ class OperationInputs:
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
     much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's own.
-    companions: files of the reference that belong to the model too.
+    companions: files of the reference that belong to the model too. documents: what other
+    operations read, by their names.
     """
 
     table: MapTable | None = None
@@ -55,12 +56,15 @@ class OperationInputs:
     lora_strategy: str | Strategy | None = None
     inside: bool = False
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    documents: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_operation_inputs(request: Request, where: str) -> OperationInputs:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
     known = _with_adapter(request, where, _read_map(request, where))
-    return _with_companions(request, known)
+    readers = {name: one.read for name, one in OPERATIONS.items() if hasattr(one, "read")}
+    documents = {name: read(vars(request)) for name, read in readers.items()}
+    return replace(_with_companions(request, known), documents=documents)
 
 
 def _read_map(request: Request, where: str) -> OperationInputs:
@@ -179,7 +183,7 @@ def derivation_of(
         shapes = {p.src_name: p.shape for p in adapter.parameters}
         made = Adapter(shapes, given.scaling, str(given.lora), inside=given.inside)
     ready = {"mapping": name_map(request, given), "adapter": made, "block": _block(given)}
-    return Derivation.of({**vars(request), **ready})
+    return Derivation.of({**vars(request), **given.documents, **ready})
 
 
 def _block(given: OperationInputs) -> tuple[int, int] | None:

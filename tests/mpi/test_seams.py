@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,14 +19,17 @@ from rankxform.formats.base import FORMATS, Entry, FileLayout, Span, build
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.ops.base import OPERATIONS
+from rankxform.options import BYTES, COMPARE, NUMBER, OUTPUT, option
 from rankxform.planning.description import Description, StatedBox
 from rankxform.planning.read_method import READ_METHODS
 from rankxform.storage.store import STORAGE
 from rankxform.target.destination import DESTINATIONS
+from rankxform.values import dataclass
 from tests import reference
 from tests.cases import Case
 from tests.geometry.test_boxes import split
 from tests.mpi.conftest import prepare, world
+from tests.toy_alias import Alias
 from tests.toy_storage import Memory
 from tests.toy_uploads import Server
 
@@ -91,10 +94,16 @@ def test_a_container_from_outside(method, tmp):
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlatOptions:
+    digits: int = option(5, OUTPUT, "digits of a file's number", BYTES, COMPARE, kind=NUMBER)
+
+
 class FlatFolder(RankFolders):
     """All files in one folder, and a list of them that appears when they are complete."""
 
     name = "flat"
+    options, own_options = ("digits",), FlatOptions
 
     def pattern(self, where):
         return "*.ckpt"
@@ -106,10 +115,11 @@ class FlatFolder(RankFolders):
         return Selected({int(name.removesuffix(".ckpt")): name for name in listing.files})
 
     def arrange(self, planner, naming):
-        return Arrangement({n: f"{n:05}{naming.suffix}" for n in range(planner.dst.ranks)})
+        digits = naming.options["digits"]
+        return Arrangement({n: f"{n:0{digits}}{naming.suffix}" for n in range(planner.dst.ranks)})
 
     def owns(self, name, file):
-        return name.startswith(f"{file:05}.") and "/" not in name
+        return name.split(".")[0].endswith(str(file)) and "/" not in name
 
     def companion_names(self, names):
         return ("files.json",)
@@ -135,6 +145,19 @@ def test_a_form_from_outside(method, tmp):
         again = rankxform.transform(src, flat, a, b, dst_form="flat", verify=True, **options)
         assert again.files_kept == 6
         rankxform.transform(flat, tmp / "dst", b, b, **options)  # recognized
+        seven = {"dst_form": "flat", "digits": 7, **options}
+        with pytest.raises(StorageError, match=r"--digits was 5 and is 7"):
+            rankxform.transform(src, flat, a, b, **seven)
+        rankxform.transform(src, tmp / "seven", a, b, **seven)
+        assert {path.name for path in (tmp / "seven").glob("*.ckpt")} == {
+            f"{n:07}.ckpt" for n in range(6)
+        }
+        with pytest.raises(UsageError, match="^--digits is for --dst-form flat"):
+            rankxform.transform(src, tmp / "other", a, b, digits=7, **options)
+        with pytest.raises(UsageError, match="^digits is '7'; expected a number"):
+            rankxform.transform(src, tmp / "other", a, b, digits="7", **options)
+    with pytest.raises(UsageError, match="^unknown option 'digits'"):
+        rankxform.transform(src, tmp / "other", a, b, digits=7, **options)
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
 
 
@@ -245,6 +268,29 @@ def test_a_step_from_outside(method, tmp):
             assert (dtype, shape, data) == ("Int16", want.shape, want.tobytes())
             if rank == 5:
                 assert np.array_equal(loaded[f"narrow.{name}"], want)
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_with_an_option_and_a_document(method, tmp):
+    src, a, _ = prepare(CASE, tmp)
+    names, b, path = {"a": "one", "c": "three"}, tmp / "aliases.ckpt", tmp / "names.json"
+    if world().rank == 0:
+        wanted = {names.get(name, name): layout for name, layout in CASE.dst[0].items()}
+        reference.write_strategy(b, [wanted])
+        path.write_text(json.dumps(names))
+    world().Barrier()
+    options = {"comm": world(), "read_method": method, "fsync": False, "alias": str(path)}
+    with registered(OPERATIONS, "alias", Alias()):
+        rankxform.transform(src, tmp / "dst", a, b, verify=True, **options)
+        loaded = rankxform.load(src, a, b, rank=5, comm=world(), alias=str(path))
+    assert sorted(loaded) == ["b", "one", "three"]
+    for rank in range(6):
+        found = reference.read_any(tmp / "dst" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt")
+        for name, layout in CASE.dst[0].items():
+            full = reference.full_tensor(name, *CASE.params[name])
+            _, _, data = found[names.get(name, name)]
+            assert data == reference.shard(full, layout, rank).tobytes()
 
 
 @dataclass(frozen=True)

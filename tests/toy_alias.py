@@ -1,0 +1,31 @@
+"""A step with an option of its own, and a document that it needs: other names for tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rankxform.options import BYTES, COMPARE, FIT, LOAD, ON_THE_WAY, option
+from rankxform.values import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliasOptions:
+    alias: str | None = option(
+        None, ON_THE_WAY, "names of tensors, in a JSON file", BYTES, COMPARE, FIT, LOAD
+    )
+
+
+class Alias:
+    """Names tensors as a document says."""
+
+    own_options = AliasOptions
+
+    def read(self, options):
+        path = options["alias"]
+        return None if path is None else json.loads(Path(path).read_text())
+
+    def __call__(self, options):
+        names = options["alias"]
+        return names and (lambda tensor: replace(tensor, name=names.get(tensor.name, tensor.name)))
