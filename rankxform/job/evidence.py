@@ -6,9 +6,10 @@ several ranks hold is compared, and parameters that no strategy lists are compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, UsageError
@@ -16,17 +17,23 @@ from rankxform.geometry.box import Box
 from rankxform.layout.names import summarize_names
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
+    Comparison,
+    Evidence,
     Sample,
+    Samples,
+    Wanted,
     check_each_differs,
-    check_extra_rank,
+    check_extra_ranks,
     check_slices_differ,
     check_undeclared,
     differing_values,
     extra_to_sample,
     own_candidates,
+    replicas_to_compare,
     sharded_by_pattern,
     to_compare,
     to_sample,
+    unequal_replicas,
 )
 from rankxform.planning.selection import sources_of
 from rankxform.request import Request
@@ -39,42 +46,10 @@ from rankxform.target.reading import reading
 from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
 from rankxform.transport import Team
-from rankxform.values import dataclass
-
-from .replicas import check_replicas
+from rankxform.transport.team import Show, quiet
 
 _ROWS, _PLACES = 64, 64
 """Rows that are looked at at once; places where rows are compared."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What ranks were found to hold.
-
-    own: source tensors of which the holders have values of their own. names: of those that were
-    compared whole, and nbytes of them. notices: what to know.
-    """
-
-    own: frozenset[str] = frozenset()
-    names: tuple[str, ...] = ()
-    nbytes: int = 0
-    notices: tuple[str, ...] = ()
-
-    def __add__(self, other: Evidence) -> Evidence:
-        return Evidence(
-            self.own | other.own,
-            self.names + other.names,
-            self.nbytes + other.nbytes,
-            self.notices + other.notices,
-        )
-
-
-class _Look(NamedTuple):
-    """What one process sees of source files, by file id and name: a digest of all bytes of what is
-    compared whole, and of others a sample."""
-
-    digests: dict[int, dict[str, bytes]]
-    samples: dict[int, dict[str, Sample]]
 
 
 def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidence:
@@ -88,93 +63,136 @@ def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidenc
 
 
 def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
-    selection = target.planner.selection
+    selection, adapter = target.planner.selection, target.adapter
     chosen = sources_of(selection.parameters, source.table)
-    found = _compare_ranks(request, source, chosen, selection.name_of, team)
-    adapter = target.adapter
+    rules = [*_comparisons(request, source, chosen, selection.name_of)]
+    if request.check_replicas != "no":
+        wanted = Wanted(replicas_to_compare(source.table, source.indexes), True)
+        rules.append(Comparison(wanted, partial(_judge_replicas, request, source)))
+    found = _judged(request, source, rules, team)
     if adapter is not None:
         every = adapter.table.parameters
-        own = _compare_ranks(request, adapter, every, selection.name_of, team)
-        found += replace(own, own=frozenset())
+        rules = [*_comparisons(request, adapter, every, selection.name_of)]
+        found += replace(_judged(request, adapter, rules, team), own=frozenset())
     if target.truncated_vocab or target.tied_duplicates:
         team.bcast(lambda: _check_rows(request, source, target))
-    if request.check_replicas != "no":
-        found += Evidence(notices=tuple(check_replicas(request, source, team)))
     return found
 
 
-def _compare_ranks(
+def _comparisons(
+    request: Request, source: Source, chosen: Sequence[Parameter], name_of: Callable[[str], str]
+) -> Iterator[Comparison]:
+    """Yield what is compared of the `chosen` tensors, in the order in which it is judged."""
+    catalog, every = source.table, (*source.indexes, *source.extra)
+    if not request.allow_equal_slices:
+        names = sharded_by_pattern(chosen, catalog)
+        differ = check_each_differs if names else check_slices_differ
+        names = names or to_sample(chosen)
+        judge = partial(differ, catalog, names=names)
+        yield Comparison(Wanted(dict.fromkeys(every, names), False), judge)
+    if not request.allow_extra_ranks:
+        names = extra_to_sample(catalog, source.extra)
+        judge = partial(
+            check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra}
+        )
+        yield Comparison(Wanted(dict.fromkeys(every, names), False), judge)
+    names = [*to_compare(chosen, catalog), *own_candidates(chosen, catalog)]
+    values = partial(_judge_values, request, source, chosen, name_of)
+    yield Comparison(Wanted(dict.fromkeys(source.indexes, names), True), values)
+
+
+def _judged(request: Request, source: Source, rules: Sequence[Comparison], team: Team) -> Evidence:
+    """Read what is to be compared, and judge it by one rule after the other. Collective."""
+    seen = look(source, [rule.wanted for rule in rules], team, crc=request.check_crc)
+
+    def judge() -> Evidence:
+        found = (rule.judge(seen[rule.wanted.whole]) for rule in rules)
+        return sum((one for one in found if one is not None), Evidence())
+
+    return team.agree(judge)
+
+
+def look(
+    source: Source, wanted: Sequence[Wanted], team: Team, show: Show = quiet, *, crc: bool = False
+) -> dict[bool, Samples]:
+    """Return what files hold of tensors, whole (True) or in samples (False). Collective.
+
+    Each file is read by one process. With `crc`, files are compared with the checksums that they
+    carry.
+    """
+    every = {**source.indexes, **source.extra}
+
+    def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, Sample]]]:
+        seen: dict[bool, dict[int, dict[str, Sample]]] = {True: {}, False: {}}
+        for file in source.reach.partition(every)[team.rank]:
+            path, index = source.paths[file], every[file]
+            if crc:
+                samples.check_crc(path, index, on_progress)
+            for whole, read in ((True, samples.digest_all), (False, samples.sample)):
+                some = (one.names.get(file, ()) for one in wanted if one.whole is whole)
+                names = dict.fromkeys(name for names in some for name in names)
+                if names:
+                    seen[whole][file] = read(path, index, names, on_progress)
+            on_progress(0)
+        return seen
+
+    mine = team.work(own, show)
+    found = team.allgather(lambda: mine)
+    return {
+        whole: {file: some for one in found for file, some in one[whole].items()}
+        for whole in (True, False)
+    }
+
+
+def _judge_values(
     request: Request,
     source: Source,
     chosen: Sequence[Parameter],
     name_of: Callable[[str], str],
-    team: Team,
+    seen: Samples,
 ) -> Evidence:
-    """Compare what ranks hold of the `chosen` tensors; what differs is ranks' own."""
-    looks = team.allgather_work(
-        lambda on_progress: _look(request, source, chosen, team.rank, on_progress)
-    )
-    digests = {file: found for one in looks for file, found in one.digests.items()}
-    sampled = {file: found for one in looks for file, found in one.samples.items()}
-    seen = _Look(digests, sampled)
-    return team.agree(lambda: _judged(request, source, chosen, name_of, seen))
-
-
-def _judged(
-    request: Request,
-    source: Source,
-    chosen: Sequence[Parameter],
-    name_of: Callable[[str], str],
-    seen: _Look,
-) -> Evidence:
-    """Return what all processes saw amounts to; pure. Raises CheckpointError."""
-    catalog, own = source.table, set(own_candidates(chosen, source.table))
-    by_pattern = sharded_by_pattern(chosen, catalog)
-    if by_pattern and not request.allow_equal_slices:
-        check_each_differs(catalog, seen.samples, by_pattern)
-    elif not request.allow_equal_slices:
-        check_slices_differ(catalog, seen.samples, to_sample(chosen))
-    for rank in () if request.allow_extra_ranks else source.extra:
-        check_extra_rank(catalog, seen.samples, rank, str(source.paths[rank]))
-    differing = differing_values(catalog, seen.digests)
-    listed = [name for name in differing if name in own]
-    others = {name: files for name, files in differing.items() if name not in own}
+    """Tell which of the values that were compared whole are ranks' own."""
+    listed = set(own_candidates(chosen, source.table))
+    names = {*to_compare(chosen, source.table), *listed}
+    differing = differing_values(source.table, seen, names)
+    others = {name: files for name, files in differing.items() if name not in listed}
     take_one = request.unlisted == "take-one"
-    notices = check_undeclared(catalog, others, take_one, name_of)
-    if listed:
+    notices = check_undeclared(source.table, others, take_one, name_of)
+    if len(others) < len(differing):
+        own = [name for name in differing if name in listed]
         notices.append(
-            f"{summarize_names(listed, 2)} differ between ranks, as running statistics do; "
+            f"{summarize_names(own, 2)} differ between ranks, as running statistics do; "
             "each destination rank gets one source rank's"
         )
-    nbytes = sum(
-        source.indexes[file].nbytes(name) for file, found in seen.digests.items() for name in found
+    held = [(file, name) for file, found in seen.items() for name in found if name in names]
+    return Evidence(
+        frozenset(differing),
+        tuple(dict.fromkeys(name for _, name in held)),
+        sum(source.indexes[file].nbytes(name) for file, name in held),
+        tuple(notices),
     )
-    names = dict.fromkeys(name for found in seen.digests.values() for name in found)
-    return Evidence(frozenset(differing), tuple(names), nbytes, tuple(notices))
 
 
-def _look(
-    request: Request,
-    source: Source,
-    chosen: Sequence[Parameter],
-    process: int,
-    on_progress: OnProgress,
-) -> _Look:
-    every, catalog = {**source.indexes, **source.extra}, source.table
-    compared = [*to_compare(chosen, catalog), *own_candidates(chosen, catalog)]
-    extra, by_pattern = extra_to_sample(catalog, source.extra), sharded_by_pattern(chosen, catalog)
-    sampled = [*to_sample(chosen), *extra, *by_pattern]
-    seen = _Look({}, {})
-    for file in source.reach.partition(every)[process]:
-        path, index = source.paths[file], every[file]
-        if request.check_crc:
-            samples.check_crc(path, index, on_progress)
-        if compared and file in source.indexes:
-            seen.digests[file] = samples.digest_all(path, index, compared, on_progress)
-        if sampled:
-            seen.samples[file] = samples.sample(path, index, sampled)
-        on_progress(0)
-    return seen
+def _judge_replicas(request: Request, source: Source, seen: Samples) -> Evidence:
+    """Say where replicas differ; raise CheckpointError if the request says that this is an
+    error."""
+    found = list(unequal_replicas(source.table, seen))
+    texts = [
+        f"{one.name!r} {one.box}: rank {_ranks(one.groups[1])} and rank {_ranks(one.groups[0])} "
+        "should hold the same bytes and do not"
+        for one in found[:8]
+    ]
+    if found and request.check_replicas == "error":
+        raise CheckpointError(
+            f"{source.where.path}: {texts[0]}, one of {len(found)} such places; `inspect "
+            "--replicas` lists them. Use another checkpoint, or --check-replicas warn"
+        )
+    more = [f"and {len(found) - 8} more replicas that differ"] if found[8:] else []
+    return Evidence(notices=(*texts, *more))
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
 
 
 # -- rows of whole tensors ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rankxform.formats.base import TensorSpec
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import Assignment, runs_of
+from rankxform.planning.consistency import Evidence
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
@@ -26,7 +27,7 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import workers
 from rankxform.transport.team import quiet
 
-from .evidence import Evidence, examine
+from .evidence import examine
 from .measure import plan_work
 
 

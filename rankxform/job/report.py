@@ -10,13 +10,12 @@ from typing import Any
 from rankxform.engine.pipeline import Traffic
 from rankxform.layout.names import patterns
 from rankxform.metrics import Phases, peak_memory
+from rankxform.planning.consistency import Evidence
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.selection import LeftOut
 from rankxform.target.destination import Destination
 from rankxform.transport import Team
 from rankxform.values import dataclass
-
-from .evidence import Evidence
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,8 +1,9 @@
-"""Whether ranks agree about the same bytes, checked before anything is written.
+"""Evidence from bytes: what files hold of the same elements must agree, and of different ones not.
 
-These are pure functions of digests from all processes. A parameter that no strategy lists must be
-the same on every rank, or it was sharded in a way that no file tells. A parameter that the strategy
-shards must not be the same everywhere, or the folder holds complete parameters.
+A parameter that no strategy lists must be the same on every rank, or it was sharded in a way that
+no file tells. A parameter that the strategy shards must not be the same everywhere, or the folder
+holds complete parameters. Each such rule is a `Comparison`: which tensors of which files are read,
+whole or in samples, and what follows. The rules are pure functions of what all processes have seen.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
@@ -27,12 +29,55 @@ _LARGEST_OWN = 64 << 10
 """Bytes of values that are compared whole, where each rank may have its own."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What one rank's file holds of one parameter: a digest, and whether all bytes are equal."""
+class Sample(NamedTuple):
+    """What a file holds of a tensor: a digest, and of samples whether all bytes are equal."""
 
     digest: bytes
-    constant: bool
+    constant: bool = False
+
+
+Samples = Mapping[int, Mapping[str, Sample]]
+"""What was seen of files, by id and name of the tensor."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What ranks were found to hold.
+
+    own: source tensors of which the holders have values of their own. names: of those that were
+    compared whole, and nbytes of them. notices: what to know.
+    """
+
+    own: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
+    nbytes: int = 0
+    notices: tuple[str, ...] = ()
+
+    def __add__(self, other: Evidence) -> Evidence:
+        return Evidence(
+            self.own | other.own,
+            self.names + other.names,
+            self.nbytes + other.nbytes,
+            self.notices + other.notices,
+        )
+
+
+class Wanted(NamedTuple):
+    """What is read to be compared: tensors by file, all of their bytes or a sample."""
+
+    names: Mapping[int, Sequence[str]]
+    whole: bool
+
+
+class Comparison(NamedTuple):
+    """A rule: what is read to be compared, and what follows from what was seen.
+
+    judge: returns it, None if nothing does; raises CheckpointError where files contradict what is
+    said of them.
+    """
+
+    wanted: Wanted
+    judge: Callable[[Samples], Evidence | None]
 
 
 def to_compare(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
@@ -66,18 +111,15 @@ def own_candidates(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
 
 
 def differing_values(
-    catalog: Catalog, digests: Mapping[int, Mapping[str, bytes]]
+    catalog: Catalog, samples: Samples, names: Iterable[str]
 ) -> dict[str, tuple[int, int]]:
-    """Return the parameters that not all holders hold alike, each with two files that differ.
-
-    `digests` is by file and name.
-    """
-    known = {**catalog.undeclared, **catalog.declared}
+    """Return which of `names` not all holders hold alike, each with two files that differ."""
+    known, wanted = {**catalog.undeclared, **catalog.declared}, set(names)
     first: dict[str, int] = {}
     found: dict[str, tuple[int, int]] = {}
-    for file in sorted(digests):
-        for name, digest in digests[file].items():
-            if digest != digests[first.setdefault(name, file)][name]:
+    for file in sorted(samples):
+        for name in (one for one in samples[file] if one in wanted):
+            if samples[file][name] != samples[first.setdefault(name, file)][name]:
                 found.setdefault(name, (first[name], file))
     for name in differing_shapes(catalog, first):
         found.setdefault(name, (first[name], known[name].holders[-1]))
@@ -169,9 +211,7 @@ def sharded_by_pattern(chosen: Sequence[Parameter], catalog: Catalog) -> list[st
     return [p.name for p in chosen if p.declared and len(p.sharding.files) > 1]
 
 
-def check_each_differs(
-    catalog: Catalog, samples: Mapping[int, Mapping[str, Sample]], names: Iterable[str]
-) -> None:
+def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str]) -> None:
     """Refuse a pattern that matches a parameter of which all ranks hold the same bytes.
 
     A parameter whose bytes are all equal, such as a moment of zeros, proves nothing. Raises
@@ -187,19 +227,15 @@ def check_each_differs(
             )
 
 
-def check_slices_differ(
-    catalog: Catalog,
-    samples: Mapping[int, Mapping[str, Sample]],
-    sampled: Iterable[str],
-) -> None:
+def check_slices_differ(catalog: Catalog, samples: Samples, names: Iterable[str]) -> None:
     """Refuse a folder in which every rank holds the same bytes of what should be sharded.
 
-    `samples` are by source rank and name; `sampled` the names that the strategy shards. Raises
-    CheckpointError if no sampled parameter differs anywhere between ranks; one whose bytes are all
-    equal, such as a moment of zeros, tells nothing.
+    `names` are of parameters that the strategy shards. Raises CheckpointError if none of them
+    differs anywhere between ranks; one whose bytes are all equal, such as a moment of zeros, tells
+    nothing.
     """
     telling: dict[str, set[bytes]] = {}
-    for name in sampled:
+    for name in names:
         found = [samples[r][name] for r in catalog.declared[name].holders if name in samples[r]]
         if not all(one.constant for one in found):
             telling[name] = {one.digest for one in found}
@@ -227,22 +263,21 @@ def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     return names[::step][:_SAMPLED]
 
 
-def check_extra_rank(
-    catalog: Catalog, samples: Mapping[int, Mapping[str, Sample]], rank: int, path: str
-) -> None:
-    """Refuse a rank beyond the strategy's that holds slices which no other rank has.
+def check_extra_ranks(catalog: Catalog, samples: Samples, paths: Mapping[int, str]) -> None:
+    """Refuse a rank beyond the strategy's, of `paths`, that holds slices which no other rank has.
 
-    `samples` are by rank and name. Such a checkpoint was sharded by a strategy of more ranks.
+    Such a checkpoint was sharded by a strategy of more ranks.
     """
-    for name, one in samples.get(rank, {}).items():
-        holders = catalog.declared[name].holders
-        if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
-            raise CheckpointError(
-                f"{path}: rank {rank} holds a slice of {name!r} that none of the "
-                f"ranks 0 to {catalog.ranks - 1} has; {catalog.label} describes only "
-                f"{catalog.ranks} ranks and is not this checkpoint's. Give the right strategy, or "
-                "say --allow-extra-ranks if these ranks are left over from another run"
-            )
+    for rank, path in paths.items():
+        for name, one in samples.get(rank, {}).items():
+            holders = catalog.declared[name].holders
+            if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
+                raise CheckpointError(
+                    f"{path}: rank {rank} holds a slice of {name!r} that none of the "
+                    f"ranks 0 to {catalog.ranks - 1} has; {catalog.label} describes only "
+                    f"{catalog.ranks} ranks and is not this checkpoint's. Give the right strategy, "
+                    "or say --allow-extra-ranks if these ranks are left over from another run"
+                )
 
 
 @dataclass(frozen=True)
@@ -258,15 +293,23 @@ class Unequal:
     groups: tuple[tuple[int, ...], ...]
 
 
-def unequal_replicas(
-    catalog: Catalog, digests: Mapping[int, Mapping[str, bytes]]
-) -> Iterator[Unequal]:
-    """Yield where replicas differ; `digests` is by source rank and name."""
+def replicas_to_compare(catalog: Catalog, files: Iterable[int]) -> dict[int, list[str]]:
+    """Return by file the tensors of which another file should hold the same region."""
+    found: dict[int, list[str]] = {file: [] for file in files}
+    for parameter in catalog.parameters:
+        for holders in parameter.sharding.files.values():
+            for file in holders if len(holders) > 1 else ():
+                found[file].append(parameter.name)
+    return found
+
+
+def unequal_replicas(catalog: Catalog, samples: Samples) -> Iterator[Unequal]:
+    """Yield where replicas differ."""
     for parameter in catalog.parameters:
         for cell, ranks in parameter.sharding.files.items():
             groups: dict[bytes, list[int]] = {}
-            for rank in ranks:
-                groups.setdefault(digests[rank][parameter.name], []).append(rank)
+            for rank in ranks if len(ranks) > 1 else ():
+                groups.setdefault(samples[rank][parameter.name].digest, []).append(rank)
             if len(groups) > 1:
                 ordered = sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))
                 yield Unequal(parameter.name, parameter.grid.box(cell), tuple(ordered))

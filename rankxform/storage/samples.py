@@ -21,7 +21,7 @@ _SAMPLE = 4096
 
 def digest_all(
     path: str, index: Index, names: Iterable[str], on_progress: OnProgress
-) -> dict[str, bytes]:
+) -> dict[str, Sample]:
     """Return a digest of all bytes of each tensor of `names` that the file holds."""
     found = {}
     with closing(storage_of(path).ranges()) as ranges:
@@ -33,11 +33,13 @@ def digest_all(
                 for part in read(index.spans(name)):
                     state.update(part)
                     on_progress(len(part))
-                found[name] = state.digest()
+                found[name] = Sample(state.digest())
     return found
 
 
-def sample(path: str, index: Index, names: Iterable[str]) -> dict[str, Sample]:
+def sample(
+    path: str, index: Index, names: Iterable[str], on_progress: OnProgress
+) -> dict[str, Sample]:
     """Return a digest of some bytes of each tensor of `names` that the file holds.
 
     The bytes are from the start, the middle and the end of the content.
