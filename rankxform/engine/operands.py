@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,14 @@ _KEPT = 4
 class Operands:
     """Tensors that steps need beside the one that they change, read as they are needed."""
 
-    def __init__(self, tensors: Mapping[str, tuple[Parameter, Sources]]) -> None:
-        """`tensors`: by the name that steps use, with the files that hold them."""
-        self._tensors = tensors
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[Parameter, Sources]],
+        brought: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`tensors`: by the name that steps use, with the files that hold them; `brought`: whole
+        ones that are in memory."""
+        self._tensors, self._brought = tensors, brought
         self.get = lru_cache(maxsize=_KEPT)(self._get)
 
     def shape(self, name: str) -> Shape:
@@ -35,7 +41,10 @@ class Operands:
     def _get(self, name: str, box: Box) -> Any:
         """Return a box of a tensor, as Float64."""
         parameter, sources = self._tensors[name]
-        values = read_box(parameter, box, sources)
+        if name in self._brought:
+            values = self._brought[name][box.slices()].view(moved_type(parameter.src_dtype))
+        else:
+            values = read_box(parameter, box, sources)
         found = np.empty(values.shape, np.float64)
         converter(parameter.src_dtype, EXACT)(found, values)
         return found

@@ -88,14 +88,24 @@ class Traffic:
     sent: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def __add__(self, other: Traffic) -> Traffic:
+        seconds = {
+            name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0)
+            for name in (*self.seconds, *other.seconds)
+        }
+        return Traffic(
+            self.read + other.read, self.written + other.written, self.sent + other.sent, seconds
+        )
+
 
 class Inputs(NamedTuple):
-    """What work is done with: the source's files, opened; messages from and to other processes; and
-    what steps need."""
+    """What work is done with: the source's files, opened; messages from and to other processes;
+    what steps need, and what it took to bring that."""
 
     sources: Sources
     p2p: Messenger | None = None
     operands: Operands | None = None
+    before: Traffic = Traffic()
 
 
 def execute(
@@ -113,7 +123,7 @@ def execute(
     raise to stop; `on_complete` is called with every transfer that is complete. A `checker`
     compares what is put with what was read, and messages with what was sent.
     """
-    sources, p2p, operands = inputs
+    sources, p2p, operands, before = inputs
     memory = work.memory // (4 if sources.ahead else 2)
     depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
     schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
@@ -136,7 +146,7 @@ def execute(
         pipeline.complete()
     pipeline.finish()
     written = sum(sink.written for sink in sinks.values())
-    return Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
+    return before + Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
 
 
 def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:

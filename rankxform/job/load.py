@@ -116,7 +116,7 @@ def fill(
     p2p = team.p2p() if work.exchanges else None
 
     def read(on_progress: OnProgress) -> Traffic:
-        with reading(source, target, p2p) as inputs:
+        with reading(source, target, work, p2p, on_progress) as inputs:
             return execute(work, inputs, {one.rank: arrays for one in mine}, on_progress)
 
     traffic = team.work(read, quiet)

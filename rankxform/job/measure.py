@@ -25,6 +25,7 @@ from rankxform.planning.exchange import (
     request_exchanges,
     transfers_of,
 )
+from rankxform.planning.operands import operand_moves
 from rankxform.planning.plan import Planner
 from rankxform.planning.read_method import AUTO, READ_METHODS, AutoReadMethod
 from rankxform.planning.reads import bytes_to_read
@@ -68,6 +69,8 @@ def plan_work(
     Raises UsageError where that cannot be.
     """
     planner, reach, order = target.planner, source.reach, file_order(target.container)
+    first = team.agree(lambda: _plan_operands(request, source, target, assignment, team.rank))
+    memory = request.memory - (first.nbytes if first else 0)
     visible = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(assignment[team.rank], visible))
     policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
@@ -82,13 +85,38 @@ def plan_work(
     def plan() -> WorkPlan:
         if ascending:
             transfers = _file_by_file(request, source, target, assignment[team.rank])
-            return WorkPlan(transfers, policy, False, request.memory, ascending=True)
+            return WorkPlan(transfers, policy, False, memory, ascending=True)
         exchanges = assign_readers(requests, reach, _significant(speeds), order)
         transfers = transfers_of(team.rank, separate, exchanges, order)
-        return WorkPlan(transfers, policy, bool(exchanges), request.memory)
+        return WorkPlan(transfers, policy, bool(exchanges), memory)
 
     work = team.agree(plan)
-    return replace(work, nbytes=sum(team.allgather(lambda: bytes_to_write(work.transfers))))
+    nbytes = sum(team.allgather(lambda: bytes_to_write(work.transfers)))
+    exchanges = work.exchanges or (first is not None and first.exchanges)
+    return replace(work, nbytes=nbytes, operands=first, exchanges=exchanges)
+
+
+def _plan_operands(
+    request: Request, source: Source, target: Target, assignment: Assignment, process: int
+) -> WorkPlan | None:
+    """Return what brings a process its operands, where not every process sees their files.
+
+    Raises UsageError where they leave too little memory for the rest.
+    """
+    held, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
+    moves = operand_moves(target.planner, assignment, held.table, held.reach, policy)
+    if moves is None:
+        return None
+    separate = moves.planner.transfers(moves.assignment[process], held.reach.of(process))
+    transfers = transfers_of(process, separate, moves.exchanges)
+    nbytes = bytes_to_write(transfers)
+    if nbytes > request.memory // 2:
+        raise UsageError(
+            f"raise --memory to {-(-2 * nbytes >> 20)}M: process {process} needs {nbytes:,} bytes "
+            "of factors or adapters, whole, because some of their files are on one node only; or "
+            "put these where all nodes see them"
+        )
+    return WorkPlan(transfers, policy, bool(moves.exchanges), request.memory - nbytes, nbytes)
 
 
 def _file_by_file(

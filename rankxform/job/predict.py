@@ -11,6 +11,7 @@ from rankxform.metrics import peak_memory
 from rankxform.planning.assign import assign, assign_visible
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import assign_readers, request_exchanges
+from rankxform.planning.operands import operand_moves
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
 from rankxform.planning.visibility import Visibility
@@ -81,8 +82,11 @@ def predict_loads(
     def work_out() -> Simulation:
         requests = request_exchanges(planner, assignment, reach, policy)
         exchanges = assign_readers(requests, reach)
-        costs = policy.costs or Costs()
-        return simulate(planner, assignment, reach, exchanges, costs, policy.method)
+        costs, first = policy.costs or Costs(), None
+        if processes == team.size:
+            held = target.adapter or source
+            first = operand_moves(planner, assignment, held.table, held.reach, policy)
+        return simulate(planner, assignment, reach, exchanges, costs, policy.method, first)
 
     return team.agree(work_out), policy
 

@@ -74,7 +74,7 @@ def move(
     p2p = team.p2p() if work.exchanges else None
 
     def fill(on_progress: OnProgress) -> Traffic:
-        with reading(source, target, p2p) as inputs:
+        with reading(source, target, work, p2p, on_progress) as inputs:
             return destination.fill(work, inputs, on_progress)
 
     return team.work(fill, show)
@@ -98,7 +98,7 @@ def convert_one(request: Request, path: Path) -> None:
     make_folder(path.parent)
     create(output.part)
     try:
-        with reading(source, target) as inputs:
+        with reading(source, target, work) as inputs:
             write_parts(work, inputs, {rank: output}, lambda done: None)
         if request.fsync:
             sync(output.part)

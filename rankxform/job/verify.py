@@ -99,7 +99,7 @@ def compare(
                 )
                 for file in mine
             }
-            with reading(source, target, p2p) as inputs:
+            with reading(source, target, work, p2p, on_progress) as inputs:
                 traffic = execute(work, inputs, sinks, on_progress)
         return traffic.written, [one for s in sinks.values() for one in s.differences.values()]
 

@@ -33,6 +33,11 @@ class LowRank:
     scale: float
     transposed: bool = False
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return self.a, self.b
+
 
 @dataclass(frozen=True)
 class Dequantize:
@@ -43,6 +48,11 @@ class Dequantize:
 
     scales: str
     block: tuple[int, int]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return (self.scales,)
 
 
 Step = LowRank | Dequantize

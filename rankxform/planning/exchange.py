@@ -451,7 +451,8 @@ class WorkPlan:
     """What one process has to do, in order.
 
     exchanges: whether any process sends to another. memory: bytes for its buffers. nbytes: that all
-    processes write. ascending: whether a file's bytes come strictly in their order.
+    processes write. ascending: whether a file's bytes come strictly in their order. operands: what
+    brings the operands of its steps first, into memory, where it may not see their files.
     """
 
     transfers: Sequence[Transfer]
@@ -460,3 +461,4 @@ class WorkPlan:
     memory: int
     nbytes: int = 0
     ascending: bool = False
+    operands: WorkPlan | None = None

@@ -18,6 +18,7 @@ from .catalog import Parameter
 from .cost_model import Costs
 from .exchange import Exchanged
 from .movement import Movement, movements
+from .operands import OperandMoves
 from .plan import Planner
 from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
 from .reads import ReadCounter
@@ -109,10 +110,12 @@ def simulate(
     exchanges: Sequence[Exchange],
     costs: Costs,
     method: ReadMethod,
+    first: OperandMoves | None = None,
 ) -> Simulation:
     """Work out what every process does for ``assignment``, by process.
 
     `exchanges` are those of the same assignment and visibility; files are read by `method`.
+    `first`: what is moved into memory before.
     """
     workloads = [Workload() for _ in assignment]
     used: dict[str, dict[str, int]] = {
@@ -120,16 +123,19 @@ def simulate(
     }
     crossing: dict[tuple[int, int], int] = {}
     counter = ReadCounter(method)
-    _add_exchanges(exchanges, workloads, crossing, used[TWO_PHASE], counter)
-    exchanged = Exchanged(exchanges)
-    local: list[tuple[int, str, str, int]] = []
-    for movement in movements(planner, assignment):
-        _add_written(movement, workloads)
-        for names, own in _local(movement, exchanged):
-            by_method = _add_local(movement, own, len(names), workloads, counter)
-            local += [(*name, way, n) for way, n in by_method.items() for name in names]
-    for _, name, way, nbytes in sorted(local):
-        _add(used[way], name, nbytes)
+    moved = OperandMoves(planner, assignment, exchanges)
+    for moves in (moved,) if first is None else (first, moved):
+        _add_exchanges(moves.exchanges, workloads, crossing, used[TWO_PHASE], counter)
+        exchanged = Exchanged(moves.exchanges)
+        local: list[tuple[int, str, str, int]] = []
+        for movement in movements(moves.planner, moves.assignment):
+            if moves is moved:
+                _add_written(movement, workloads)
+            for names, own in _local(movement, exchanged):
+                by_method = _add_local(movement, own, len(names), workloads, counter)
+                local += [(*name, way, n) for way, n in by_method.items() for name in names]
+        for _, name, way, nbytes in sorted(local):
+            _add(used[way], name, nbytes)
     leaving = [0] * len(visibility.files)
     arriving = [0] * len(visibility.files)
     for (src, dst), nbytes in crossing.items():

@@ -33,7 +33,6 @@ from .asked import Asked, read_request, where_of
 from .asked_source import open_asked
 from .operation_inputs import (
     assumptions,
-    check_steps,
     derivation_of,
     map_in_words,
     tied_duplicates,
@@ -102,7 +101,6 @@ def _aimed(
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     derivation.check_names([*listed, *(one.name for one in catalog.parameters)])
     derived, dst = _wanted(asked, catalog, tensors, derivation)
-    check_steps(tensors, source.reach, adapter.reach if adapter else source.reach)
     ranks = check_ranks(request.ranks, dst)
     dst, apart = with_followers(catalog, dst, derivation)
     selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)

@@ -11,11 +11,10 @@ from rankxform.checkpoints.base import Where
 from rankxform.errors import UsageError
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
-from rankxform.ops.base import OPERATIONS, Dequantize, Derivation, LowRank, Tensor
+from rankxform.ops.base import OPERATIONS, Derivation, Tensor
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
-from rankxform.planning.visibility import Visibility
 from rankxform.request import Request
 from rankxform.source.opening import form_at
 from rankxform.storage import maps
@@ -196,17 +195,6 @@ def _block(given: OperationInputs) -> tuple[int, int] | None:
     if not good or not all(0 < n < _MOST_BLOCK for n in size):
         raise UsageError(f"{given.label}: weight_block_size is {size!r}; expected two numbers")
     return size[0], size[1]
-
-
-def check_steps(tensors: Iterable[Tensor], own: Visibility, adapter: Visibility) -> None:
-    """Refuse steps whose operands are in files that some process does not see."""
-    steps = {type(s.step) for one in tensors if not one.dropped for s in one.sources if s.step}
-    for step, visibility in ((Dequantize, own), (LowRank, adapter)):
-        if step in steps and not visibility.is_full:
-            raise UsageError(
-                "put the checkpoint and the adapter where all nodes see them: each process reads "
-                "of factors and adapters what it needs, and some files are on one node only"
-            )
 
 
 def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from rankxform.planning.visibility import Visibility
 from tests import reference
 
 
@@ -34,3 +37,21 @@ def prepare(case, tmp, kind="ckpt"):
         tmp / f"{side}_strategy" if stages else None
         for side, stages in (("src", case.src), ("dst", case.dst))
     )
+
+
+def as_nodes(monkeypatch, nodes, seed):
+    """Let processes be on `nodes` nodes, each of which sees some of the source files at random."""
+    own, processes = world().rank, world().size
+    node = tuple(process * nodes // processes for process in range(processes))
+    transport, opening = map(import_module, ("rankxform.transport.mpi", "rankxform.source.opening"))
+    monkeypatch.setattr(transport, "this_node", lambda host: (f"n{node[own]}", ""))
+
+    def visibility_of(team, paths, same_as_node0=frozenset()):
+        rng = random.Random(seed)
+        home = {rank: rng.randrange(nodes) for rank in paths}
+        seen = (
+            frozenset(r for r in home if home[r] == n or rng.random() < 0.2) for n in range(nodes)
+        )
+        return Visibility(node, tuple(seen)), []
+
+    monkeypatch.setattr(opening, "visibility_of", visibility_of)

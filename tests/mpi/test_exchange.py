@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 from importlib import import_module
 from pathlib import Path
@@ -15,13 +14,11 @@ from mpi4py import MPI
 
 import rankxform
 from rankxform import transport
-from rankxform.planning.visibility import Visibility
 from tests import reference
 from tests.cases import Case, random_case, unevenly_sharded
-from tests.mpi.conftest import prepare
+from tests.mpi.conftest import as_nodes, prepare
 
 job_measure = import_module("rankxform.job.measure")
-source_opening = import_module("rankxform.source.opening")
 transport_p2p = import_module("rankxform.transport.p2p")
 transport_mpi = import_module("rankxform.transport.mpi")
 
@@ -131,22 +128,6 @@ def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
     monkeypatch.setattr(os, "preadv", real)
     rankxform.transform(src, tmp / "dst", a, b, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
-
-
-def as_nodes(monkeypatch, nodes, seed):
-    """Let processes be on `nodes` nodes, each of which sees some of the source files at random."""
-    node = tuple(process * nodes // WORLD.size for process in range(WORLD.size))
-    monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{node[WORLD.rank]}", ""))
-
-    def visibility_of(team, paths, same_as_node0=frozenset()):
-        rng = random.Random(seed)
-        home = {rank: rng.randrange(nodes) for rank in paths}
-        seen = (
-            frozenset(r for r in home if home[r] == n or rng.random() < 0.2) for n in range(nodes)
-        )
-        return Visibility(node, tuple(seen)), []
-
-    monkeypatch.setattr(source_opening, "visibility_of", visibility_of)
 
 
 @pytest.mark.mpi(min_size=2, sizes=(2, 5))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.errors import RankxformError
+from rankxform.errors import RankxformError, UsageError
 from tests import reference, reference_forms
-from tests.mpi.conftest import world
+from tests.mpi.conftest import as_nodes, world
 from tests.reference_maps import random_strategy
 from tests.reference_values import FAMILIES, WORDS, adapter_of, exactly, ulp, values, words
 
@@ -92,7 +92,9 @@ def test_floating_parameters_change_their_type_and_states_do_not(dtype, tmp):
 @pytest.mark.mpi(min_size=1, sizes=(1, 3))
 @pytest.mark.parametrize("dtype", ["BFloat16", "Float32", "Float16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_adapter_is_added_within_half_an_ulp(family, dtype, tmp):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_adapter_is_added_within_half_an_ulp(family, dtype, nodes, tmp, monkeypatch):
+    """With several nodes, each has some of the files on a disk of its own."""
     bits, rng = np.random.default_rng(7), random.Random(f"{family} {dtype}")
     shapes = {f"layers.{n}.{m}": (16, 24) for n in range(2) for m in ("up", "down")}
     types = {f"{module}.weight": dtype for module in shapes} | {"norm.weight": dtype}
@@ -122,9 +124,15 @@ def test_an_adapter_is_added_within_half_an_ulp(family, dtype, tmp):
         options |= {"lora_alpha": alpha, "lora_rank": rank}
     options = {k: str(v) if k in ("lora", "lora_strategy") else v for k, v in options.items()}
     a = tmp / "strategy"
-    rankxform.transform(
-        tmp / "src", tmp / "dst", a, dst_form="huggingface", verify=True, fsync=False, **options
-    )
+    if nodes <= world().size:
+        as_nodes(monkeypatch, nodes, family + dtype)
+    planned = rankxform.plan(tmp / "src", a, dst_form="huggingface", **options)
+    report = rankxform.transform(
+        tmp / "src", tmp / "dst", a, dst_form="huggingface", verify=nodes == 1, fsync=False,
+        **options,
+    )  # fmt: skip
+    if 1 < nodes <= world().size:
+        assert (planned.bytes_read, planned.bytes_sent) == (report.bytes_read, report.bytes_sent)
     assert rankxform.verify(tmp / "src", tmp / "dst", a, **options).same
     found = whole(tmp / "dst")
     assert set(found) == set(arrays)
@@ -137,6 +145,26 @@ def test_an_adapter_is_added_within_half_an_ulp(family, dtype, tmp):
         have = values(found[name][1], dtype)
         assert found[name][0] == dtype
         assert (np.abs(have - want) <= 0.5 * ulp(want, dtype) * (1 + 2**-12)).all(), name
+
+
+@pytest.mark.mpi(min_size=2, sizes=(3,))
+def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch):
+    bits = np.random.default_rng(8)
+    arrays = {"up.weight": words(bits.normal(0, 1, (2048, 256)), "Float32")}
+    lora = adapter_of("mcore", {"up": (2048, 256)}, "Float32", 128, bits)
+    if world().rank == 0:
+        write(tmp, arrays, dict.fromkeys(arrays, "Float32"), 4, 1, 1)
+        write(tmp / "lora", lora, dict.fromkeys(lora, "Float32"), 4, 1, 1)
+    world().Barrier()
+    as_nodes(monkeypatch, 2, 3)
+    options = {"lora": str(tmp / "lora" / "src"), "lora_strategy": str(tmp / "lora" / "strategy"),
+               "lora_alpha": 1, "lora_rank": 128, "comm": world()}  # fmt: skip
+    with pytest.raises(UsageError, match="raise --memory to 3M: process 0 needs 1,179,648 bytes"):
+        rankxform.transform(
+            tmp / "src", tmp / "dst", tmp / "strategy", memory=1 << 20, dst_form="huggingface",
+            **options,
+        )  # fmt: skip
+    assert not list((tmp / "dst").glob("*.safetensors"))
 
 
 @pytest.mark.mpi(min_size=1, sizes=(1, 2))
@@ -249,7 +277,8 @@ def float8(code):
 
 @pytest.mark.mpi(min_size=1, sizes=(1, 2))
 @pytest.mark.parametrize("method", ["auto", "two-phase"])
-def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(method, tmp):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(method, nodes, tmp, monkeypatch):
     bits = np.random.default_rng(6)
     codes = bits.integers(0, 256, (200, 300)).astype("u1")
     codes[(codes & 0x7F) == 0x7F] = 1
@@ -265,6 +294,8 @@ def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(method, tmp):
         reference_forms.write_huggingface(tmp / "src", tensors, files=2)
         reference.write_stage_files(tmp / "strategy", layouts)
     world().Barrier()
+    if nodes <= world().size:
+        as_nodes(monkeypatch, nodes, 1)
     options = {"dtype": "bf16", "comm": world(), "read_method": method}
     b = tmp / "strategy"
     rankxform.transform(

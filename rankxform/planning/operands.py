@@ -1,0 +1,62 @@
+"""Operands of steps: tensors that a process needs before it changes others.
+
+Where every process sees their files, each reads the boxes that it needs. Where one does not,
+operands are moved first, whole, as if each process were to write them for the one rank of a
+destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rankxform.layout.strategy import WholeStrategy
+
+from .assign import Assignment, runs_of
+from .catalog import Catalog
+from .cost_model import ReadPolicy
+from .exchange import assign_readers, request_exchanges
+from .plan import Planner
+from .selection import Selection
+from .transfers import Exchange
+from .visibility import Visibility
+
+
+class OperandMoves(NamedTuple):
+    """What is moved first: what each process gets of `planner`, and what crosses between them."""
+
+    planner: Planner
+    assignment: Assignment
+    exchanges: Sequence[Exchange]
+
+
+def operand_moves(
+    planner: Planner,
+    assignment: Assignment,
+    held: Catalog,
+    reach: Visibility,
+    policy: ReadPolicy,
+) -> OperandMoves | None:
+    """Return how processes get the operands that they need if process p writes ``assignment[p]``.
+
+    held, reach: of the checkpoint that holds the operands. None where every process sees its files,
+    or nothing needs an operand. Raises CheckpointError if no file has what is needed.
+    """
+    if reach.is_full:
+        return None
+    needed: list[set[str]] = [set() for _ in assignment]
+    for (name, _), pairs in planner.wanted(assignment).items():
+        steps = (step for step in planner.parameter(name).steps if step is not None)
+        operands = [operand for step in steps for operand in step.operands]
+        for process, _ in pairs if operands else ():
+            needed[process].update(operands)
+    some = set().union(*needed)
+    if not some:
+        return None
+    chosen = {p.src_name: p for p in held.parameters if p.src_name in some}
+    selection = Selection(chosen, {}, (), (), {name: (name,) for name in chosen})
+    whole = Planner(held, WholeStrategy(), selection)
+    position = {name: at for at, name in enumerate(whole.names(0))}
+    wanted = [runs_of(0, sorted(position[name] for name in names)) for names in needed]
+    requests = request_exchanges(whole, wanted, reach, policy)
+    return OperandMoves(whole, wanted, assign_readers(requests, reach))
