@@ -6,10 +6,10 @@ command line and for programs; nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Form, Selected, Where
 from rankxform.checkpoints.rank_folders import by_rank
@@ -29,6 +29,10 @@ from rankxform.storage.index import container, index
 from rankxform.storage.store import absolute, address_of, is_path
 from rankxform.transport import Serial
 
+Found: TypeAlias = "dict[str, Any] | None"
+Look: TypeAlias = Callable[[str, str], Found]
+"""Describes what is at a place, where files' names have a pattern; None if it is something else."""
+
 
 def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     """Describe what is at `place`: a checkpoint file or folder, a strategy, or a folder with these.
@@ -40,38 +44,12 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     and CheckpointError or StrategyError for one file that cannot be read; in a folder, such a file
     is listed with its error.
     """
-    if not is_path(place):
-        form = recognized(place)
-        return _described(place, form) if form is not None else _ranks(place, {}, pattern)
-    path = Path(place)
-    if not path.exists():
-        raise UsageError(f"{path}: no such file or folder")
-    if path.is_file():
-        return _file(path)
-    if not path.is_dir():
-        raise UsageError(f"{path}: is no file and no folder")
-    if (path / MANIFEST_NAME).is_file() or (path / FOLDER_NAME / JOB_NAME).is_file():
-        return _destination(path)
-    entries = sorted(path.iterdir())
-    why = {}
-    form = recognized(str(path))
-    if form is not None:
-        return _described(str(path), form)
-    try:
-        files_of = _by_rank(path, pattern)
-        if files_of:
-            return _ranks(str(path), files_of, pattern)
-    except (RankxformError, OSError) as error:
-        why = {"why": str(error)}
-    found = [entry for entry in entries if _is_strategy(entry)]
-    files = [e for e in entries if e.suffix in suffixes() and e not in found and e.is_file()]
-    folders = (entry for entry in entries if entry.is_dir())
-    if found and not files and not any(glance(one, pattern) for one in folders):
-        return _strategies(path, found)
-    if files and not found:
-        return {"kind": "files", "path": str(path), "shards": [_facts(str(file)) for file in files]}
-    parts = [part for entry in entries if (part := glance(entry, pattern))]
-    return {"kind": "collection", "path": str(path), **why, "items": parts}
+    looks: tuple[Look, ...] = (_described, _ranks)
+    if is_path(place):
+        place = str(Path(place))
+        looks = (_file, _destination, _described, _rank_folders, _strategies, _files, _collection)
+    found = (look(place, pattern) for look in looks)
+    return next(what for what in found if what is not None)
 
 
 def recognized(place: str) -> Form | None:
@@ -82,8 +60,11 @@ def recognized(place: str) -> Form | None:
     return None
 
 
-def _described(place: str, form: Form) -> dict[str, Any]:
+def _described(place: str, pattern: str) -> Found:
     """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
+    form = recognized(place)
+    if form is None:
+        return None
     known: dict[str, Any] = {
         "kind": "described",
         "path": place,
@@ -137,13 +118,20 @@ def _by_rank(path: Path, pattern: str) -> dict[int, list[str]]:
     return by_rank(listing_at(path, FORMS[DEFAULT_FORM], where), where.pattern)
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _file(place: str, pattern: str) -> Found:
+    path = Path(place)
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return None
+    if not path.is_file():
+        raise UsageError(f"{path}: is no file and no folder")
     if strategies.is_strategy(path):
         return _strategy(path)
     if path.suffix != ".json":
         return _checkpoint(path)
     if path.name == MANIFEST_NAME:
-        return _destination(path.parent)
+        return _destination(str(path.parent), pattern)
     return {"kind": "json", "path": str(path), "file_bytes": path.stat().st_size}
 
 
@@ -199,13 +187,45 @@ def _is_strategy(path: Path) -> bool:
     return False
 
 
-def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
+def _strategies(place: str, pattern: str) -> Found:
     """Describe a folder of strategy files: as one if they are stages of one, else each."""
+    path = Path(place)
+    entries = sorted(path.iterdir())
+    files = [entry for entry in entries if _is_strategy(entry)]
+    folders = (entry for entry in entries if entry.is_dir())
+    if not files or _others(path) or any(glance(one, pattern) for one in folders):
+        return None
     try:
         return _strategy(path)
     except StrategyError as error:
         parts = [part for file in files if (part := glance(file))]
         return {"kind": "strategies", "path": str(path), "why": str(error), "items": parts}
+
+
+def _others(path: Path) -> list[Path]:
+    """Return the checkpoint files of a folder."""
+    found = (one for one in sorted(path.iterdir()) if one.suffix in suffixes() and one.is_file())
+    return [one for one in found if not _is_strategy(one)]
+
+
+def _files(place: str, pattern: str) -> Found:
+    """Describe a rank's folder."""
+    path = Path(place)
+    files = _others(path)
+    if not files or any(_is_strategy(entry) for entry in path.iterdir()):
+        return None
+    return {"kind": "files", "path": place, "shards": [_facts(str(file)) for file in files]}
+
+
+def _collection(place: str, pattern: str) -> Found:
+    """Describe a folder with some of these, and say why it cannot be read as rank folders."""
+    path, why = Path(place), {}
+    try:
+        _ranks(place, pattern)
+    except (RankxformError, OSError) as error:
+        why = {"why": str(error)}
+    parts = [part for entry in sorted(path.iterdir()) if (part := glance(entry, pattern))]
+    return {"kind": "collection", "path": place, **why, "items": parts}
 
 
 def _strategy(path: Path) -> dict[str, Any]:
@@ -273,8 +293,17 @@ def _facts(path: str) -> dict[str, Any]:
         return {"file": path, "error": str(error)}
 
 
-def _ranks(place: str, files_of: dict[int, list[str]], pattern: str) -> dict[str, Any]:
+def _rank_folders(place: str, pattern: str) -> Found:
+    with suppress(RankxformError, OSError):
+        return _ranks(place, pattern)
+    return None
+
+
+def _ranks(place: str, pattern: str) -> Found:
     """Describe rank folders: the files that a conversion would take, or all if none is clear."""
+    files_of = _by_rank(Path(place), pattern) if is_path(place) else {}
+    if is_path(place) and not files_of:
+        return None
     known = {"kind": "folder", "path": place}
     source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), Serial())
     if source.paths:
@@ -293,11 +322,14 @@ def _newer(selected: Selected) -> dict[str, Any]:
     return {"warnings": [selected.newer]} if selected.newer else {}
 
 
-def _destination(path: Path) -> dict[str, Any]:
+def _destination(place: str, pattern: str) -> Found:
     """Describe what rankxform wrote, or began to write, as its own records tell."""
-    known = {"kind": "destination", "path": str(path)}
+    path = Path(place)
+    known = {"kind": "destination", "path": place}
     begun = (path / FOLDER_NAME / JOB_NAME).exists()
-    if not (path / MANIFEST_NAME).exists():
+    if not (path / MANIFEST_NAME).is_file():
+        if not begun:
+            return None
         return {**known, "complete": False, "src": None, "shards": []}
     try:
         record = manifest(path)
