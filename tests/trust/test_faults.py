@@ -10,6 +10,7 @@ import pytest
 import rankxform
 from rankxform.publish import journal
 from tests.trust.test_kills import KilledPlace
+from tests.trust.victim import sync_nothing
 
 WRITING = ("pwritev", "fsync", "replace", "link", "unlink", "mkdir", "open", "close", "utime")
 READING = ("preadv", "pread", "fstat", "open")
@@ -62,6 +63,7 @@ def convert(place, dst):
 @pytest.mark.parametrize(("link", "kind"), [("none", "ckpt"), ("hard", "safetensors")])
 def test_every_call_refused_in_turn(link, kind, names, how, tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
+    monkeypatch.setattr(os, "fsync", sync_nothing)
     place = KilledPlace(tmp_path, link, kind)
     with monkeypatch.context() as patch:
         counter = Injector(patch, names, 0, how)
