@@ -118,7 +118,7 @@ class Kind:
     program gives; hint: the type for editors. read: makes a value of a text, or raises ValueError;
     example: what messages say was expected ("": the error's own words). several: values are tuples;
     repeated: on the command line the option is, and each time gives one. stands_for: what an option
-    without a value means.
+    without a value means. choices: the values that there are, or a registry of them; none: any.
     """
 
     item: type = str
@@ -129,6 +129,7 @@ class Kind:
     several: bool = False
     repeated: bool = False
     stands_for: bool | None = None
+    choices: Any = ()
 
     def parse(self, text: str) -> Any:
         """Return the value that a text means. Raises ValueError, which says what was expected."""
@@ -161,6 +162,11 @@ LIMIT = Kind(int, "a number of bytes", "int", parse_limit, "a size such as 5GB o
 DECIMAL = Kind(float, "a number", "float", _decimal, "a number above zero")
 
 
+def one_of(choices: Any) -> Kind:
+    """Return the kind of these texts, or of those of a registry."""
+    return Kind(choices=choices)
+
+
 # -- declarations ---------------------------------------------------------------------------------
 
 
@@ -181,10 +187,8 @@ class Facts:
     help: str
     affects: frozenset[str]
     kind: Kind
-    choices: Any
     metavar: str | None
     verbs: Sequence[str]
-    flag: str | None
     aliases: tuple[str, ...]
 
 
@@ -194,20 +198,12 @@ def option(
     help: str,
     *affects: str,
     kind: Kind = TEXT,
-    choices: Any = None,
     metavar: str | None = None,
     verbs: Sequence[str] = CONVERSIONS,
-    flag: str | None = None,
     aliases: Sequence[str] = (),
 ) -> Any:
-    """Declare an option.
-
-    choices: the values that it may have, or a registry of them. flag: if that is not the name with
-    dashes; aliases: other flags.
-    """
-    facts = Facts(
-        group, help, frozenset(affects), kind, choices, metavar, verbs, flag, tuple(aliases)
-    )
+    """Declare an option; aliases: other flags of it."""
+    facts = Facts(group, help, frozenset(affects), kind, metavar, verbs, tuple(aliases))
     return field(default=default, metadata={"option": facts})
 
 
@@ -235,8 +231,9 @@ def check(part: Any) -> None:
         unset = value is None is one.default
         if not unset and not facts.kind.accepts(value):
             raise UsageError(f"{one.name} is {value!r}; expected {facts.kind.what}")
-        if facts.choices and value not in facts.choices and not unset:
-            known = " or ".join(map(str, facts.choices))
+        choices = facts.kind.choices
+        if choices and value not in choices and not unset:
+            known = " or ".join(map(str, choices))
             raise UsageError(f"{one.name} is {value!r}; expected {known}")
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):

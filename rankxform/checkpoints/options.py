@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankxform.formats.base import FORMATS
-from rankxform.options import BYTES, COMPARE, FIT, FLAG, LIMIT, NUMBER, OUTPUT, option
+from rankxform.options import BYTES, COMPARE, FIT, FLAG, LIMIT, NUMBER, OUTPUT, one_of, option
 from rankxform.values import dataclass
 
 from .base import FORMS
@@ -15,7 +15,7 @@ class FormOptions:
 
     dst_form: str | None = option(
         None, OUTPUT, "form of DST (default: ranks; of verify: recognized)", BYTES, COMPARE, FIT,
-        choices=FORMS,
+        kind=one_of(FORMS),
     )  # fmt: skip
     prefix: str | None = option(
         None, OUTPUT, "start of each file's name (default: checkpoint_ in rank folders)", BYTES,
@@ -37,5 +37,9 @@ class FormOptions:
         "global_step)", BYTES, kind=NUMBER, metavar="N",
     )  # fmt: skip
     format: str | None = option(
-        None, OUTPUT, "container of the files (default: the source's)", COMPARE, choices=FORMATS
+        None,
+        OUTPUT,
+        "container of the files (default: the source's)",
+        COMPARE,
+        kind=one_of(FORMATS),
     )

@@ -8,7 +8,7 @@ from dataclasses import Field
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.options import Kind, facts_of, flag_of
+from rankxform.options import OFF, Kind, facts_of, flag_of
 from rankxform.request import option_table
 from rankxform.transport import Team
 
@@ -78,8 +78,8 @@ def add_option(group: argparse._ActionsContainer, one: Field[Any], **more: Any) 
         return
     if facts.kind.repeated:
         known.update(action="append", default=[])
-    if facts.choices:
-        known["choices"] = tuple(facts.choices)
+    if facts.kind.choices:
+        known["choices"] = tuple(facts.kind.choices)
     group.add_argument(*flags, type=_parse(facts.kind), metavar=facts.metavar, **known)
 
 
@@ -96,7 +96,7 @@ def _parse(kind: Kind) -> Callable[[str], Any]:
 
 
 def _flag(one: Field[Any]) -> str:
-    return facts_of(one).flag or flag_of(one.name)
+    return flag_of(f"no_{one.name}" if facts_of(one).kind is OFF else one.name)
 
 
 def refuse(options: argparse.Namespace, why: str, known: Sequence[str] = ()) -> None:

@@ -12,6 +12,7 @@ from rankxform.options import (
     REPEATED,
     flag_of,
     is_default,
+    one_of,
     option,
     options_of,
 )
@@ -83,7 +84,7 @@ class DeriveOptions:
     )  # fmt: skip
     unsharded: str | None = option(
         None, DERIVED, "cp: context parallel shards no parameter of the network", LOAD,
-        choices=("cp",),
+        kind=one_of(("cp",)),
     )  # fmt: skip
 
     @property

@@ -88,7 +88,9 @@ def place(
             found[name] = (stage_of[numbered[divided]],)
             continue
         several = any(len(over[prefix]) > 1 for prefix in numbered)
-        found[name] = _outside(places, rules, name, one, before, stages, refusals, several)
+        rule = rule_for(rules, name, "stage")
+        where = places.of(name) or (rule.stage if rule else None)
+        found[name] = _outside(where, name, one, before, stages, refusals, several)
     for stage in sorted(set(range(stages)).difference(*found.values())):
         refusals.add(
             f"pipeline stage {stage} would hold no parameter",
@@ -150,8 +152,7 @@ def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[in
 
 
 def _outside(
-    places: StageLayers,
-    rules: Sequence[Rule],
+    where: str | None,
     name: str,
     one: Parameter,
     before: int,
@@ -161,10 +162,9 @@ def _outside(
 ) -> tuple[int, ...]:
     """Return the stages of a parameter that is not in the list.
 
-    several: whether it is in another list that several stages of the source divide.
+    where: what the user or a rule says. several: whether it is in another list that several stages
+    of the source divide.
     """
-    rule = rule_for(rules, name, "stage")
-    where = places.of(name) or (rule.stage if rule else None)
     if where is None and several:
         refusals.add(
             "several pipeline stages divide another list, too",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankxform.options import IO, LOAD, SIZE, option
+from rankxform.options import IO, LOAD, SIZE, one_of, option
 from rankxform.planning.cost_model import COSTS, Costs
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.values import dataclass
@@ -17,7 +17,7 @@ class ReadOptions:
     read_method: str = option(
         AUTO, IO, "how source files are read: the wanted ranges; whole rows, then pick (sieving); "
         "or each byte by one process that sends it to the others (two-phase); auto: what costs "
-        "least, two-phase for files that a node does not have", LOAD, choices=READ_METHODS,
+        "least, two-phase for files that a node does not have", LOAD, kind=one_of(READ_METHODS),
     )  # fmt: skip
     costs: Costs | None = option(
         None, IO, "cost model: bandwidths (read, write, network, copy), latencies (read_latency, "

@@ -13,6 +13,7 @@ from rankxform.formats.base import TensorSpec
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import Assignment, runs_of
+from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
@@ -46,15 +47,16 @@ class Parameters(dict[str, Any]):
         self,
         arrays: Mapping[str, Any],
         rank: int,
-        dtypes: Mapping[str, str],
-        full_shapes: Mapping[str, tuple[int, ...]],
+        known: Mapping[str, Parameter],
         left_over: Sequence[str],
         bytes_read: int,
         notices: Sequence[str],
         warnings: Sequence[str],
     ) -> None:
         super().__init__(arrays)
-        self.rank, self.dtypes, self.full_shapes = rank, dtypes, full_shapes
+        self.rank = rank
+        self.dtypes = {name: one.dtype for name, one in known.items()}
+        self.full_shapes = {name: one.shape for name, one in known.items()}
         self.left_over, self.bytes_read = tuple(left_over), bytes_read
         self.notices, self.warnings = tuple(notices), tuple(warnings)
 
@@ -132,8 +134,7 @@ def _parameters(
     return Parameters(
         arrays,
         rank,
-        {name: p.dtype for name, p in known.items()},
-        {name: p.shape for name, p in known.items()},
+        known,
         [*dropped, *(p.name for p in selection.parameters if p.name not in known)],
         traffic.read,
         (*target.notices, *evidence.notices),

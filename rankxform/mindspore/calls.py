@@ -17,7 +17,7 @@ from rankxform.request import Request
 from rankxform.storage import strategies
 
 from .network import load_for, parameters, strategy_of
-from .unified import load_unified
+from .unified import load_unified, save_slices
 
 
 def transform_checkpoints(
@@ -178,10 +178,13 @@ def load_distributed_checkpoint(
                 "format 'safetensors' takes unified_safetensors_dir, and neither "
                 "checkpoint_filenames nor train_strategy_filename"
             )
-        return load_unified(
-            network, unified_safetensors_dir, predict_strategy, dst_safetensors_dir, rank_id,
-            output_format, name_map, return_param_dict,
-        )  # fmt: skip
+        src = os.fspath(unified_safetensors_dir)
+        if isinstance(predict_strategy, Mapping):
+            predict_strategy = strategy_of(predict_strategy)
+        if network is not None:
+            return load_unified(network, src, predict_strategy, name_map, return_param_dict)
+        save_slices(src, predict_strategy, dst_safetensors_dir, rank_id, output_format, name_map)
+        return True
     if dec_key is not None:
         from mindspore.parallel.checkpoint_transform import load_distributed_checkpoint as own
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from rankxform.storage.index import index
 from rankxform.target.aim import prepare
 from rankxform.transport import Team, team
 
-from .network import load_for, parameters, strategy_of
+from .network import load_for, parameters
 
 _STEP = re.compile(r"-?(\d+_\d+)")
 
@@ -119,31 +118,16 @@ def _literal(text: str) -> str:
 
 def load_unified(
     network: Any,
-    unified_safetensors_dir: str,
-    predict_strategy: Any,
-    dst_safetensors_dir: str | None,
-    rank_id: int | None,
-    output_format: str,
+    src: str,
+    given: str | Strategy | None,
     name_map: Mapping[str, str] | None,
     return_param_dict: bool,
 ) -> Any:
-    """Load unified safetensors into a network, or write the slices of ranks as files."""
-    if isinstance(predict_strategy, Mapping):
-        predict_strategy = strategy_of(predict_strategy)
-    renamed = {
-        "rename": tuple(
-            f"^{re.escape(theirs)}$={_literal(own)}" for own, theirs in (name_map or {}).items()
-        )
-    }
-    src = os.fspath(unified_safetensors_dir)
-    options: dict[str, Any] = {"src_form": "unified", **renamed}
-    if network is None:
-        _save(src, predict_strategy, dst_safetensors_dir, rank_id, output_format, options)
-        return True
+    """Load unified safetensors into a network."""
     import mindspore
 
-    rank = _own_rank() if not strategies.is_none(predict_strategy) else None
-    found = load_for(network, src, None, predict_strategy or None, rank=rank, **options)
+    rank = _own_rank() if not strategies.is_none(given) else None
+    found = load_for(network, src, None, given or None, rank=rank, **_options(name_map))
     made = parameters(found)
     if return_param_dict:
         return made
@@ -159,17 +143,25 @@ def _own_rank() -> int:
         return 0
 
 
-def _save(
+def _options(name_map: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the options of a source whose names the network knows as others."""
+    own_of = (name_map or {}).items()
+    renamed = (f"^{re.escape(theirs)}$={_literal(own)}" for own, theirs in own_of)
+    return {"src_form": "unified", "rename": tuple(renamed)}
+
+
+def save_slices(
     src: str,
     given: str | Strategy | None,
     folder: str | None,
     rank_id: int | None,
     output_format: str,
-    options: Mapping[str, Any],
+    name_map: Mapping[str, str] | None,
 ) -> None:
     """Write ``rank_N/net.<format>`` for one rank, or for all, which processes share."""
     if folder is None:
         raise ValueError("dst_safetensors_dir must be given where network is None")
+    options = _options(name_map)
     strategy = strategies.load(given)
     processes = team(None)
     mine = range(strategy.ranks)[processes.rank :: processes.size]

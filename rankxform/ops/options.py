@@ -13,6 +13,7 @@ from rankxform.options import (
     ON_THE_WAY,
     REPEATED,
     WHAT,
+    one_of,
     option,
 )
 from rankxform.values import dataclass
@@ -55,11 +56,11 @@ class OperationOptions:
     qkv: str | None = option(
         None, ON_THE_WAY, "how q, k and v are joined, which no file records: by groups of heads, "
         "or one behind the other (default: grouped, as in MindFormers)",
-        *_ALL, choices=("grouped", "contiguous"),
+        *_ALL, kind=one_of(("grouped", "contiguous")),
     )  # fmt: skip
     gate_up: str | None = option(
         None, ON_THE_WAY, "how gate and up are joined, which no file records (default: "
-        "interleaved, as in MindFormers)", *_ALL, choices=("interleaved", "contiguous"),
+        "interleaved, as in MindFormers)", *_ALL, kind=one_of(("interleaved", "contiguous")),
     )  # fmt: skip
     weights_only: bool = option(
         False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind=FLAG,
@@ -71,7 +72,7 @@ class OperationOptions:
     )  # fmt: skip
     dtype: str | None = option(
         None, ON_THE_WAY, "type of floating parameters at the destination; not of optimizer states",
-        *_ALL, choices=TYPES,
+        *_ALL, kind=one_of(TYPES),
     )  # fmt: skip
     keep_dtype: tuple[str, ...] = option(
         (), ON_THE_WAY, "parameters that keep their type; repeatable", *_ALL, kind=REPEATED,
@@ -102,7 +103,7 @@ class OperationOptions:
     )  # fmt: skip
     vocab_fill: str | None = option(
         None, ON_THE_WAY, "what added rows hold (default: zeros; optimizer states always do)",
-        *_ALL, choices=FILLS,
+        *_ALL, kind=one_of(FILLS),
     )  # fmt: skip
     vocab_cut: bool = option(
         False, ON_THE_WAY, "take away rows that are no padding too", *_ALL, kind=FLAG

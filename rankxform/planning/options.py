@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankxform.options import BYTES, COMPARE, FIT, LOAD, RANKS, WHAT, option
+from rankxform.options import BYTES, COMPARE, FIT, LOAD, RANKS, WHAT, one_of, option
 from rankxform.values import dataclass
 
 from .selection import ERROR, UNMATCHED
@@ -18,5 +18,5 @@ class SelectionOptions:
     unmatched: str = option(
         ERROR, WHAT, "parameters that only one strategy lists: drop them, or treat them as "
         "replicated on the other side (default: error)",
-        BYTES, COMPARE, FIT, LOAD, choices=UNMATCHED,
+        BYTES, COMPARE, FIT, LOAD, kind=one_of(UNMATCHED),
     )  # fmt: skip

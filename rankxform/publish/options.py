@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankxform.options import BYTES, FIT, FLAG, OFF, OUTPUT, RUN, WRITERS, option
+from rankxform.options import BYTES, FIT, FLAG, OFF, OUTPUT, RUN, WRITERS, one_of, option
 from rankxform.values import dataclass
 
 from .links import LINKS, REFLINK
@@ -14,7 +14,7 @@ class PublishOptions:
 
     link: str = option(
         REFLINK, OUTPUT, "how to store identical files: reflink, hard link, or full copies "
-        "(default: reflink where the file system has it)", choices=LINKS,
+        "(default: reflink where the file system has it)", kind=one_of(LINKS),
     )  # fmt: skip
     dst_placement: str = option(
         "auto", OUTPUT, "with processes on several nodes: shared, if DST must be one folder for "
@@ -24,7 +24,7 @@ class PublishOptions:
     overwrite: bool = option(False, RUN, "replace destination files", kind=FLAG, verbs=WRITERS)
     fsync: bool = option(
         True, RUN, "do not wait for the device before a file gets its name", kind=OFF,
-        verbs=WRITERS, flag="--no-fsync",
+        verbs=WRITERS,
     )  # fmt: skip
     crc: bool = option(
         False, RUN, "write the checksum that MindSpore's crc_check expects", BYTES, FIT,

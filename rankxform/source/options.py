@@ -12,6 +12,7 @@ from rankxform.options import (
     RUN,
     SOURCE,
     WHAT,
+    one_of,
     option,
 )
 from rankxform.planning.selection import ERROR
@@ -24,12 +25,12 @@ class SourceOptions:
 
     unlisted: str = option(
         ERROR, WHAT, "parameters in no strategy that differ between ranks: take one rank's "
-        "(default: error)", BYTES, COMPARE, LOAD, choices=(ERROR, "take-one"),
+        "(default: error)", BYTES, COMPARE, LOAD, kind=one_of((ERROR, "take-one")),
     )  # fmt: skip
     src_form: str | None = option(
         None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, or "
         "Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
-        choices=FORMS,
+        kind=one_of(FORMS),
     )  # fmt: skip
     src_pattern: str = option(
         DEFAULT_PATTERN, SOURCE, "where rank files lie in SRC (default: %(default)s)", COMPARE, FIT,
@@ -57,5 +58,5 @@ class SourceOptions:
     )  # fmt: skip
     check_replicas: str = option(
         "no", RUN, "read all source replicas first; warn, or refuse, where they differ",
-        choices=("no", "warn", "error"), verbs=("transform",),
+        kind=one_of(("no", "warn", "error")), verbs=("transform",),
     )  # fmt: skip
