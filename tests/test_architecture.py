@@ -138,7 +138,7 @@ def test_there_is_one_way_in():
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert found["PosixStore"] == {"storage/posix_store.py"}
     # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written
-    assert found["store_at"] == {"source/opening.py", "source/reach.py", "publish/companions.py",
+    assert found["store_at"] == {"source/opening.py", "source/by_node.py", "publish/companions.py",
                                  "storage/index.py", "storage/samples.py", "target/operation_inputs.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/opening.py", "job/verify_manifest.py", "job/strategies.py"}
@@ -231,7 +231,7 @@ RETIRED = {
     "Cheaper", "Given", "IoPolicy", "Layouts", "Places", "Role", "Root", "Shards", "Standing", "USUAL",
     "Wish", "as_first", "build_catalog", "check_beside", "check_stated", "cut_rows", "explained",
     "finals", "held_alike", "infer", "loose", "made_with", "question", "said",
-    "strangers", "weighed",
+    "strangers", "visibility", "Visibility", "weighed",
 }  # fmt: skip
 """Names that said nothing, or two things; what they became is in the history."""
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.options import FIT, is_default
 from rankxform.planning.plan import Planner
+from rankxform.planning.reach import Reach
 from rankxform.planning.sharding import Sharding
-from rankxform.planning.visibility import Visibility
 from rankxform.request import Request, affecting
 from rankxform.source.opening import Source
 from rankxform.storage.index import container
@@ -45,10 +45,10 @@ def _others(source: Source) -> list[str]:
     return source.form.foreign_files(source.listing, list(source.selected.names.values()))
 
 
-def _at_home(ranks: int, visibility: Visibility, nodes: Nodes) -> bool:
+def _at_home(ranks: int, reach: Reach, nodes: Nodes) -> bool:
     """Tell whether each rank's file is where the rank will be, as the processes are assigned."""
     home = in_order(ranks, nodes)
-    return all(rank in visibility.files[node] for rank, node in home.items())
+    return all(rank in reach.files[node] for rank, node in home.items())
 
 
 def _same_slices(planner: Planner) -> bool:

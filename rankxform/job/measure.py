@@ -27,10 +27,10 @@ from rankxform.planning.exchange import (
 )
 from rankxform.planning.operands import operand_moves
 from rankxform.planning.plan import Planner
+from rankxform.planning.reach import Reach
 from rankxform.planning.read_method import AUTO, READ_METHODS, AutoReadMethod
 from rankxform.planning.reads import bytes_to_read
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
-from rankxform.planning.visibility import Visibility
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
@@ -167,13 +167,13 @@ def choose_policy(
     team has, they are taken to be on one node. separate: the transfers of this process, or some of
     them, if each process reads for itself. Collective; the same on every process.
     """
-    visibility, method = files.reach, READ_METHODS[request.read_method]
+    reach, method = files.reach, READ_METHODS[request.read_method]
     policy = ReadPolicy(method, request.costs)
     imagined = request.shapes is not None and request.costs is None
     if request.read_method != AUTO or imagined:
         return policy, []
-    here = team.nodes.count > 1 and visibility.is_full and len(assignment) == team.size
-    exchanges = here and _repeats(planner, assignment, visibility)
+    here = team.nodes.count > 1 and reach.is_full and len(assignment) == team.size
+    exchanges = here and _repeats(planner, assignment, reach)
     if not exchanges and not any(team.allgather(lambda: _depends_on_latency(separate))):
         return policy, []
     costs, speeds = request.costs, list[float]()
@@ -188,9 +188,9 @@ def _depends_on_latency(separate: Sequence[Transfer]) -> bool:
     return most > _WORTH_A_LOOK * least
 
 
-def _repeats(planner: Planner, assignment: Assignment, visibility: Visibility) -> bool:
+def _repeats(planner: Planner, assignment: Assignment, reach: Reach) -> bool:
     """Tell whether nodes that read for themselves would read the same rows."""
-    found = estimate_all(planner, assignment, visibility, _LATENCIES[1])
+    found = estimate_all(planner, assignment, reach, _LATENCIES[1])
     return found.separate.nbytes > _WORTH_A_LOOK * found.once.nbytes
 
 

@@ -12,9 +12,9 @@ from rankxform.planning.assign import assign, assign_visible
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import assign_readers, request_exchanges
 from rankxform.planning.operands import operand_moves
+from rankxform.planning.reach import Reach
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.planning.simulate import Simulation, simulate
-from rankxform.planning.visibility import Visibility
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import measure
@@ -73,7 +73,7 @@ def predict_loads(
     planner, reach = target.planner, source.reach
     assignment = team.agree(lambda: assign(planner, target.files, processes))
     if processes != team.size:
-        reach = Visibility.full((0,) * processes, source.indexes)
+        reach = Reach.full((0,) * processes, source.indexes)
     mine = [one for some in assignment[team.rank :: team.size] for one in some]
     own = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(mine, own))
@@ -116,10 +116,10 @@ def simulate_cluster(
         raise UsageError(f"{processes} processes cannot be on {nodes} nodes")
     node = tuple(process * nodes // processes for process in range(processes))
     sources = sorted(source.indexes)
-    visibility = Visibility.full(node, sources)
+    reach = Reach.full(node, sources)
     if cluster.src_placement == NODE:
         home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}
-        visibility = Visibility(node, _by_node(home, nodes))
+        reach = Reach(node, _by_node(home, nodes))
     placement = request.dst_placement
     destination = _destination(placement, planner.dst.ranks, target.files, node, nodes)
     assignment = assign_visible(planner, target.files, destination)
@@ -127,28 +127,28 @@ def simulate_cluster(
     policy = ReadPolicy(method)
     if request.read_method == AUTO:
         method = method.with_latency(costs.latency_bytes)
-        policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and visibility.is_full)
-    requests = request_exchanges(planner, assignment, visibility, policy)
-    exchanges = assign_readers(requests, visibility)
+        policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and reach.is_full)
+    requests = request_exchanges(planner, assignment, reach, policy)
+    exchanges = assign_readers(requests, reach)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     memory = peak_memory() + request.memory
-    found = simulate(planner, assignment, visibility, exchanges, costs, policy.method)
+    found = simulate(planner, assignment, reach, exchanges, costs, policy.method)
     return replace(found, memory=memory)
 
 
 def _destination(
     placement: str, all_ranks: int, ranks: tuple[int, ...], node: tuple[int, ...], nodes: int
-) -> Visibility:
+) -> Reach:
     if placement in (FOUND_OUT, SHARED):
-        return Visibility.full(node, ranks)
+        return Reach.full(node, ranks)
     hosts = hosts_of(placement, all_ranks)
     if hosts is None:
         home = in_order(all_ranks, Nodes(node, tuple(map(str, range(nodes)))))
-        return Visibility(node, _by_node(home, nodes))
+        return Reach(node, _by_node(home, nodes))
     number = {host: at for at, host in enumerate(dict.fromkeys(hosts))}
     if len(number) != nodes:
         raise UsageError(f"{placement}: names {len(number)} hosts, and there are {nodes} nodes")
-    return Visibility(node, _by_node({r: number[h] for r, h in enumerate(hosts)}, nodes))
+    return Reach(node, _by_node({r: number[h] for r, h in enumerate(hosts)}, nodes))
 
 
 def _by_node(home: Mapping[int, int], nodes: int) -> tuple[frozenset[int], ...]:

@@ -19,10 +19,10 @@ from rankxform.layout.layout import Layout
 
 from .catalog import Parameter
 from .plan import Planner
+from .reach import Processes, Reach
 from .read_method import AUTO, READ_METHODS
 from .reads import ReadCounter
 from .transfers import SliceRange
-from .visibility import Processes, Visibility
 
 _TOLERANCE = 1.08
 """A simpler assignment is kept if it costs at most this many times as much as a better one."""
@@ -70,18 +70,18 @@ def assign(
 
 
 def assign_visible(
-    planner: Planner, ranks: Sequence[int], visibility: Visibility, done: Done = NOTHING
+    planner: Planner, ranks: Sequence[int], reach: Reach, done: Done = NOTHING
 ) -> Assignment:
     """Return what `assign` does where a process serves only files of ranks that its node has.
 
-    `visibility` is of destination files.
+    `reach` is of destination files.
     """
-    if visibility.is_full:
-        return assign(planner, ranks, len(visibility.node), done)
+    if reach.is_full:
+        return assign(planner, ranks, len(reach.node), done)
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
-        alike.setdefault(visibility.processes_seeing((rank,)), []).append(rank)
-    assignment: Assignment = [[] for _ in visibility.node]
+        alike.setdefault(reach.processes_seeing((rank,)), []).append(rank)
+    assignment: Assignment = [[] for _ in reach.node]
     for processes, some in alike.items():
         for process, slice_ranges in zip(processes, assign(planner, some, len(processes), done)):
             assignment[process] += slice_ranges

@@ -22,6 +22,7 @@ from .catalog import Parameter
 from .cost_model import IoEstimate, ReadPolicy, estimate_io
 from .movement import Movement, movements
 from .plan import Planner
+from .reach import Processes, Reach
 from .read_method import ReadMethod
 from .reads import ReadCounter
 from .sharding import IdentityDict
@@ -32,7 +33,6 @@ from .transfers import (
     Transfer,
     bytes_to_write,
 )
-from .visibility import Processes, Visibility
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class ExchangeRequests:
 
 
 def request_exchanges(
-    planner: Planner, assignment: Assignment, visibility: Visibility, policy: ReadPolicy
+    planner: Planner, assignment: Assignment, reach: Reach, policy: ReadPolicy
 ) -> ExchangeRequests:
     """Return what must be exchanged where process p writes ``assignment[p]``.
 
@@ -104,11 +104,11 @@ def request_exchanges(
     """
     loads = [0.0] * len(assignment)
     may_exchange = policy.method.exchanges or policy.may_exchange
-    if len(assignment) == 1 or (visibility.is_full and not may_exchange):
+    if len(assignment) == 1 or (reach.is_full and not may_exchange):
         return ExchangeRequests((), loads)
     counter, found = ReadCounter(policy.method), []
     for movement in movements(planner, assignment):
-        group = _group(planner, movement, visibility, policy, counter)
+        group = _group(planner, movement, reach, policy, counter)
         _add_own(movement, group, loads, counter)
         if group is not None:
             found += [
@@ -144,9 +144,9 @@ def _add_own(
                 loads[process] += number * counter.of_box(src, at, box, item).nbytes
 
 
-def bytes_with_choice(asked: ExchangeRequests, visibility: Visibility) -> float:
+def bytes_with_choice(asked: ExchangeRequests, reach: Reach) -> float:
     """Return the bytes to be sent that processes of more than one node could read."""
-    node = visibility.node
+    node = reach.node
     amounts = _amounts(asked.requests)
     return sum(nbytes for able, nbytes in amounts.items() if len({node[p] for p in able}) > 1)
 
@@ -162,12 +162,12 @@ def _amounts(requests: Iterable[ExchangeRequest]) -> dict[Processes, float]:
 
 
 def estimate_all(
-    planner: Planner, assignment: Assignment, visibility: Visibility, method: ReadMethod
+    planner: Planner, assignment: Assignment, reach: Reach, method: ReadMethod
 ) -> IoEstimate:
     """Return what it comes to if every node reads for itself, and if each byte is read once."""
     counter, total = ReadCounter(method), IoEstimate()
     for movement in movements(planner, assignment):
-        estimate = estimate_io(movement, visibility.node, counter)
+        estimate = estimate_io(movement, reach.node, counter)
         total += estimate.times(len(movement.parameters))
     return total
 
@@ -175,7 +175,7 @@ def estimate_all(
 def _group(
     planner: Planner,
     movement: Movement,
-    visibility: Visibility,
+    reach: Reach,
     policy: ReadPolicy,
     counter: ReadCounter,
 ) -> ExchangeGroup | None:
@@ -186,17 +186,17 @@ def _group(
             planner.raise_lost(movement.first, cell)
     always = policy.method.exchanges
     if policy.may_exchange and policy.costs and not always:
-        estimate = estimate_io(movement, visibility.node, counter)
-        sizes = len(visibility.node), len(visibility.files)
+        estimate = estimate_io(movement, reach.node, counter)
+        sizes = len(reach.node), len(reach.files)
         always = estimate.exchange_is_cheaper(policy.costs, *sizes)
     required: list[tuple[Cell, Requirement]] = []
     for cell, by in needs.items():
         if always:
-            able = [process for process in by if visibility.sees(process, held[cell])]
-            readers = tuple(sorted(able)) or visibility.processes_seeing(held[cell])
+            able = [process for process in by if reach.sees(process, held[cell])]
+            readers = tuple(sorted(able)) or reach.processes_seeing(held[cell])
             required.append((cell, Requirement(tuple(by), held[cell], readers)))
         else:
-            required += ((cell, one) for one in _required(movement, cell, visibility))
+            required += ((cell, one) for one in _required(movement, cell, reach))
     served: dict[Cell, set[int]] = {}
     for cell, requirement in required:
         served.setdefault(cell, set()).update(requirement.by)
@@ -210,7 +210,7 @@ def _group(
     return ExchangeGroup(movement, _only(movement.receivers, members), own, required)
 
 
-def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterator[Requirement]:
+def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirement]:
     """Yield who must be sent what they need of a source cell.
 
     Those that do not see it; their neighbours too where one node alone has it, for it is read there
@@ -218,17 +218,17 @@ def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterato
     costs more than a message between neighbours.
     """
     by, files = movement.needs[cell], movement.held[cell]
-    if visibility.is_full:
+    if reach.is_full:
         return
-    nodes = visibility.nodes_with(files)
-    far = [process for process in by if visibility.node[process] not in nodes]
+    nodes = reach.nodes_with(files)
+    far = [process for process in by if reach.node[process] not in nodes]
     if far and len(nodes) == 1:
-        yield Requirement(tuple(by), files, visibility.processes_seeing(files))
+        yield Requirement(tuple(by), files, reach.processes_seeing(files))
         return
     near: dict[int, list[int]] = {}
     for process in by:
-        if visibility.node[process] in nodes:
-            near.setdefault(visibility.node[process], []).append(process)
+        if reach.node[process] in nodes:
+            near.setdefault(reach.node[process], []).append(process)
     size = movement.src.box(cell).size
     groups = [
         (node, some) for node, some in near.items() if sum(by[process] for process in some) > size
@@ -236,9 +236,9 @@ def _required(movement: Movement, cell: Cell, visibility: Visibility) -> Iterato
     if far and groups:  # one of the nodes that read it anyway; tensors take turns
         groups[(movement.parameters[0][0] + sum(cell)) % len(groups)][1].extend(far)
     elif far:
-        yield Requirement(tuple(far), files, visibility.processes_seeing(files))
+        yield Requirement(tuple(far), files, reach.processes_seeing(files))
     for node, processes in groups:
-        yield Requirement(tuple(processes), files, visibility.processes_on(node))
+        yield Requirement(tuple(processes), files, reach.processes_on(node))
 
 
 def _only(wanted: Receivers, members: set[int]) -> Receivers:
@@ -257,7 +257,7 @@ def _only(wanted: Receivers, members: set[int]) -> Receivers:
 
 def assign_readers(
     asked: ExchangeRequests,
-    visibility: Visibility,
+    reach: Reach,
     speeds: Sequence[float] = (),
     order: Order | None = None,
 ) -> list[Exchange]:
@@ -270,7 +270,7 @@ def assign_readers(
     requests = asked.requests
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
-    speeds = speeds or [1.0] * len(visibility.node)
+    speeds = speeds or [1.0] * len(reach.node)
     chosen_of = _chosen(requests, Assigner(balance(_amounts(requests), speeds, asked.loads)))
     known: dict[object, tuple[Receivers, Senders]] = {}
     fan_out: dict[ExchangeGroup, int] = {}
@@ -281,12 +281,12 @@ def assign_readers(
         names = alike.setdefault((parameter.sharding, request.grid), {})
         number = names.setdefault(parameter.name, len(names))
         if group not in fan_out:
-            fan_out[group] = _max_fan_out(group.receivers, visibility.node)
+            fan_out[group] = _max_fan_out(group.receivers, reach.node)
         key = group, request.replica, chosen
         if key not in known:
-            known[key] = _with_readers(request, chosen, visibility)
+            known[key] = _with_readers(request, chosen, reach)
         forwarder = number % fan_out[group]
-        exchanges.append(Exchange(parameter, request.grid, *known[key], visibility.node, forwarder))
+        exchanges.append(Exchange(parameter, request.grid, *known[key], reach.node, forwarder))
     return _in_order(exchanges)
 
 
@@ -312,14 +312,14 @@ def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
 
 
 def _with_readers(
-    request: ExchangeRequest, chosen: Sequence[int], visibility: Visibility
+    request: ExchangeRequest, chosen: Sequence[int], reach: Reach
 ) -> tuple[Receivers, Senders]:
     """Return who receives what, and who sends what to whom, or reads it for itself.
 
     A process that reads for others, and sees all that it needs itself, takes part as a receiver
     too, so that it reads what it needs in the same pass.
     """
-    group, senders = request.group, _senders(request, chosen, visibility)
+    group, senders = request.group, _senders(request, chosen, reach)
     movement = group.movement
     members = {process for by in group.receivers.values() for process in by}
     more = {
@@ -331,14 +331,14 @@ def _with_readers(
         return group.receivers, senders
     for cell, by in movement.needs.items():
         for process in more.intersection(by):
-            files, known = visibility.seen(process, movement.held[cell]), senders.get(cell, {})
+            files, known = reach.seen(process, movement.held[cell]), senders.get(cell, {})
             read = {file for reader, file in known.values() if reader == process}
             file = min(read) if read else files[request.replica % len(files)]
             senders[cell] = {**known, process: (process, file)}
     return _only(movement.receivers, members | more), senders
 
 
-def _senders(request: ExchangeRequest, chosen: Sequence[int], visibility: Visibility) -> Senders:
+def _senders(request: ExchangeRequest, chosen: Sequence[int], reach: Reach) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
     senders: Senders = IdentityDict()
     for cell, own in request.group.own.items():
@@ -346,10 +346,10 @@ def _senders(request: ExchangeRequest, chosen: Sequence[int], visibility: Visibi
         if own:
             by = senders[cell] = {}
             for process in own:
-                files = visibility.seen(process, held)
+                files = reach.seen(process, held)
                 by[process] = process, files[request.replica % len(files)]
     for number, ((cell, one), reader) in enumerate(zip(request.group.required, chosen)):
-        files = visibility.seen(reader, one.files)
+        files = reach.seen(reader, one.files)
         sender = reader, files[request.replica % len(files)]
         key = number, sender  # what many tensors have in common is kept once
         if key not in request.group.served:

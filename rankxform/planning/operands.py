@@ -17,9 +17,9 @@ from .catalog import Catalog
 from .cost_model import ReadPolicy
 from .exchange import assign_readers, request_exchanges
 from .plan import Planner
+from .reach import Reach
 from .selection import Selection
 from .transfers import Exchange
-from .visibility import Visibility
 
 
 class OperandMoves(NamedTuple):
@@ -34,7 +34,7 @@ def operand_moves(
     planner: Planner,
     assignment: Assignment,
     held: Catalog,
-    reach: Visibility,
+    reach: Reach,
     policy: ReadPolicy,
 ) -> OperandMoves | None:
     """Return how processes get the operands that they need if process p writes ``assignment[p]``.

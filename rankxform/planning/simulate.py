@@ -20,11 +20,11 @@ from .exchange import Exchanged
 from .movement import Movement, movements
 from .operands import OperandMoves
 from .plan import Planner
+from .reach import Reach
 from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
 from .reads import ReadCounter
 from .routes import Piece, hops_of
 from .transfers import Exchange
-from .visibility import Visibility
 
 Key = TypeVar("Key")
 
@@ -106,7 +106,7 @@ class Simulation:
 def simulate(
     planner: Planner,
     assignment: Assignment,
-    visibility: Visibility,
+    reach: Reach,
     exchanges: Sequence[Exchange],
     costs: Costs,
     method: ReadMethod,
@@ -114,7 +114,7 @@ def simulate(
 ) -> Simulation:
     """Work out what every process does for ``assignment``, by process.
 
-    `exchanges` are those of the same assignment and visibility; files are read by `method`.
+    `exchanges` are those of the same assignment and reach; files are read by `method`.
     `first`: what is moved into memory before.
     """
     workloads = [Workload() for _ in assignment]
@@ -136,8 +136,8 @@ def simulate(
                 local += [(*name, way, n) for way, n in by_method.items() for name in names]
         for _, name, way, nbytes in sorted(local):
             _add(used[way], name, nbytes)
-    leaving = [0] * len(visibility.files)
-    arriving = [0] * len(visibility.files)
+    leaving = [0] * len(reach.files)
+    arriving = [0] * len(reach.files)
     for (src, dst), nbytes in crossing.items():
         leaving[src] += nbytes
         arriving[dst] += nbytes

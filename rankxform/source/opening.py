@@ -37,8 +37,8 @@ from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
+from rankxform.planning.reach import Reach
 from rankxform.planning.table import catalog_of
-from rankxform.planning.visibility import Visibility
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage.index import Indexer
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
@@ -46,8 +46,8 @@ from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from . import faults
+from .by_node import list_on_all, reach_of
 from .hints import siblings_of, which_strategy
-from .reach import list_on_all, visibility_of
 from .whole import whole_strategy
 
 
@@ -96,7 +96,7 @@ class Source:
     indexes: Mapping[int, Index]
     extra: Mapping[int, Index]
     catalog: Catalog | None
-    reach: Visibility
+    reach: Reach
     wanted: tuple[int, ...] = ()
     faults: tuple[Fault, ...] = ()
     notices: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
         listing, same_as_node0 = list_on_all(team, where.path, form.pattern(where))
     chosen, there = _choose_on_one(where, form, listing, narrow, team)
     paths = {file: address_of(where.path, name) for file, name in sorted(chosen.names.items())}
-    reach, notices = visibility_of(team, paths, same_as_node0)
+    reach, notices = reach_of(team, paths, same_as_node0)
     found, unreadable = index_all(paths, reach, team)
     source = Source(
         where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,
@@ -378,7 +378,7 @@ def ranks_at(folder: Path) -> int:
 
 
 def index_all(
-    paths: Mapping[int, str], reach: Visibility, team: Team
+    paths: Mapping[int, str], reach: Reach, team: Team
 ) -> tuple[dict[int, Index], list[Fault]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 

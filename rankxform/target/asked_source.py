@@ -13,10 +13,10 @@ from rankxform.layout.layout import whole
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.ops.base import Derivation
 from rankxform.planning.description import Description
+from rankxform.planning.reach import Reach
 from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.table import catalog_of
-from rankxform.planning.visibility import Visibility
 from rankxform.source.opening import Narrow, Source, open_source
 from rankxform.transport import Team
 
@@ -89,5 +89,5 @@ def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> 
     return Source(
         asked.where, FORMS[DEFAULT_FORM], Selected(names_of),
         names_of, indexes, {}, catalog,
-        Visibility.full(team.nodes.of, indexes), tuple(indexes),
+        Reach.full(team.nodes.of, indexes), tuple(indexes),
     )  # fmt: skip

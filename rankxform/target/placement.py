@@ -16,7 +16,7 @@ from rankxform.errors import StorageError, UsageError
 from rankxform.layout.names import ranges
 from rankxform.planning.assign import Assignment, Done, assign_visible
 from rankxform.planning.plan import Planner
-from rankxform.planning.visibility import Visibility
+from rankxform.planning.reach import Reach
 from rankxform.request import Request
 from rankxform.storage.identity import FolderMarker, own_addresses
 from rankxform.storage.posix import random_hex, read_bytes
@@ -56,8 +56,8 @@ class Placement:
         """Return what each process writes of the files of `ranks`."""
         root_of = {process: n for n, root in enumerate(self.roots) for process in root.processes}
         node = tuple(root_of[process] for process in sorted(root_of))
-        visibility = Visibility(node, tuple(root.ranks for root in self.roots))
-        return assign_visible(planner, ranks, visibility, done)
+        reach = Reach(node, tuple(root.ranks for root in self.roots))
+        return assign_visible(planner, ranks, reach, done)
 
     def describe(self) -> str | None:
         """Say which ranks are where, if they are on several nodes' own folders."""

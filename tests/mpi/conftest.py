@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.planning.visibility import Visibility
+from rankxform.planning.reach import Reach
 from tests import reference
 
 
@@ -46,12 +46,12 @@ def as_nodes(monkeypatch, nodes, seed):
     transport, opening = map(import_module, ("rankxform.transport.mpi", "rankxform.source.opening"))
     monkeypatch.setattr(transport, "this_node", lambda host: (f"n{node[own]}", ""))
 
-    def visibility_of(team, paths, same_as_node0=frozenset()):
+    def reach_of(team, paths, same_as_node0=frozenset()):
         rng = random.Random(seed)
         home = {rank: rng.randrange(nodes) for rank in paths}
         seen = (
             frozenset(r for r in home if home[r] == n or rng.random() < 0.2) for n in range(nodes)
         )
-        return Visibility(node, tuple(seen)), []
+        return Reach(node, tuple(seen)), []
 
-    monkeypatch.setattr(opening, "visibility_of", visibility_of)
+    monkeypatch.setattr(opening, "reach_of", reach_of)

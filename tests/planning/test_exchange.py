@@ -19,12 +19,12 @@ from rankxform.planning.exchange import (
     transfers_of,
 )
 from rankxform.planning.movement import movements
+from rankxform.planning.reach import Reach
 from rankxform.planning.read_method import READ_METHODS, AutoReadMethod, Read, count_reads
 from rankxform.planning.reads import ReadCounter
 from rankxform.planning.routes import routes_of
 from rankxform.planning.simulate import simulate
 from rankxform.planning.transfers import SliceRange
-from rankxform.planning.visibility import Visibility
 from tests.planning.test_plan import planner
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
@@ -37,30 +37,30 @@ def of(tmp, src, dst, names=("w",), shape=(24, 24)):
 
 
 def spread(nodes, ranks, each=1):
-    """Return the visibility of `each` processes on every node, which have the ranks in runs."""
+    """Return the reach of `each` processes on every node, which have the ranks in runs."""
     per = ranks // nodes
     node = tuple(n for n in range(nodes) for _ in range(each))
-    return Visibility(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
+    return Reach(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
 
 
 AUTO, TWO_PHASE = ReadPolicy(READ_METHODS["auto"]), ReadPolicy(READ_METHODS["two-phase"])
 
 
-def exchanges_of(plan, assignment, visibility, policy=AUTO):
-    return assign_readers(request_exchanges(plan, assignment, visibility, policy), visibility)
+def exchanges_of(plan, assignment, reach, policy=AUTO):
+    return assign_readers(request_exchanges(plan, assignment, reach, policy), reach)
 
 
-def _transfers_of(process, plan, assignment, visibility):
-    alone = plan.transfers(assignment[process], visibility.of(process))
-    exchanges = exchanges_of(plan, assignment, visibility)
+def _transfers_of(process, plan, assignment, reach):
+    alone = plan.transfers(assignment[process], reach.of(process))
+    exchanges = exchanges_of(plan, assignment, reach)
     return transfers_of(process, alone, exchanges), bool(exchanges)
 
 
 def test_exchanges_worked_out_by_hand(tmp_path):
     """4 columns on 2 nodes become 2 rows: each node sends half of each of its columns."""
-    plan, visibility = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
+    plan, reach = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
     assignment = [[SliceRange(0, 0, 1)], [SliceRange(1, 0, 1)]]
-    (exchange,) = exchanges_of(plan, assignment, visibility)
+    (exchange,) = exchanges_of(plan, assignment, reach)
     assert {cell: dict(by) for cell, by in exchange.receivers.items()} == {
         (0, 0): {0: (0,)},
         (1, 0): {1: (1,)},
@@ -79,24 +79,24 @@ def test_exchanges_worked_out_by_hand(tmp_path):
 
 def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
     """Each node holds a replica of everything, so nothing is exchanged."""
-    plan, visibility = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
-    assert exchanges_of(plan, assign(plan, range(4), 4), visibility) == []
-    work, exchanges = _transfers_of(3, plan, assign(plan, range(4), 4), visibility)
+    plan, reach = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
+    assert exchanges_of(plan, assign(plan, range(4), 4), reach) == []
+    work, exchanges = _transfers_of(3, plan, assign(plan, range(4), 4), reach)
     assert not exchanges
     assert {rank for transfer in work for rank in transfer.readers.values()} <= {2, 3}
 
 
 def test_one_process_of_a_node_passes_on_what_others_want(tmp_path):
-    plan, visibility = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
+    plan, reach = of(tmp_path, ([2], ROW), ([4], WHOLE)), spread(2, 2, each=2)
     assignment = [[SliceRange(rank, 0, 1)] for rank in range(4)]
-    (exchange,) = exchanges_of(plan, assignment, visibility)
+    (exchange,) = exchanges_of(plan, assignment, reach)
     every = routes_of(exchange)
     crossing = [
         (sender, receiver, piece)
         for sender, own in every.items()
         for receiver, pieces in own.sends.items()
         for piece in pieces
-        if visibility.node[sender] != visibility.node[receiver]
+        if reach.node[sender] != reach.node[receiver]
     ]
     assert len(crossing) == 2  # each half crosses once
     assert len({piece for *_, piece in crossing}) == 2
@@ -108,8 +108,8 @@ def test_own_work_comes_in_between_what_is_read_for_others(tmp_path):
     names = tuple(f"w{n}" for n in range(8))
     plan = of(tmp_path, ([1], WHOLE), ([1], WHOLE), names)
     assignment = [[SliceRange(0, 0, 4)], [SliceRange(0, 4, 8)]]
-    visibility = Visibility((0, 1), (frozenset({0}), frozenset()))
-    work, exchanges = _transfers_of(0, plan, assignment, visibility)
+    reach = Reach((0, 1), (frozenset({0}), frozenset()))
+    work, exchanges = _transfers_of(0, plan, assignment, reach)
     assert exchanges
     assert [bool(transfer.targets) for transfer in work] == [True, False] * 4
 
@@ -131,9 +131,9 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
         frozenset(r for r, h in enumerate(home) if h == n or rng.random() < 0.2)
         for n in range(max(node) + 1)
     )
-    visibility, always = Visibility(node, seen), rng.random() < 0.3
+    reach, always = Reach(node, seen), rng.random() < 0.3
     assignment = assign(plan, range(ranks[1]), len(node))
-    for exchange in exchanges_of(plan, assignment, visibility, TWO_PHASE if always else AUTO):
+    for exchange in exchanges_of(plan, assignment, reach, TWO_PHASE if always else AUTO):
         had = {}
         for process, own in routes_of(exchange).items():
             for piece in own.own:
@@ -148,7 +148,7 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
             ):
                 assert len(had[process, (at, cell)]) == 1
                 reader, rank = exchange.senders[at][process]
-                assert rank in visibility.of(reader)
+                assert rank in reach.of(reader)
         if always:
             readers = {at: {p for p, _ in by.values()} for at, by in exchange.senders.items()}
             assert all(len(processes) == 1 for processes in readers.values())
@@ -194,9 +194,9 @@ def test_large_pieces_are_assigned_so_that_all_are_as_far_at_any_time():
 def test_reading_is_counted_by_node(tmp_path):
     """One file of 24 rows, wanted by 4 columns on 2 nodes: both read all rows, or one does."""
     plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
-    visibility = Visibility((0, 0, 1, 1), (frozenset({0}),) * 2)
+    reach = Reach((0, 0, 1, 1), (frozenset({0}),) * 2)
     found = estimate_all(
-        plan, [[SliceRange(rank, 0, 1)] for rank in range(4)], visibility, READ_METHODS["auto"]
+        plan, [[SliceRange(rank, 0, 1)] for rank in range(4)], reach, READ_METHODS["auto"]
     )
     whole = 24 * 24 * 4
     assert (found.separate, found.once) == (Volume(2 * whole, 2), Volume(whole, 1))
@@ -206,10 +206,10 @@ def test_reading_is_counted_by_node(tmp_path):
 def test_who_passes_on_what_a_node_wants_whole_takes_turns(tmp_path):
     """Six parameters, all on the first node, are wanted by all four processes of the second."""
     plan = of(tmp_path, ([1], WHOLE), ([4], WHOLE), tuple("abcdef"))
-    visibility = Visibility((0, 1, 1, 1, 1), (frozenset({0}), frozenset()))
+    reach = Reach((0, 1, 1, 1, 1), (frozenset({0}), frozenset()))
     assignment = [[], *([SliceRange(rank, 0, 6)] for rank in range(4))]
     first = []
-    for exchange in exchanges_of(plan, assignment, visibility):
+    for exchange in exchanges_of(plan, assignment, reach):
         sent = routes_of(exchange)[0].sends
         assert len(sent) == 1, "what crosses to a node crosses once"
         first += sent
@@ -221,11 +221,11 @@ def test_who_passes_on_what_a_node_wants_whole_takes_turns(tmp_path):
 )
 def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
-    visibility = Visibility((0, 0, 1, 1), (frozenset({0}),) * 2)
+    reach = Reach((0, 0, 1, 1), (frozenset({0}),) * 2)
     assignment = [[SliceRange(rank, 0, 1)] for rank in range(4)]
     costs = Costs(read=storage / 4, network=network)
     policy = ReadPolicy(READ_METHODS["auto"], costs, may_exchange=True)
-    assert bool(exchanges_of(plan, assignment, visibility, policy)) == exchanged
+    assert bool(exchanges_of(plan, assignment, reach, policy)) == exchanged
 
 
 @pytest.mark.parametrize(("overlap", "exchanged"), [(1.0, True), (0.0, False)])
@@ -246,16 +246,14 @@ def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
 
 
 def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
-    plan, visibility = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
-    assignment = assign_visible(
-        plan, range(2), Visibility((0, 1), (frozenset({0}), frozenset({1})))
-    )
+    plan, reach = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
+    assignment = assign_visible(plan, range(2), Reach((0, 1), (frozenset({0}), frozenset({1}))))
     costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
     found = simulate(
         plan,
         assignment,
-        visibility,
-        exchanges_of(plan, assignment, visibility),
+        reach,
+        exchanges_of(plan, assignment, reach),
         costs,
         READ_METHODS["auto"],
     )
@@ -309,12 +307,12 @@ def test_disks_of_nodes_are_read_evenly_and_no_byte_twice_on_one(tmp_path):
         {**dict.fromkeys(rows, (counts, rank_of, 0, 0)), **dict.fromkeys(whole, (counts, WHOLE, 0, 0))}
         for counts, rank_of in (([8], ROW), ([16], ROW))
     ]  # fmt: skip
-    plan, visibility = planner(tmp_path, *([one] for one in layouts), params), spread(4, 8, 4)
+    plan, reach = planner(tmp_path, *([one] for one in layouts), params), spread(4, 8, 4)
     assignment = [[plan.whole_file(rank)] for rank in (*range(8, 16), *range(8))]
     method = READ_METHODS["auto"]
-    requests = request_exchanges(plan, assignment, visibility, AUTO)
-    exchanges = assign_readers(requests, visibility)
-    found = simulate(plan, assignment, visibility, exchanges, Costs(), method)
+    requests = request_exchanges(plan, assignment, reach, AUTO)
+    exchanges = assign_readers(requests, reach)
+    found = simulate(plan, assignment, reach, exchanges, Costs(), method)
     read = [load.read for load in found.workloads]
     once, on_each = (
         sum(4 * params[name][0][0] * params[name][0][1] for name in some) for some in (rows, whole)

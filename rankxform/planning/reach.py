@@ -1,4 +1,4 @@
-"""Visibility: which processes can read which files."""
+"""Reach: which processes can read which files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Processes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Visibility:
+class Reach:
     """Which files each process can open, by its node.
 
     node: by process its node; files: by node the ids of the files that it can open. A file that
@@ -23,7 +23,7 @@ class Visibility:
     files: tuple[frozenset[int], ...]
 
     @classmethod
-    def full(cls, node: tuple[int, ...], files: Iterable[int]) -> Visibility:
+    def full(cls, node: tuple[int, ...], files: Iterable[int]) -> Reach:
         """Every node can open all `files`."""
         return cls(node, (frozenset(files),) * (max(node) + 1))
 
@@ -79,7 +79,7 @@ class Visibility:
     def partition(self, files: Iterable[int]) -> list[list[int]]:
         """Assign `files` evenly to processes that can open them.
 
-        >>> Visibility((0, 1), (frozenset({0, 1, 2}), frozenset({2}))).partition((0, 1, 2))
+        >>> Reach((0, 1), (frozenset({0, 1, 2}), frozenset({2}))).partition((0, 1, 2))
         [[0, 1], [2]]
         """
         parts: list[list[int]] = [[] for _ in self.node]

@@ -12,7 +12,7 @@ from functools import reduce
 from pathlib import Path
 
 from rankxform.errors import CheckpointError
-from rankxform.planning.visibility import Visibility
+from rankxform.planning.reach import Reach
 from rankxform.storage import identity
 from rankxform.storage.identity import Identity
 from rankxform.storage.store import Listing, storage_of, store_at
@@ -42,9 +42,9 @@ def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, fr
     return replace(there, searched=searched), frozenset(nodes.of[process] for process in same)
 
 
-def visibility_of(
+def reach_of(
     team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
-) -> tuple[Visibility, list[str]]:
+) -> tuple[Reach, list[str]]:
     """Find out which nodes have which of the chosen files; return also what deserves a notice.
 
     The nodes `same_as_node0` have what node 0 has. Raises CheckpointError where two nodes have
@@ -52,7 +52,7 @@ def visibility_of(
     """
     nodes = team.nodes
     if nodes.count == 1 or not any(storage_of(path).by_node for path in paths.values()):
-        return Visibility.full(nodes.of, paths), []
+        return Reach.full(nodes.of, paths), []
 
     def mine() -> dict[int, Identity]:
         if not nodes.is_leader(team.rank) or nodes.of[team.rank] in same_as_node0:
@@ -77,7 +77,7 @@ def visibility_of(
     gone = [rank for rank in paths if not any(rank in one for one in seen)]
     if gone:
         raise CheckpointError(f"{paths[gone[0]]}: there is no such file{searched_nodes(team)}")
-    return Visibility(nodes.of, tuple(map(frozenset, seen))), notices
+    return Reach(nodes.of, tuple(map(frozenset, seen))), notices
 
 
 def _compare(
