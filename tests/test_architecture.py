@@ -246,3 +246,63 @@ def identifiers(path):
 def test_no_name_is_a_retired_one():
     for path in files():
         assert not RETIRED & {*identifiers(path)}, path
+
+
+def imported_at_start(path):
+    """Yield the modules that a module imports when it is imported itself."""
+    here = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    tree = ast.parse(path.read_text())
+    later = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    later += [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]  # fmt: skip
+    skipped = {id(inner) for node in later for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in skipped:
+            base = here[: -node.level] if node.level else ()
+            module = (*base, *(node.module or "").split(".")) if node.module else base
+            yield ".".join(module)
+            yield from (".".join((*module, alias.name)) for alias in node.names)
+
+
+def test_modules_import_each_other_in_no_circle():
+    paths = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files()}  # fmt: skip
+    waiting = {name: {*imported_at_start(path)} & {*paths} - {name} for name, path in paths.items()}
+    while free := [name for name, needed in waiting.items() if not needed & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert not waiting, "each of these imports another, or is imported by such"
+
+
+CHANGING = ("add", "append", "extend", "insert", "pop", "remove", "setdefault", "update")
+
+
+def changed_names(function):
+    """Yield the names of what a function assigns items of, or calls to be changed."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global):
+            yield from node.names
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in CHANGING and isinstance(node.func.value, ast.Name):
+                yield node.func.value.id
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield from (one.id for one in [node.value] if isinstance(one, ast.Name))
+
+
+def names_bound(body):
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (one.id for one in targets if isinstance(one, ast.Name))
+
+
+def test_functions_change_nothing_that_modules_keep():
+    """Registries are filled when modules are imported, or from outside, and by no function.
+
+    Which locks a process holds is a fact of the process.
+    """
+    for path in files():
+        tree = ast.parse(path.read_text())
+        kept = {*names_bound(tree.body)} - {"_held"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                own = {*names_bound(ast.walk(node)), *(one.arg for one in node.args.args)}
+                changed = ({*changed_names(node)} - own) & kept
+                assert not changed, f"{path}: {node.name} changes {changed}"
