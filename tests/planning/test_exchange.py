@@ -10,6 +10,8 @@ import pytest
 
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import overlaps
+from rankxform.planning import plan as planning_plan
+from rankxform.planning import transfers
 from rankxform.planning.assign import Assigner, assign, assign_visible, balance
 from rankxform.planning.cost_model import Costs, IoEstimate, ReadPolicy, Volume, estimate_io
 from rankxform.planning.exchange import (
@@ -114,9 +116,8 @@ def test_own_work_comes_in_between_what_is_read_for_others(tmp_path):
     assert [bool(transfer.targets) for transfer in work] == [True, False] * 4
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
-    rng = random.Random(seed)
+def random_work(tmp_path, rng):
+    """Return a planner, the processes' slices and reach, and whether they always exchange."""
     kinds = [([m], t) for m in (1, 2, 3, 4, 6) for t in (ROW, COLUMN)] + [
         ([2, 3], ROW), ([3, 2], COLUMN), ([4], WHOLE), ([2, 2], ROW),
     ]  # fmt: skip
@@ -131,8 +132,13 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
         frozenset(r for r, h in enumerate(home) if h == n or rng.random() < 0.2)
         for n in range(max(node) + 1)
     )
-    reach, always = Reach(node, seen), rng.random() < 0.3
     assignment = assign(plan, range(ranks[1]), len(node))
+    return plan, assignment, Reach(node, seen), rng.random() < 0.3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
+    plan, assignment, reach, always = random_work(tmp_path, random.Random(seed))
     for exchange in exchanges_of(plan, assignment, reach, TWO_PHASE if always else AUTO):
         had = {}
         for process, own in routes_of(exchange).items():
@@ -152,6 +158,49 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
         if always:
             readers = {at: {p for p, _ in by.values()} for at, by in exchange.senders.items()}
             assert all(len(processes) == 1 for processes in readers.values())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_work_of_all_processes_makes_every_slice_once(seed, tmp_path):
+    plan, assignment, reach, always = random_work(tmp_path, random.Random(seed))
+    exchanges = exchanges_of(plan, assignment, reach, TWO_PHASE if always else AUTO)
+    made = []
+    for process, slices in enumerate(assignment):
+        work = transfers_of(process, plan.transfers(slices, reach.of(process)), exchanges)
+        for transfer in work:
+            for cell, ranks in transfer.targets.items():
+                made += [(transfer.parameter.name, cell, rank) for rank in ranks]
+    wanted = [
+        (name, plan.cell(layout, rank), rank)
+        for rank in range(plan.dst.ranks)
+        for name, layout in plan.names(rank).items()
+    ]
+    assert sorted(made) == sorted(wanted)
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_process_makes_transfers_for_itself_alone(exchanged, tmp_path, monkeypatch):
+    made = []
+
+    class Counted(transfers.Transfer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    for module in (transfers, planning_plan):
+        monkeypatch.setattr(module, "Transfer", Counted)
+    plan = of(tmp_path, ([8], ROW), ([8], COLUMN), ("a", "b", "c"))
+    assignment = assign(plan, range(8), 4)
+    reach = Reach.full((0, 0, 1, 1), range(8))
+    exchanges = exchanges_of(plan, assignment, reach, TWO_PHASE if exchanged else AUTO)
+    assert not made and bool(exchanges) is exchanged
+    work = transfers_of(1, plan.transfers(assignment[1]), exchanges)
+    slices = sum(one.stop - one.first for one in assignment[1])
+    assert sum(len(one.targets) for one in work) == slices < 24
+    own = {plan.slices(one.rank)[at][0].name for one in assignment[1]
+           for at in range(one.first, one.stop)}  # fmt: skip
+    in_exchanges = sum(exchange.part(1) is not None for exchange in exchanges)
+    assert len(made) == len(own) + 2 * in_exchanges, "each by itself, and as a part, here too"
 
 
 @pytest.mark.parametrize("seed", range(20))
