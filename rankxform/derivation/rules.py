@@ -5,6 +5,9 @@ A rule may say four things of a parameter: the mesh and spec by which it is shar
 it is, and how its shape goes with the others'. The first matching rule that says a thing is used.
 """
 
+# Networks change their `shard()` calls between versions, so a preset is held against the source:
+# it must know every name, and agree on every axis that is longer than 1.
+
 from __future__ import annotations
 
 import re

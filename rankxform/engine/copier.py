@@ -70,6 +70,8 @@ class Copier:
         if step is None:
             converter(parameter.src_dtype, parameter.dtype)(into, out)
             return
+        # in blocks that stay in the cache; products and factors are exact to half an ulp of the
+        # result
         rows = max(1, _BLOCK // max(1, out[:1].size)) if out.ndim else 1
         for at in range(0, len(out), rows):
             part = out[at : at + rows]

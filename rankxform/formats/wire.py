@@ -5,6 +5,9 @@ Encoding: https://protobuf.dev/programming-guides/encoding. A field is a varint 
 many bytes (2), or 4 bytes (5). Groups (3, 4) do not occur.
 """
 
+# No protobuf runtime: offsets are needed, files exceed what one can hold, and a few hundred bytes
+# of each parameter are enough. Lengths are checked before anything is allocated.
+
 from __future__ import annotations
 
 from collections.abc import Iterator

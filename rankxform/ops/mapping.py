@@ -4,6 +4,10 @@ A table (`rankxform.formats.map_toml`) and the sizes in config.json say which te
 has, with their shapes; all of them are compared with the checkpoint's before anything is planned.
 """
 
+# A table says only how the one tensor of a rule is made of its parts: the other direction inverts
+# the pieces. Names are worked out from the sizes, not matched by patterns, so that what is
+# missing or too much is known by name.
+
 from __future__ import annotations
 
 import re

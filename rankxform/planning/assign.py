@@ -24,6 +24,9 @@ from .read_method import AUTO, READ_METHODS
 from .reads import ReadCounter
 from .transfers import SliceRange
 
+# An assignment costs what its busiest process reads and writes. The simpler one stays unless
+# another is cheaper by this: where each process would read most of what the others read (one file
+# sharded into eight by columns), every one takes a run of the parameters in all files instead.
 _TOLERANCE = 1.08
 """A simpler assignment is kept if it costs at most this many times as much as a better one."""
 

@@ -17,6 +17,8 @@ def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
     of equal bytes as there are copies, so that each file is read in long stretches: what is skipped
     in between would be read ahead by the system for nothing.
     """
+    # Runs need no search and are even. (Changing files with every parameter read twice as much from
+    # a cold disk.)
     kinds: dict[Placement, list[Parameter]] = {}
     for p in parameters:
         assert isinstance(p.sharding, Sharding), "a tensor of the catalog lies in the files"

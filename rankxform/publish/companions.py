@@ -4,6 +4,9 @@ They are the last to appear, and the first to go when files are replaced: withou
 takes a folder for complete that is not.
 """
 
+# What a stopped run had replaced is noted in its job, so that the next one removes what is left
+# of it.
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,5 +1,9 @@
 """What one process has written into a target, as far as it is on the device."""
 
+# State is on the device and never in a signal's handler: what a journal says is synced before it is
+# said, and after a sync that failed nothing more is. Each line carries a digest of itself; from a
+# damaged one on, all are dropped. To continue is to subtract what journals prove.
+
 from __future__ import annotations
 
 from collections.abc import Mapping

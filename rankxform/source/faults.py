@@ -1,5 +1,8 @@
 """What a checkpoint says of its files, compared with their headers."""
 
+# A checkpoint that describes itself is believed only where its files agree. What is listed and
+# absent, present twice, or present and unlisted is a fault, because each has two meanings.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

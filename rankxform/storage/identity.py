@@ -1,5 +1,9 @@
 """What tells files and folders of several nodes apart, or that they are the same."""
 
+# Device and inode, never names, say that two paths are one file: a bind mount or a hard link of the
+# source is the source. Between hosts device numbers differ, and on a node's own disk inode numbers
+# mean nothing, and two files may be written within one tick of the clock: so bytes are sampled too.
+
 from __future__ import annotations
 
 import os

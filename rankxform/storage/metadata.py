@@ -1,5 +1,8 @@
 """A metadata.json of Checkpoint 2.0 as a strategy, and a plan as a metadata.json."""
 
+# That of DeepSeek-V3 on 1,024 ranks has 210 MB, of which most repeats: one member after the other
+# is decoded, equal values are kept once, and 0.4 MB are broadcast.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -4,6 +4,9 @@ The second file then takes neither time nor space. Only whole blocks can be shar
 both files have the bytes at the same place of a block.
 """
 
+# Hence a safetensors header of a file of a megabyte or more is padded until content begins where
+# the source's does. With --verify nothing is shared, because that sums what is in memory.
+
 from __future__ import annotations
 
 import errno

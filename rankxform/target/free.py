@@ -1,5 +1,9 @@
 """Whether a destination is free: what is written there harms no source and no other checkpoint."""
 
+# Checkpoint files that rankxform did not write, where it has written nothing yet, mean one of two
+# things: SRC and DST were exchanged, or files are to be put beside others. Both are for the user
+# to say.
+
 from __future__ import annotations
 
 import re

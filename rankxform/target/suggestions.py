@@ -1,5 +1,9 @@
 """What else than the given strategies may be meant, where a check fails."""
 
+# A guess never goes before a fact that it may hide, and is looked for only where a check fails.
+# Ranks beyond the strategy make it likelier than the check's own words, and it is said first;
+# fewer ranks may be lost ones, and it is said last.
+
 from __future__ import annotations
 
 from collections.abc import Iterator

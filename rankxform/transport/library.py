@@ -1,5 +1,9 @@
 """The MPI library of this Python, before it is initialized."""
 
+# mpi4py is imported where the environment shows a launcher, or a communicator is passed, and the
+# library is asked for its version before it is initialized: one of another family than the launcher
+# would abort, or leave each process alone.
+
 from __future__ import annotations
 
 import os

@@ -56,6 +56,7 @@ class PointToPoint:
                 self._counts[1, peer, tag] += 1
         self._in = [one for one in self._in if one[2]]
 
+    # After a failure an application's communicator, and MPI_Finalize, must find nothing unmatched.
     def drain(self) -> None:
         """Receive and drop all messages that are still in flight. Collective.
 

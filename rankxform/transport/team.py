@@ -1,5 +1,10 @@
 """The processes of a run, as the job sees them; and the team of one."""
 
+# All fail together: what can fail happens inside `agree`, `bcast`, `allgather` or `work`, and the
+# message of the lowest process that failed is raised on all, so that none waits for another. In
+# `work` reductions run beside the work, so that a failure stops the others within a moment. An
+# exception outside of these ends the job by MPI_Abort.
+
 from __future__ import annotations
 
 import os
