@@ -16,17 +16,19 @@ FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning deri
           engine publish source test_architecture.py test_docs.py test_inspection.py test_load.py)
 
 # The tests that start mpirun; single processes know nothing of an MPI library, and run beside each other.
-STARTING = tests/mpi tests/cli tests/hosts $(addprefix tests/trust/,test_integrity.py test_replicas.py \
-          test_signals.py test_verify.py)
+STARTING = tests/mpi tests/cli $(addprefix tests/trust/,test_integrity.py test_replicas.py test_signals.py \
+          test_verify.py)
 KILLS    = tests/trust/test_kills.py
 WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
-ALONE    = $(addprefix --ignore=,$(STARTING)) --deselect $(KILLS)::test_random_kills_under_mpirun
+ALONE    = $(addprefix --ignore=,$(STARTING) tests/hosts) --deselect $(KILLS)::test_random_kills_under_mpirun
 # What they compare, bytes of forms and maps and pages, does not depend on the MPI library.
 SAME_ANYWHERE = $(addprefix --ignore=tests/,mpi/test_forms.py mpi/test_maps.py mpi/test_operations.py \
           cli/test_json.py cli/test_page.py hosts/test_forms.py)
 JOBS    ?= 2
+# Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
+TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
 
-.PHONY: demo check test lint unit test-openmpi docs site clean
+.PHONY: demo check test lint unit test-openmpi mpich mpich-hosts openmpi openmpi-hosts docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -43,10 +45,22 @@ lint: $(VENV)/check-installed
 
 unit: $(VENV)/test-installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(ALONE)
-	$(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
+	$(TWO) mpich mpich-hosts
 
 test-openmpi: $(OPENMPI_VENV)/test-installed
+	$(TWO) openmpi openmpi-hosts
+
+mpich:
+	$(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
+
+mpich-hosts:
+	$(VENV)/bin/python -m pytest -q tests/hosts
+
+openmpi:
 	$(OPENMPI_VENV)/bin/python -m pytest -q $(WITH_MPIRUN) $(SAME_ANYWHERE)
+
+openmpi-hosts:
+	$(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts $(SAME_ANYWHERE)
 
 docs: $(VENV)/check-installed
 	$(VENV)/bin/python docs/generate.py
