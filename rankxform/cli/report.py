@@ -61,17 +61,17 @@ def header(source: Source, target: Target, processes: int) -> str:
     )
 
 
-def _found(files: Source) -> str:
-    description = files.selected.description
+def _found(source: Source) -> str:
+    description = source.selected.description
     if description is None:
-        return count(len(files.indexes), "rank")
-    ranks = len({description.ranks[file] for file in files.indexes if file in description.ranks})
-    found = f"{files.form.title}, {count(len(files.indexes), 'file')}"
+        return count(len(source.indexes), "rank")
+    ranks = len({description.ranks[file] for file in source.indexes if file in description.ranks})
+    found = f"{source.form.title}, {count(len(source.indexes), 'file')}"
     return found + (f" of {count(ranks, 'rank')}" if ranks > 1 else "")
 
 
-def _step(files: Source) -> str:
-    step = files.selected.step
+def _step(source: Source) -> str:
+    step = source.selected.step
     if not step:
         return ""
     if len(step) == 1:

@@ -12,7 +12,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import TEXT, content_bytes
 from rankxform.storage.posix import Buffer
-from rankxform.storage.sharing import Position
+from rankxform.storage.reflink import Position
 
 from .convert import moved_type
 

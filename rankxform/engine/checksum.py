@@ -244,11 +244,11 @@ class IntegrityChecker:
         self._before[id(transfer)] = total
 
     def put(self, transfer: Transfer, work: TileWork, repeat: int, number: int) -> None:
-        """Add what was assembled for the tile's store of this number."""
+        """Add what was assembled for the tile's write of this number."""
         if not work.targets:  # slices without elements
             return
         found = self._sum(transfer, work, repeat, work.targets[number])
-        cell, sums = work.stores[number].cell, self._after.setdefault(id(transfer), {})
+        cell, sums = work.writes[number].cell, self._after.setdefault(id(transfer), {})
         sums[cell] = sums.get(cell, 0) + found
 
     def append_checksum(self, message: Buffer, name: str) -> None:

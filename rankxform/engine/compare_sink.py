@@ -11,7 +11,7 @@ from rankxform.formats.base import Index
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.storage.posix import Buffer
-from rankxform.storage.sharing import Position
+from rankxform.storage.reflink import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
@@ -44,7 +44,7 @@ class Expected:
     box: Box
 
 
-class Comparison:
+class ComparingSink:
     """One destination file, compared with what is put."""
 
     def __init__(self, rank: int, file: Sources, index: Index, slices: Mapping[str, Expected]):

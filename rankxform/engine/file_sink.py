@@ -17,7 +17,7 @@ from rankxform.storage.posix import (
     start_writing,
     write_from,
 )
-from rankxform.storage.sharing import Position, share, shared_part
+from rankxform.storage.reflink import Position, share, shared_part
 from rankxform.values import dataclass
 
 _PAGE = 4096

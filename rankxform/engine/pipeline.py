@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
-from rankxform.storage.sharing import Position
+from rankxform.storage.reflink import Position
 from rankxform.storage.sources import Sources
 from rankxform.values import dataclass
 
@@ -205,17 +205,17 @@ class Pipeline:
         self._store(transfer, work, repeat)
 
     def _pass_on(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
-        """Carry out a tile of which each store is what one fetch reads: share blocks or copy."""
+        """Carry out a tile of which each write is what one fetch reads: share blocks or copy."""
         self._repeats.forget()
         parameter, done, sources = transfer.parameter, 0, self._sources
         name = parameter.name
-        for fetch, store in work.direct:
+        for fetch, write in work.direct:
             began = perf_counter()
             file = transfer.readers[fetch.cell]
             src_name = parameter.entry(fetch.cell, file)
-            first, start = fetch.start + repeat * fetch.step, store.start + repeat * store.step
-            place, nbytes = sources.place(file, src_name, first), len(store.data)
-            sinks = [self._sinks[rank] for rank in transfer.targets[store.cell]]
+            first, start = fetch.start + repeat * fetch.step, write.start + repeat * write.step
+            place, nbytes = sources.place(file, src_name, first), len(write.data)
+            sinks = [self._sinks[rank] for rank in transfer.targets[write.cell]]
             left = [one for one in sinks if not (place and one.share(name, start, place, nbytes))]
             shared = perf_counter()
             if left:
@@ -224,7 +224,7 @@ class Pipeline:
                 sources.nbytes += nbytes
             read = perf_counter()
             for sink in left:
-                sink.put(name, start, store.data)
+                sink.put(name, start, write.data)
             self.seconds["read"] += read - shared
             self.seconds["write"] += shared - began + perf_counter() - read
             done += nbytes * len(sinks)
@@ -308,7 +308,7 @@ class Pipeline:
         before = perf_counter()
         copying = writing = 0.0
         done = 0
-        for number, (cell, start, step, data, copies, places) in enumerate(work.stores):
+        for number, (cell, start, step, data, copies, places) in enumerate(work.writes):
             self._copy(transfer.parameter, work.convert, copies, places)
             if checker:
                 checker.put(transfer, work, repeat, number)

@@ -33,7 +33,7 @@ from rankxform.storage.posix import Buffer
 
 from .arena import ALIGN, Region, offset, typed, views
 from .convert import converter, word_type
-from .tile_work import Fetch, Messages, Store, TileWork
+from .tile_work import Fetch, Messages, TileWork, Write
 
 SMALL_TILE = 4 << 20
 _CONVERTED_TILE = 1 << 20
@@ -192,14 +192,14 @@ class Schedule:
         self._arena, self._used = arena, 0
         if not alike.first.size:
             nothing = arena[:0].data
-            return TileWork(1, (), [Store(cell, 0, 0, nothing, ()) for cell in self._empty])
+            return TileWork(1, (), [Write(cell, 0, 0, nothing, ()) for cell in self._empty])
         fetches: list[Fetch] = []
         held: dict[Any, Region] = {
             cell: self._fetch(cell, need, alike, fetches)
             for cell, need in self._sources.over(alike.first)
         }
         messages = None if self._is_local else self._messages(alike.first, held)
-        stores, targets = [], []
+        writes, targets = [], []
         read: list[Region] = []
         behind = self._used
         for cell, target in self._stored(alike.first, held):
@@ -207,12 +207,12 @@ class Schedule:
             region, copies, places, sources = self._assemble(cell, target, held)
             box = self._targets[cell]
             start, step = offset(target, box, self._item), self._step(alike, box, self._item)
-            stores.append(Store(cell, start, step, region.data.data, copies, places))
+            writes.append(Write(cell, start, step, region.data.data, copies, places))
             targets.append(region)
             read += sources
-        direct = _direct(fetches, held, stores, targets) if self._is_local else ()
+        direct = _direct(fetches, held, writes, targets) if self._is_local else ()
         return TileWork(
-            alike.count, fetches, stores, self._read_for(read), targets, alike.axis, alike.step,
+            alike.count, fetches, writes, self._read_for(read), targets, alike.axis, alike.step,
             messages, self._convert, id(arena) if self.picks else 0, direct,
         )  # fmt: skip
 
@@ -351,24 +351,24 @@ class Schedule:
 def _direct(
     fetches: Sequence[Fetch],
     held: Mapping[Any, Region],
-    stores: Sequence[Store],
+    writes: Sequence[Write],
     targets: Sequence[Region],
-) -> Sequence[tuple[Fetch, Store]]:
-    """Return for each store the fetch that reads all of it, if there is one for every store.
+) -> Sequence[tuple[Fetch, Write]]:
+    """Return for each write the fetch that reads all of it, if there is one for every write.
 
-    Not for small ones, which are gathered into large writes.
+    Not for small ones, which are gathered into large ones.
     """
-    if any(len(store.data) < _LEAST_DIRECT for store in stores):
+    if any(len(write.data) < _LEAST_DIRECT for write in writes):
         return ()
-    if len(fetches) != len(held) or any(store.copies for store in stores):
+    if len(fetches) != len(held) or any(write.copies for write in writes):
         return ()
     read = {id(held[fetch.cell].data): fetch for fetch in fetches if not fetch.run}
     pairs = [
-        (read[id(region.data)], store)
-        for store, region in zip(stores, targets)
+        (read[id(region.data)], write)
+        for write, region in zip(writes, targets)
         if id(region.data) in read
     ]
-    return pairs if len(pairs) == len(stores) else ()
+    return pairs if len(pairs) == len(writes) else ()
 
 
 def _in_one(sources: list[Region]) -> list[Region]:

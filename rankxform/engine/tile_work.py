@@ -34,7 +34,7 @@ class Fetch(NamedTuple):
     stride: int = 0
 
 
-class Store(NamedTuple):
+class Write(NamedTuple):
     """A write to destination `cell` from content byte `start` on, `step` bytes further with every
     repetition: `data` in the arena, once `copies` have assembled it. places: of each copy, which
     source elements it takes, where steps change them."""
@@ -68,7 +68,7 @@ class Messages:
 class TileWork:
     """What is done for one tile of a parameter, and `count` - 1 times more further on.
 
-    All `stores` are assembled one after another in the same memory, which therefore stays in the
+    All `writes` are assembled one after another in the same memory, which therefore stays in the
     cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
     the sources' parts tile what the targets tile. They are those of the first tile, and move on by
     `step` elements of `axis` with every repetition. messages: None of a local transfer. convert:
@@ -79,7 +79,7 @@ class TileWork:
 
     count: int
     fetches: Sequence[Fetch]
-    stores: Sequence[Store]
+    writes: Sequence[Write]
     sources: Sequence[Region] = ()
     targets: Sequence[Region] = ()
     axis: int = 0
@@ -87,7 +87,7 @@ class TileWork:
     messages: Messages | None = None
     convert: Convert | None = None
     arena: int = 0
-    direct: Sequence[tuple[Fetch, Store]] = ()
+    direct: Sequence[tuple[Fetch, Write]] = ()
 
     def at(self, repeat: int, box: Box) -> Box:
         """Return where a box of the first tile is in the repetition of this number."""

@@ -154,7 +154,7 @@ def file_order(container: Format) -> Callable[[Parameter], Any]:
 
 def choose_policy(
     request: Request,
-    files: Source,
+    source: Source,
     planner: Planner,
     assignment: Assignment,
     separate: Sequence[Transfer],
@@ -167,7 +167,7 @@ def choose_policy(
     team has, they are taken to be on one node. separate: the transfers of this process, or some of
     them, if each process reads for itself. Collective; the same on every process.
     """
-    reach, method = files.reach, READ_METHODS[request.read_method]
+    reach, method = source.reach, READ_METHODS[request.read_method]
     policy = ReadPolicy(method, request.costs)
     imagined = request.shapes is not None and request.costs is None
     if request.read_method != AUTO or imagined:
@@ -178,7 +178,7 @@ def choose_policy(
         return policy, []
     costs, speeds = request.costs, list[float]()
     if costs is None:
-        costs, speeds = measured(files, team, network=exchanges)
+        costs, speeds = measured(source, team, network=exchanges)
     return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
 
 
@@ -194,11 +194,11 @@ def _repeats(planner: Planner, assignment: Assignment, reach: Reach) -> bool:
     return found.separate.nbytes > _WORTH_A_LOOK * found.once.nbytes
 
 
-def _measured_speeds(files: Source, team: Team) -> list[float]:
+def _measured_speeds(source: Source, team: Team) -> list[float]:
     """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
-    own = min(files.reach.of(team.rank), default=None)
+    own = min(source.reach.of(team.rank), default=None)
     return team.allgather(
-        lambda: reading_for(files.paths[own], _READING_SECONDS) if own is not None else 0.0
+        lambda: reading_for(source.paths[own], _READING_SECONDS) if own is not None else 0.0
     )
 
 
@@ -215,13 +215,13 @@ def _significant(speeds: Sequence[float]) -> list[float]:
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
-def measured(files: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
+def measured(source: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
     """Read a little on every process, and, with `network`, send and copy a little. Collective.
 
     With `network`, all processes must see all of the source. Also how fast each process reads, in
     bytes a second; 0 if it sees no file.
     """
-    path, place = _sample_of(files.paths, sorted(files.reach.of(team.rank)), team)
+    path, place = _sample_of(source.paths, sorted(source.reach.of(team.rank)), team)
     team.barrier()  # so that all read at the same time
     with ReadTimer(path, place) if path else nullcontext() as timer:
         found = team.allgather(

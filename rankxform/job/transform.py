@@ -13,8 +13,16 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.publish.write import write_parts
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage.posix import OnProgress, create, is_same, make_folder, own_name, remove, sync
-from rankxform.storage.posix import publish as give_name
+from rankxform.storage.posix import (
+    OnProgress,
+    create,
+    give_name,
+    is_same,
+    make_folder,
+    own_name,
+    remove,
+    sync,
+)
 from rankxform.target.aim import aim, prepare
 from rankxform.target.asked import read_request
 from rankxform.target.asked_source import open_asked

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from posixpath import basename
 
-from rankxform.engine.compare_sink import Comparison, Difference, Expected
+from rankxform.engine.compare_sink import ComparingSink, Difference, Expected
 from rankxform.engine.pipeline import execute
 from rankxform.planning.assign import Assignment, assign_visible
 from rankxform.planning.exchange import WorkPlan
@@ -94,7 +94,7 @@ def compare(
     def own(on_progress: OnProgress) -> tuple[int, list[Difference]]:
         with Sources(there.paths, there.indexes) as destination:
             sinks = {
-                file: Comparison(
+                file: ComparingSink(
                     file, destination, there.indexes[file], _expected(target.planner, file)
                 )
                 for file in mine

@@ -60,7 +60,7 @@ Step = LowRank | Dequantize
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceTensor:
     """A source tensor, by its name in the files; its type there, and its full shape.
 
     dtype: the type of its elements when the step is done.
@@ -85,7 +85,7 @@ class Tensor:
     name: str
     dtype: str
     shape: Shape
-    sources: tuple[Source, ...]
+    sources: tuple[SourceTensor, ...]
     assembly: Assembly | None = None
     dropped: str = ""
     keeps_dtype: bool = False
@@ -95,7 +95,7 @@ class Tensor:
     @classmethod
     def of(cls, name: str, dtype: str = "", shape: Shape = ()) -> Tensor:
         """Return a source tensor as it is."""
-        return cls(name, dtype, shape, (Source(name, dtype, shape),))
+        return cls(name, dtype, shape, (SourceTensor(name, dtype, shape),))
 
     @property
     def made_of(self) -> Assembly:

@@ -9,7 +9,7 @@ from typing import Any
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import FLOAT8
 
-from .base import Composition, Dequantize, Source, Tensor
+from .base import Composition, Dequantize, SourceTensor, Tensor
 
 SCALES = "_scale_inv"
 """What is behind a matrix's name in the name of its factors."""
@@ -59,7 +59,7 @@ class Dequantized(Composition):
             )
         (source,) = one.sources
         step = Dequantize(scales.sources[0].name, self._block)
-        made = Source(source.name, source.src_dtype, source.shape, step, RESULT)
+        made = SourceTensor(source.name, source.src_dtype, source.shape, step, RESULT)
         return replace(one, dtype=RESULT, sources=(made,))
 
 

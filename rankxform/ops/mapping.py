@@ -30,7 +30,7 @@ from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleav
 from rankxform.layout.names import summarize_names
 from rankxform.values import dataclass
 
-from .base import Composition, Source, Tensor
+from .base import Composition, SourceTensor, Tensor
 from .sizes import Sizes
 
 _PLACE = re.compile(r"\{([^{}]+)\}")
@@ -317,9 +317,13 @@ class NameMap(Composition):
 
     def taken_apart(self, link: Link, dtype: str) -> list[Tensor]:
         """Return the parts of a link, made of its one tensor."""
-        return self._taken_apart(link, dtype, (Source(link.whole, dtype, link.assembly.shape),))
+        return self._taken_apart(
+            link, dtype, (SourceTensor(link.whole, dtype, link.assembly.shape),)
+        )
 
-    def _taken_apart(self, link: Link, dtype: str, sources: tuple[Source, ...]) -> list[Tensor]:
+    def _taken_apart(
+        self, link: Link, dtype: str, sources: tuple[SourceTensor, ...]
+    ) -> list[Tensor]:
         key = id(link.assembly)
         if key not in self._inverses:
             self._inverses[key] = inverses(link.assembly, link.shapes)

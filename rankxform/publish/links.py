@@ -10,7 +10,7 @@ from pathlib import Path
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError
 from rankxform.storage.posix import create, make_folder, own_name, remove, sync
-from rankxform.storage.sharing import CANNOT
+from rankxform.storage.reflink import CANNOT
 
 NONE, REFLINK, HARD = "none", "reflink", "hard"
 LINKS = (REFLINK, HARD, NONE)

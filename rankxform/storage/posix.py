@@ -336,7 +336,7 @@ def sync(path: Path) -> None:
         raise StorageError.of(error, path, "sync") from error
 
 
-def publish(part: Path, final: Path, *, durable: bool) -> None:
+def give_name(part: Path, final: Path, *, durable: bool) -> None:
     """Give a complete file its final name, in one step."""
     try:
         os.replace(part, final)
@@ -366,7 +366,7 @@ def write_small(
         _write_all(part, data)
         if durable:
             sync(part)
-        publish(part, path, durable=durable)
+        give_name(part, path, durable=durable)
     except BaseException:
         remove(part)
         raise

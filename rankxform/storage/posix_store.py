@@ -20,7 +20,7 @@ from .posix import (
     sparse_descriptors,
     status_of,
 )
-from .sharing import Position
+from .reflink import Position
 from .store import (
     FILE,
     FOLDER,

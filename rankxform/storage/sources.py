@@ -10,7 +10,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index, locate
 
 from .posix import Buffer
-from .sharing import Position
+from .reflink import Position
 from .store import Ranges, storage_of
 
 

@@ -20,7 +20,7 @@ from rankxform.formats.base import ReadAt
 from rankxform.values import dataclass
 
 from .posix import Buffer
-from .sharing import Position
+from .reflink import Position
 
 NOTHING, FILE, FOLDER = "nothing", "file", "folder"
 RANK = "{rank}"

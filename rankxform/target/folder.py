@@ -26,7 +26,7 @@ from rankxform.publish.target import TargetFolder
 from rankxform.publish.write import write_parts
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage.posix import OnProgress, create, make_folder, publish, remove, sync
+from rankxform.storage.posix import OnProgress, create, give_name, make_folder, remove, sync
 from rankxform.transport import Team
 from rankxform.transport.team import quiet
 from rankxform.values import dataclass
@@ -292,7 +292,7 @@ class Folder:
             for final in output.output_paths:
                 found, noted = self._facts(output, final, seen[file]), facts[final]
                 _check_part(part_of(final), found, noted["inode"], noted["size"])
-                publish(part_of(final), final, durable=self.request.fsync)
+                give_name(part_of(final), final, durable=self.request.fsync)
 
     def _finish(self) -> None:
         """Write the folder's manifest, on its first process.

@@ -53,14 +53,14 @@ def _adapter(adapter: Source) -> dict[str, Any]:
     }
 
 
-def _files(files: Source, folder: str) -> dict[str, Any]:
+def _files(source: Source, folder: str) -> dict[str, Any]:
     return {
         str(file): {
-            "file": _below(files.paths[file], folder),
+            "file": _below(source.paths[file], folder),
             "size": index.size,
             "modified": index.modified,
         }
-        for file, index in files.indexes.items()
+        for file, index in source.indexes.items()
     }
 
 

@@ -28,16 +28,16 @@ def place(tmp_path, request):
 
 def stop_publishing(monkeypatch, after):
     """Make a run stop when it has given so many files their names, once."""
-    real, left = destination.publish, [after]
+    real, left = destination.give_name, [after]
 
-    def publish(part, final, *, durable):
+    def give_name(part, final, *, durable):
         left[0] -= 1
         if left[0] < 0:
-            monkeypatch.setattr(destination, "publish", real)
+            monkeypatch.setattr(destination, "give_name", real)
             raise rankxform.StoppedError("stopped by a test")
         real(part, final, durable=durable)
 
-    monkeypatch.setattr(destination, "publish", publish)
+    monkeypatch.setattr(destination, "give_name", give_name)
 
 
 def stopped(place, **options):

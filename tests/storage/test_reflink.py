@@ -8,7 +8,7 @@ import os
 import pytest
 
 from rankxform.formats.base import BLOCK
-from rankxform.storage.sharing import share, shared_part
+from rankxform.storage.reflink import share, shared_part
 
 
 @pytest.mark.parametrize("start", [0, 8, 4088, 5000])
