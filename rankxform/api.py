@@ -19,7 +19,6 @@ from rankxform import inspection
 from rankxform.errors import (
     RankxformError,
     RankxformWarning,
-    StorageError,
     UsageError,
     storage_errors,
 )
@@ -236,11 +235,8 @@ def derive(
 
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
-    path = Path(target)
-    if path.exists() and not overwrite:
-        raise StorageError(f"{path}: is already there; remove it, or pass overwrite=True")
     with storage_errors():
-        strategies.merge(Path(folder), path)
+        strategies.merge(Path(folder), Path(target), overwrite=overwrite)
 
 
 def inspect(path: PathLike) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _file(place: str, pattern: str) -> Found:
     if path.is_dir():
         return None
     if not path.is_file():
-        raise UsageError(f"{path}: is no file and no folder")
+        raise UsageError(f"{path}: is neither a file nor a folder")
     if strategies.is_strategy(path):
         return _strategy(path)
     if path.suffix != ".json":

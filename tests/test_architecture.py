@@ -24,7 +24,6 @@ APART = {
     "transport": ("geometry", "layout", "formats"),
     "derivation": ("transport", "ops", "planning"),
     "inspection": ("job",),
-    "job": ("inspection", "api"),
     "cli": ("api", "mindspore"),  # beside the API, never through it
     "mindspore": ("inspection",),
 }

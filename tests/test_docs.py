@@ -167,7 +167,9 @@ def test_keywords_are_the_table():
 def stories():
     """The functions that docs/design.md shows, with the file that each stands in."""
     text = (ROOT / "docs" / "design.md").read_text()
-    return re.findall(r"(?ms)^`(job/\w+\.py)`:\n\n```python\n(def (\w+)\(.*?)\n```$", text)
+    return re.findall(
+        r"(?ms)^`(job/\w+\.py|inspection\.py)`:\n\n```python\n(def (\w+)\(.*?)\n```$", text
+    )
 
 
 @pytest.mark.parametrize(("file", "shown", "name"), stories())
@@ -179,13 +181,25 @@ def test_a_story_stands_in_the_documentation_as_in_the_code(file, shown, name):
     assert function.end_lineno - function.body[1].lineno < 30
 
 
-def test_the_stories_are_those_of_five_verbs():
-    assert [name for _, _, name in stories()] == ["transform", "verify", "load", "plan", "launch"]
+def test_the_stories_are_those_of_six_verbs():
+    verbs = ["transform", "verify", "load", "plan", "launch", "inspect"]
+    assert [name for _, _, name in stories()] == verbs
 
 
-@pytest.mark.parametrize("page", ["decisions.md", "design.md"])
-def test_modules_that_a_page_names_are_there(page):
-    package, text = ROOT / "rankxform", (ROOT / "docs" / page).read_text()
+def docstrings():
+    """The docstrings of the package, by file."""
+    for path in sorted((ROOT / "rankxform").rglob("*.py")):
+        kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+        nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+        yield path.name, "\n".join(ast.get_docstring(node) or "" for node in nodes)
+
+
+PAGES = [(page, (ROOT / "docs" / page).read_text()) for page in ("decisions.md", "design.md")]
+
+
+@pytest.mark.parametrize(("page", "text"), [*PAGES, *docstrings()], ids=lambda one: one[:20])
+def test_modules_that_a_text_names_are_there(page, text):
+    package = ROOT / "rankxform"
     rooms = {path.name for path in package.iterdir() if path.is_dir()}
     named = re.findall(r"`(?:rankxform\.)?([a-z_]+)\.([A-Za-z_]+)[\w.]*`", text)
     for room, module in {one for one in named if one[0] in rooms}:

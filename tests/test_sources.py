@@ -488,7 +488,7 @@ def test_a_strategy_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "strategy.ckpt")
     with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):
         rankxform.transform(source, tmp_path / "dst")
-    with pytest.raises(rankxform.UsageError, match="is no file and no folder"):
+    with pytest.raises(rankxform.UsageError, match="is neither a file nor a folder"):
         rankxform.transform(source, tmp_path / "dst", tmp_path / "strategy.ckpt")
 
 

@@ -22,8 +22,6 @@ class Memory:
     bytes that were announced and not yet read, at their highest.
     """
 
-    by_node = False
-
     def __init__(self, latency=0.0, ahead=64):
         self.files, self.latency, self.ahead = {}, latency, ahead
         self.most = self.announced = self.direct = 0

@@ -136,6 +136,10 @@ class Form(Protocol):
     """The container of its files, if it has but one."""
     described: bool
     """Whether a checkpoint says itself how it is sharded, so that no strategy is needed."""
+    training: str | None
+    """The companion file that states facts on the training, such as global_step, if any does."""
+    configured: bool
+    """Whether a model's config.json, and its tokenizer's files, belong to a folder."""
 
     def pattern(self, where: Where) -> str:
         """Return which files it wants to be listed, as `rankxform.storage.store.Store.list`."""
@@ -172,7 +176,7 @@ class Form(Protocol):
     ) -> Mapping[str, Iterable[bytes]]:
         """Return small files that belong to a complete destination, by their relative names.
 
-        The content comes in parts, one behind the other. They are written when all its files are
+        The content comes in parts, one after another. They are written when all its files are
         complete. `training` are facts on the training, as in `Description`.
         """
 

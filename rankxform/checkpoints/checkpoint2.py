@@ -51,6 +51,8 @@ class Checkpoint2:
     options: tuple[str, ...] = ("dedup", "iteration", "prefix")
     container: str | None = "safetensors"
     described = True
+    training: str | None = COMMON
+    configured = False
 
     def pattern(self, where: Where) -> str:
         return "iteration_*/*"

@@ -58,7 +58,7 @@ def whole_tensors(
 ) -> Selected:
     """Return the files of a folder of whole tensors, each in one file, as `index` lists them.
 
-    Without an index these are all safetensors files. `loose` is one with values that the index
+    Without an index these are all safetensors files. `untracked` is one with values that the index
     does not list. below: the folder, with a slash, if it is not the place itself.
     """
     if listing.kind == FILE:

@@ -40,6 +40,8 @@ class HuggingFace:
     options: tuple[str, ...] = ("max_shard", "prefix")
     container: str | None = "safetensors"
     described = True
+    training: str | None = None
+    configured = True
 
     def pattern(self, where: Where) -> str:
         return "*"

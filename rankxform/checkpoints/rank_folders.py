@@ -40,6 +40,8 @@ class RankFolders:
     options: tuple[str, ...] = ("prefix",)
     container: str | None = None
     described = False
+    training: str | None = None
+    configured = False
 
     def pattern(self, where: Where) -> str:
         return where.pattern

@@ -43,6 +43,8 @@ class Unified:
     options: tuple[str, ...] = ("max_part",)
     container: str | None = "safetensors"
     described = True
+    training: str | None = None
+    configured = False
 
     def pattern(self, where: Where) -> str:
         return "*"

@@ -150,10 +150,16 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any]:
     return facts
 
 
+IGNORED = (
+    "--rank-id", "--world-size", "--transform-process-num", "--process-num", "--transform-by-rank",
+)  # fmt: skip
+"""Options of MindSpore's and MindFormers' scripts that mean nothing here."""
+
+
 def ignored(options: argparse.Namespace) -> list[str]:
     """Return the options of other tools that were given and mean nothing here."""
-    names = ("rank_id", "world_size", "transform_process_num", "process_num", "transform_by_rank")
-    return ["--" + n for n in names if getattr(options, n, None) is not None]
+    given = (getattr(options, flag[2:].replace("-", "_"), None) for flag in IGNORED)
+    return [flag for flag, value in zip(IGNORED, given) if value is not None]
 
 
 _SRC_OR_SHAPES = "SRC or --shapes"

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankxform.errors import StorageError
 from rankxform.transport import Team
 
 from .options import add_json
@@ -36,9 +35,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     target = Path(options.target)
 
     def merge() -> Strategy:
-        if target.exists() and not options.overwrite:
-            raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
-        return strategies.merge(Path(options.folder), target)
+        return strategies.merge(Path(options.folder), target, overwrite=options.overwrite)
 
     merged = team.bcast(merge)
     facts = {"files": [str(target)], **merged.facts}

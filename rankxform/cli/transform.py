@@ -9,6 +9,7 @@ from rankxform.options import RUN
 from rankxform.transport import Team
 
 from . import plan, report
+from .arguments import IGNORED
 from .options import (
     STRATEGIES_EXAMPLE,
     add_folders,
@@ -21,10 +22,6 @@ from .screen import Screen
 
 SUMMARY = "Convert a checkpoint."
 EXAMPLE = f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
-_IGNORED = (
-    "--rank-id", "--world-size", "--transform-process-num", "--process-num", "--transform-by-rank",
-)  # fmt: skip
-"""Options of MindSpore's and MindFormers' scripts that mean nothing here."""
 
 
 def add_options(verb: argparse.ArgumentParser) -> None:
@@ -40,7 +37,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     add_work(verb, run)
     add_number(verb)
     add_report(verb)
-    for ignored in _IGNORED:
+    for ignored in IGNORED:
         verb.add_argument(ignored, help=argparse.SUPPRESS)
 
 

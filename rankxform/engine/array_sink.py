@@ -18,7 +18,7 @@ from .convert import moved_type
 
 
 class Arrays:
-    """One destination rank's slices, each in memory of its own (`engine.Sink`)."""
+    """One destination rank's slices, each in memory of its own (`pipeline.Sink`)."""
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         """`tensors`: what the rank gets, in order."""

@@ -100,7 +100,7 @@ class Traffic:
 
 class Inputs(NamedTuple):
     """What work is done with: the source's files, opened; messages from and to other processes;
-    what steps need, and what it took to bring that."""
+    operands of steps, and what was moved to bring them."""
 
     sources: Sources
     p2p: Messenger | None = None

@@ -329,7 +329,7 @@ class Schedule:
         return messages
 
     def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Buffer, list[Region]]:
-        """Plan a message, with its pieces one behind the other."""
+        """Plan a message, with its pieces one after another."""
         every = list(parts)
         message = self._take(sum(box.size for _, box in every) * self._src_item, self._trailer)
         done, places = 0, []

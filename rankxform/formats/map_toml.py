@@ -30,7 +30,7 @@
 
 One side of a rule is one tensor, the other is its parts. The steps make the one of the parts:
 ``concat``, ``interleave`` and ``groups(n)`` join them along the first axis, ``transpose`` exchanges
-the axes, ``stack(variable)`` puts what was made for each value of a variable one behind the other.
+the axes, ``stack(variable)`` puts what was made for each value of a variable one after another.
 Read backwards, they take it apart. A rule with ``optional = true`` may find none of its tensors,
 in any layer; one with ``if`` holds where the expression does. ``vocabulary = true`` marks tensors
 whose rows are the vocabulary's, ``keep_dtype = true`` those that are never cast. ``[[copies]]``
@@ -309,7 +309,7 @@ def _block(facts: Mapping[str, Any], where: str) -> Block:
 
 def _range(name: str, value: Any, where: str) -> Range:
     if not isinstance(value, list) or len(value) != 2:
-        raise UsageError(f"{where}: {name} is {value!r}; expected [first, behind the last]")
+        raise UsageError(f"{where}: {name} is {value!r}; expected [first, last + 1]")
     return Range(name, expression(value[0], where), expression(value[1], where))
 
 

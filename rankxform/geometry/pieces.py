@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 
 from rankxform.values import dataclass
 
@@ -151,11 +150,6 @@ class Assembly:
             (Piece(source, shape, (0,) * n, (1,) * n, (0,) * n, (1,) * n, tuple(range(n))),),
         )
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether its pieces, which never overlap, make all elements."""
-        return sum(prod(piece.shape) for piece in self.pieces) == prod(self.shape)
-
     def transposed(self) -> Assembly:
         """Return the tensor with its last two axes exchanged."""
         order = [*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2]
@@ -224,7 +218,7 @@ def _moved(piece: Piece, by: int) -> Piece:
 
 
 def concatenated(parts: Sequence[Assembly]) -> Assembly:
-    """Return tensors one behind the other, along the first axis."""
+    """Return tensors one after another, along the first axis."""
     pieces: list[Piece] = []
     rows = 0
     for one in parts:

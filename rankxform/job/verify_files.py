@@ -56,7 +56,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     assert description is not None
     if request.dst_strategy is None and not request.derives:
         request = replace(request, dst_strategy=description.strategy)
-    if request.iteration is None and "iteration" in form.options:
+    if request.iteration is None and form.training is not None:
         number = there.selected.step[0] if there.selected.step else 0
         request = replace(request, iteration=number)
     return request, there
@@ -158,7 +158,7 @@ def _compare(
             (Path(path).name, f"is missing, though {source} lists it")
             for path in description.missing_files.values()
         ),
-        *(("common.json", fault) for fault in _training_faults(target, description)),
+        *((target.form.training or "", one) for one in _training_faults(target, description)),
     ]
     found += (Difference(n, -at, why, whole_file=True) for at, (n, why) in enumerate(faults, 1))
     parts: dict[int, Part] = {}
@@ -197,7 +197,7 @@ def _compare(
 
 def _training_faults(target: Target, description: Description) -> Iterator[str]:
     """Yield what is wrong with the facts on the training, of a form that states some."""
-    if "iteration" not in target.form.options:
+    if target.form.training is None:
         return
     want, have = (one.get("global_step") for one in (target.training, description.training))
     if not description.training:
@@ -211,14 +211,14 @@ def _stated(
 ) -> Iterator[Difference]:
     """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""
     assert description.strategy is not None
-    own = description.strategy
+    own, stating = description.strategy, Path(description.source).name
     for stage in range(len(planner.dst.stages)):
         for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
             shape = planner.parameter(name).shape
             if name in missing or not shape or not is_stated(planner, name):
                 continue
             if name not in own.stages_of:
-                yield Difference(name, -1, "is not stated in metadata.json")
+                yield Difference(name, -1, f"is not stated in {stating}")
                 continue
             declared = own.stages[own.stages_of[name][0]][name]
             ranks = range(planner.dst.stage_size)
@@ -226,4 +226,4 @@ def _stated(
                 declared.grid(shape).box(declared.cell(r)) != layout.grid(shape).box(layout.cell(r))
                 for r in ranks
             ):
-                yield Difference(name, -1, "is stated otherwise in metadata.json")
+                yield Difference(name, -1, f"is stated otherwise in {stating}")

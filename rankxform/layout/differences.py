@@ -10,7 +10,7 @@ from rankxform.values import dataclass
 
 from .layout import Layout, same_boxes, without_optimizer
 from .names import NEVER_SAVED, state_of
-from .strategy import Strategy
+from .strategy import Strategy, stages_in_words
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,13 @@ def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
         return f"only the {'first' if name in a else 'second'} lists it"
     mine, theirs = a.stages_of[name], b.stages_of[name]
     if len(a.stages) == len(b.stages) and mine != theirs:
-        return f"on {_stages(mine)}, in the second on {_stages(theirs)}"
+        return f"on {stages_in_words(mine)}, in the second on {stages_in_words(theirs)}"
     before, after = a.stages[mine[0]][name], b.stages[theirs[0]][name]
     if same_boxes(before, after):
         return None
     if before.ranks == after.ranks and before.counts == after.counts:
         return f"{in_words(before)}; in the second other ranks hold these slices"
     return f"{in_words(before)}; in the second {in_words(after)}"
-
-
-def _stages(numbers: tuple[int, ...]) -> str:
-    return ("stage " if len(numbers) == 1 else "stages ") + ", ".join(map(str, numbers))
 
 
 def in_words(layout: Layout) -> str:

@@ -244,7 +244,7 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
         missing = [s for s in range(len(chosen)) if s not in chosen]
         have = ", ".join(f"stage {s} in {chosen[s][1].label}" for s in sorted(chosen))
         raise StrategyError(
-            f"{label}: no strategy of pipeline {_stages(missing)} (found {have}); "
+            f"{label}: no strategy of pipeline {stages_in_words(missing)} (found {have}); "
             "put the file of every stage into one folder and name the folder"
         )
     stages = tuple(chosen[s][0] for s in range(len(chosen)))
@@ -303,5 +303,6 @@ def _stage_size(stages: Iterable[Mapping[str, Layout]], label: str) -> int:
     return size
 
 
-def _stages(numbers: Sequence[int]) -> str:
+def stages_in_words(numbers: Sequence[int]) -> str:
+    """Return the numbers of pipeline stages, for messages."""
     return ("stage " if len(numbers) == 1 else "stages ") + ", ".join(map(str, numbers))

@@ -121,7 +121,9 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     """
     if not os.path.isdir(src_strategy_dirs):
         raise NotADirectoryError(f"src_strategy_dirs {src_strategy_dirs} is not a directory")
-    strategies.merge(Path(src_strategy_dirs), Path(os.path.abspath(dst_strategy_file)))
+    strategies.merge(
+        Path(src_strategy_dirs), Path(os.path.abspath(dst_strategy_file)), overwrite=True
+    )
 
 
 def build_searched_strategy(strategy_filename: str | None) -> dict[str, Any] | None:

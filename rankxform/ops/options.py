@@ -55,7 +55,7 @@ class OperationOptions:
     )  # fmt: skip
     qkv: str | None = option(
         None, ON_THE_WAY, "how q, k and v are joined, which no file records: by groups of heads, "
-        "or one behind the other (default: grouped, as in MindFormers)",
+        "or one after another (default: grouped, as in MindFormers)",
         *_ALL, kind=one_of(("grouped", "contiguous")),
     )  # fmt: skip
     gate_up: str | None = option(

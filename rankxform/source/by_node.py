@@ -15,7 +15,7 @@ from rankxform.errors import CheckpointError
 from rankxform.planning.reach import Reach
 from rankxform.storage import identity
 from rankxform.storage.identity import Identity
-from rankxform.storage.store import Listing, storage_of, store_at
+from rankxform.storage.store import Listing, is_path, store_at
 from rankxform.transport import Team
 
 
@@ -26,7 +26,7 @@ def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, fr
     lists when it needs to: None.
     """
     nodes = team.nodes
-    if nodes.count == 1 or not storage_of(path).by_node:
+    if nodes.count == 1 or not is_path(path):
         return None, frozenset()
     leader = nodes.is_leader(team.rank)
     folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
@@ -51,7 +51,7 @@ def reach_of(
     different files under one name.
     """
     nodes = team.nodes
-    if nodes.count == 1 or not any(storage_of(path).by_node for path in paths.values()):
+    if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
         return Reach.full(nodes.of, paths), []
 
     def mine() -> dict[int, Identity]:
@@ -123,7 +123,7 @@ def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
 
 
 def searched_nodes(team: Team) -> str:
-    """Return, for messages, on which nodes was looked, if there are several."""
+    """Return, for messages, which nodes were searched, if there are several."""
     names = team.nodes.names
     if len(names) == 1:
         return ""

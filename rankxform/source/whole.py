@@ -23,7 +23,7 @@ def whole_strategy(
 
     A data-parallel job leaves complete files, or with remove_redundancy each parameter, whole, on
     one of its ranks. Copies must have one shape here; their bytes are compared before anything is
-    converted (`rankxform.job.checks`). siblings: how many rank folders there are, if one
+    converted (`rankxform.job.evidence`). siblings: how many rank folders there are, if one
     file in one of them was named. Raises UsageError.
     """
     ranks = sorted(indexes)

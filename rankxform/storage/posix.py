@@ -237,7 +237,7 @@ def blocks(
 
 
 def write_from(fd: int, path: Path, offset: int, *sources: Buffer) -> None:
-    """Write all of `sources`, one behind the other, from byte `offset` on."""
+    """Write all of `sources`, one after another, from byte `offset` on."""
     waiting = [source for source in sources if len(source)]
     while waiting:
         parts, room = [], SYSCALL_BYTES
@@ -356,7 +356,7 @@ def write_small(
 ) -> None:
     """Write a small file under its final name, complete or not at all.
 
-    data: the bytes, or parts of them, one behind the other. shared: several processes may write it
+    data: the bytes, or parts of them, one after another. shared: several processes may write it
     at the same moment.
     """
     make_folder(path.parent)

@@ -39,8 +39,6 @@ _LARGEST_DOCUMENT = 1 << 30
 class Posix:
     """Paths of file systems (`Storage`)."""
 
-    by_node = True
-
     def store(self, place: str) -> Store:
         return PosixStore(Path(place))
 

@@ -32,7 +32,7 @@ class Listing:
 
     path: the place, for messages. files: names relative to a folder, of those that were asked for.
     entries, folders: what lies directly in it, and which of these are folders. searched: for
-    messages, on which nodes was looked, if on several. inside: where no file matches, how many do
+    messages, which nodes were searched. inside: where no file matches, how many do
     so in each folder, if that were the place.
     """
 
@@ -131,10 +131,8 @@ class Ranges(Protocol):
 class Storage(Protocol):
     """A kind of storage, by the scheme of its addresses, such as ``mem`` in ``mem://a/b``.
 
-    by_node: whether every node may have other files at one address, so that each has to look.
+    An address with a scheme is the same for all nodes; at one path each may have other files.
     """
-
-    by_node: bool
 
     def store(self, place: str) -> Store:
         """Return the place with this address."""

@@ -42,7 +42,7 @@ def load(where: str | Strategy | None) -> Strategy:
     Checkpoint 2.0 is a strategy too.
     ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
     ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
-    not accept (`rankxform.job.unsharded`). Raises StrategyError that names the file.
+    not accept (`rankxform.source.whole`). Raises StrategyError that names the file.
     """
     if isinstance(where, Strategy):
         return where
@@ -111,7 +111,7 @@ def files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UsageError(f"{path}: is no file and no folder")
+        raise UsageError(f"{path}: is neither a file nor a folder")
     found = in_folder(path)
     if not found:
         inside = [one for one, _ in loadable(p for p in sorted(path.iterdir()) if p.is_dir())]
@@ -167,12 +167,15 @@ def is_strategy(path: Path) -> bool:
     return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
 
 
-def merge(folder: Path, target: Path) -> Strategy:
+def merge(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
     """Write the stage files in `folder` as one merged file that MindSpore reads.
 
     The format is the inputs'; the content is what merge_pipeline_strategys writes. Returns the
-    merged strategy. Raises StrategyError where stages are missing or contradict each other.
+    merged strategy. Raises StrategyError where stages are missing or contradict each other, and
+    StorageError where `target` is there and may not be replaced.
     """
+    if target.exists() and not overwrite:
+        raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a folder of strategy files")
     strategy, data = merged(folder, target)

@@ -149,7 +149,8 @@ def _remarks(request: Request, source: Source, selection: Selection, mapped: boo
     if by_pattern:
         yield f"{source.table.label} shards {summarize_names(by_pattern)}"
     yield from unplaced(request, source)
-    if request.dst_form == "huggingface" != source.form.name and request.like is None:
+    form = FORMS[request.dst_form or DEFAULT_FORM]
+    if form.configured and not source.form.configured and request.like is None:
         names = "" if mapped else "tensors keep their names, and "
         yield (
             f"{names}the destination gets no config.json; for a model that Transformers reads, "

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.operands import correlation, read_made
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.map_toml import HUGGINGFACE
@@ -53,7 +54,7 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
     names = {parameter.name for parameter in catalog.parameters}
     if taken.side_of(names) == HUGGINGFACE:
         return
-    if request.dst is not None and request.dst_form != "huggingface":
+    if request.dst is not None and not FORMS[request.dst_form or DEFAULT_FORM].configured:
         raise UsageError(
             "add --dst-form huggingface: with --like, the destination is a folder such as "
             f"{request.like}"

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import Where
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Where
 from rankxform.errors import UsageError
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
@@ -123,7 +123,7 @@ def _with_companions(request: Request, known: OperationInputs) -> OperationInput
     if request.like is None:
         return known
     folder = Path(request.like)
-    if request.dst is None or request.dst_form != "huggingface":
+    if request.dst is None or not FORMS[request.dst_form or DEFAULT_FORM].configured:
         return known
     found = maps.companions(folder)
     if request.config is not None:  # the one that was given, not the reference's

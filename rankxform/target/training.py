@@ -22,7 +22,7 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     They are the source's own; global_step is read from the tensor of that name otherwise.
     """
     form = FORMS[request.dst_form or DEFAULT_FORM]
-    if "iteration" not in form.options or request.shapes is not None:
+    if form.training is None or request.shapes is not None:
         return {}
     step = source.selected.step
     training = dict(source.description.training)
@@ -43,7 +43,7 @@ def unplaced(request: Request, source: Source) -> Iterator[str]:
     if request.dst is None:
         return
     step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
-    if step is None or "iteration" in form.options:
+    if step is None or form.training is not None:
         return
     if not any(_STEP_KEY in one for one in source.indexes.values()):
         yield (

@@ -166,6 +166,8 @@ class Tiles(FlatFolder):
 
     name, title = "tiles", "tiles"
     described = True
+    training: str | None = None
+    configured = False
 
     def pattern(self, where):
         return "parts/*"
