@@ -158,8 +158,8 @@ IGNORED = (
 
 def ignored(options: argparse.Namespace) -> list[str]:
     """Return the options of other tools that were given and mean nothing here."""
-    given = (getattr(options, flag[2:].replace("-", "_"), None) for flag in IGNORED)
-    return [flag for flag, value in zip(IGNORED, given) if value is not None]
+    names = [flag[2:].replace("-", "_") for flag in IGNORED]  # as they are spelt there
+    return [f"--{name}" for name in names if getattr(options, name, None) is not None]
 
 
 _SRC_OR_SHAPES = "SRC or --shapes"
