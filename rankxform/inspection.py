@@ -47,7 +47,7 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     looks: tuple[Look, ...] = (_described, _ranks)
     if is_path(place):
         place = str(Path(place))
-        looks = (_file, _destination, _described, _rank_folders, _strategies, _files, _collection)
+        looks = (_file, _destination, _described, _rank_folders, _folder)
     found = (look(place, pattern) for look in looks)
     return next(what for what in found if what is not None)
 
@@ -187,45 +187,33 @@ def _is_strategy(path: Path) -> bool:
     return False
 
 
-def _strategies(place: str, pattern: str) -> Found:
-    """Describe a folder of strategy files: as one if they are stages of one, else each."""
+def _folder(place: str, pattern: str) -> Found:
+    """Describe a folder of strategies, of a rank's files, or with some of these."""
     path = Path(place)
     entries = sorted(path.iterdir())
-    files = [entry for entry in entries if _is_strategy(entry)]
+    found = [entry for entry in entries if _is_strategy(entry)]
+    files = [e for e in entries if e.suffix in suffixes() and e not in found and e.is_file()]
     folders = (entry for entry in entries if entry.is_dir())
-    if not files or _others(path) or any(glance(one, pattern) for one in folders):
-        return None
+    if found and not files and not any(glance(one, pattern) for one in folders):
+        return _strategies(path, found)
+    if files and not found:
+        return {"kind": "files", "path": place, "shards": [_facts(str(file)) for file in files]}
+    why = {}
+    try:
+        _ranks(place, pattern)
+    except (RankxformError, OSError) as error:
+        why = {"why": str(error)}
+    parts = [part for entry in entries if (part := glance(entry, pattern))]
+    return {"kind": "collection", "path": place, **why, "items": parts}
+
+
+def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
+    """Describe a folder of strategy files: as one if they are stages of one, else each."""
     try:
         return _strategy(path)
     except StrategyError as error:
         parts = [part for file in files if (part := glance(file))]
         return {"kind": "strategies", "path": str(path), "why": str(error), "items": parts}
-
-
-def _others(path: Path) -> list[Path]:
-    """Return the checkpoint files of a folder."""
-    found = (one for one in sorted(path.iterdir()) if one.suffix in suffixes() and one.is_file())
-    return [one for one in found if not _is_strategy(one)]
-
-
-def _files(place: str, pattern: str) -> Found:
-    """Describe a rank's folder."""
-    path = Path(place)
-    files = _others(path)
-    if not files or any(_is_strategy(entry) for entry in path.iterdir()):
-        return None
-    return {"kind": "files", "path": place, "shards": [_facts(str(file)) for file in files]}
-
-
-def _collection(place: str, pattern: str) -> Found:
-    """Describe a folder with some of these, and say why it cannot be read as rank folders."""
-    path, why = Path(place), {}
-    try:
-        _ranks(place, pattern)
-    except (RankxformError, OSError) as error:
-        why = {"why": str(error)}
-    parts = [part for entry in sorted(path.iterdir()) if (part := glance(entry, pattern))]
-    return {"kind": "collection", "path": place, **why, "items": parts}
 
 
 def _strategy(path: Path) -> dict[str, Any]:

@@ -230,7 +230,7 @@ RETIRED = {
     "Cheaper", "Given", "IoPolicy", "Layouts", "Places", "Role", "Root", "Shards", "Standing", "USUAL",
     "Wish", "as_first", "build_catalog", "check_beside", "check_stated", "cut_rows", "explained",
     "finals", "held_alike", "infer", "loose", "made_with", "question", "said",
-    "strangers", "visibility", "Visibility", "weighed",
+    "as_exchange", "strangers", "visibility", "Visibility", "weighed",
 }  # fmt: skip
 """Names that said nothing, or two things; what they became is in the history."""
 

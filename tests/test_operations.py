@@ -10,7 +10,12 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.job.plan import simulate
+from rankxform.job.predict import Cluster
 from rankxform.ops.base import OPERATIONS
+from rankxform.request import Request
+from rankxform.target.placement import NODE, SHARED
+from rankxform.transport import Serial
 from tests import reference, reference_forms
 from tests.place import Place
 from tests.reference_maps import Model
@@ -137,6 +142,23 @@ def test_the_size_of_a_block_is_the_configurations(tmp_path):
     (src / "config.json").write_text('{"quantization_config": {"weight_block_size": [0, 0]}}')
     with pytest.raises(UsageError, match="weight_block_size"):
         rankxform.transform(src, tmp_path / "no", dst_form="huggingface", dtype="fp32")
+
+
+def test_a_simulation_counts_the_factors_that_cross(tmp_path):
+    """Two nodes, the factors in the file of one: it reads their 16 bytes once, and sends them."""
+    codes = BITS.integers(0, 100, (256, 256)).astype("u1")
+    scales = ("Float32", np.ones((2, 2), "<u4"))
+    src = tmp_path / "src"
+    reference_forms.write_huggingface(src, {"m": ("F8_E4M3", codes), "m_scale_inv": scales}, 2)
+    stages = [{"m": ([2], [0, -1], 0, 0)}]
+    dst = reference.write_strategy(tmp_path / "dst.ckpt", stages)
+    request = Request(str(src), None, None, str(dst), dtype="bf16", read_method="ranges")
+    node, shared = (
+        simulate(request, Serial(), Cluster(2, 2, placement)).found for placement in (NODE, SHARED)
+    )
+    read = [sum(one.read for one in found.workloads) for found in (node, shared)]
+    assert read[0] - read[1] == 16
+    assert sorted(one.received for one in node.workloads) == [16, 256 * 128]
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,6 @@ class FormOptions:
         "global_step)", BYTES, kind=NUMBER, metavar="N",
     )  # fmt: skip
     format: str | None = option(
-        None,
-        OUTPUT,
-        "container of the files (default: the source's)",
-        COMPARE,
+        None, OUTPUT, "container of the files (default: the source's)", COMPARE,
         kind=one_of(FORMATS),
-    )
+    )  # fmt: skip

@@ -78,7 +78,7 @@ class Sink(Protocol):
         """Write out what is still buffered; once, after the last `put`. Raises StorageError."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Traffic:
     """What one process moved: bytes read from source files, written to sinks, and sent; and the
     seconds it took to read, to exchange, to copy in memory, and to write."""

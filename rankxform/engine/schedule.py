@@ -68,7 +68,7 @@ class Schedule:
             self._types = word_type(parameter.dtype), word_type(parameter.src_dtype)
             self._convert = converter(parameter.src_dtype, parameter.dtype)
         self._is_local = transfer.exchange is None
-        self._exchange = exchange = transfer.as_exchange()
+        self._exchange = exchange = transfer.whole_exchange()
         boxes = {cell: transfer.grid.box(cell) for cell in exchange.receivers}
         self._all = {cell: box for cell, box in boxes.items() if box.size}
         self._targets = {cell: self._all[cell] for cell in transfer.targets if cell in self._all}

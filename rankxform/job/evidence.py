@@ -6,7 +6,7 @@ several ranks hold is compared, and parameters that no strategy lists are compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -96,8 +96,9 @@ def _comparisons(
             check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra}
         )
         yield Comparison(Wanted(dict.fromkeys(every, names), False), judge)
-    names = [*to_compare(chosen, catalog), *own_candidates(chosen, catalog)]
-    values = partial(_judge_values, request, source, chosen, name_of)
+    compared, own = to_compare(chosen, catalog), own_candidates(chosen, catalog)
+    names = [*compared, *own]
+    values = partial(_judge_values, request, source, {*compared}, {*own}, name_of)
     yield Comparison(Wanted(dict.fromkeys(source.indexes, names), True), values)
 
 
@@ -147,13 +148,16 @@ def look(
 def _judge_values(
     request: Request,
     source: Source,
-    chosen: Sequence[Parameter],
+    compared: Collection[str],
+    listed: Collection[str],
     name_of: Callable[[str], str],
     seen: Samples,
 ) -> Evidence:
-    """Tell which of the values that were compared whole are ranks' own."""
-    listed = set(own_candidates(chosen, source.table))
-    names = {*to_compare(chosen, source.table), *listed}
+    """Tell which of the values that were compared whole are ranks' own.
+
+    compared: those that no strategy lists; listed: those that one does.
+    """
+    names = {*compared, *listed}
     differing = differing_values(source.table, seen, names)
     others = {name: files for name, files in differing.items() if name not in listed}
     take_one = request.unlisted == "take-one"

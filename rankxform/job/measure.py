@@ -104,7 +104,7 @@ def _plan_operands(
     Raises UsageError where they leave too little memory for the rest.
     """
     held, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
-    moves = operand_moves(target.planner, assignment, held.table, held.reach, policy)
+    moves = operand_moves(target.planner, assignment, held.table, held.reach, policy.method)
     if moves is None:
         return None
     separate = moves.planner.transfers(moves.assignment[process], held.reach.of(process))

@@ -85,7 +85,7 @@ def predict_loads(
         costs, first = policy.costs or Costs(), None
         if processes == team.size:
             held = target.adapter or source
-            first = operand_moves(planner, assignment, held.table, held.reach, policy)
+            first = operand_moves(planner, assignment, held.table, held.reach, policy.method)
         return simulate(planner, assignment, reach, exchanges, costs, policy.method, first)
 
     return team.agree(work_out), policy
@@ -132,7 +132,10 @@ def simulate_cluster(
     exchanges = assign_readers(requests, reach)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     memory = peak_memory() + request.memory
-    found = simulate(planner, assignment, reach, exchanges, costs, policy.method)
+    first = None
+    if target.adapter is None:  # one is taken to be where all nodes see it
+        first = operand_moves(planner, assignment, source.table, reach, method)
+    found = simulate(planner, assignment, reach, exchanges, costs, method, first)
     return replace(found, memory=memory)
 
 

@@ -18,6 +18,7 @@ from .cost_model import ReadPolicy
 from .exchange import assign_readers, request_exchanges
 from .plan import Planner
 from .reach import Reach
+from .read_method import ReadMethod
 from .selection import Selection
 from .transfers import Exchange
 
@@ -35,14 +36,14 @@ def operand_moves(
     assignment: Assignment,
     held: Catalog,
     reach: Reach,
-    policy: ReadPolicy,
+    method: ReadMethod,
 ) -> OperandMoves | None:
     """Return how processes get the operands that they need if process p writes ``assignment[p]``.
 
     held, reach: of the checkpoint that holds the operands. None where every process sees its files,
     or nothing needs an operand. Raises CheckpointError if no file has what is needed.
     """
-    if reach.is_full:
+    if reach.is_full or not any(any(one.steps) for one in planner.selection.parameters):
         return None
     needed: list[set[str]] = [set() for _ in assignment]
     for (name, _), pairs in planner.wanted(assignment).items():
@@ -58,5 +59,5 @@ def operand_moves(
     whole = Planner(held, WholeStrategy(), selection)
     position = {name: at for at, name in enumerate(whole.names(0))}
     wanted = [runs_of(0, sorted(position[name] for name in names)) for names in needed]
-    requests = request_exchanges(whole, wanted, reach, policy)
+    requests = request_exchanges(whole, wanted, reach, ReadPolicy(method))
     return OperandMoves(whole, wanted, assign_readers(requests, reach))

@@ -89,7 +89,7 @@ class Transfer:
         """Return (source cell, region) for all that makes up destination `cell`."""
         return overlaps(self.parameter.grid, self.grid, cell)
 
-    def as_exchange(self) -> Exchange:
+    def whole_exchange(self) -> Exchange:
         """Return the exchange that this is part of; a local transfer has one of its own."""
         if self.exchange is not None:
             return self.exchange

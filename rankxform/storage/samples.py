@@ -56,6 +56,7 @@ def sample(
                     for start in starts
                     for span in locate(spans, start, min(_SAMPLE, nbytes - start))
                 )
+                on_progress(len(data))
                 found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
     return found
 

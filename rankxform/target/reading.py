@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from rankxform.engine.array_sink import Arrays
 from rankxform.engine.operands import Operands
@@ -28,8 +29,8 @@ def reading(
 ) -> Iterator[Inputs]:
     """Open the source's files, and those of an adapter, to do `work` (None: to look at tensors).
 
-    Operands that come from other processes are in memory when it returns; then every process calls
-    it, with messages.
+    Operands that processes send each other are in memory when it returns; where `work` has such,
+    every process calls it, with messages.
     """
     with ExitStack() as stack:
         sources = held = stack.enter_context(Sources(source.paths, source.indexes))
@@ -48,7 +49,6 @@ def reading(
         parameters = (one.parameter for one in first.transfers if one.targets)
         arrays = Arrays(TensorSpec(p.name, p.dtype, p.shape) for p in parameters)
         before = execute(first, Inputs(held, p2p), {0: arrays}, lambda done: on_progress(0))
-        if held is sources:
-            before.read = 0  # which counts in what it reads in all
-        before.written = 0
+        read = 0 if held is sources else before.read  # else it counts in what these read in all
+        before = replace(before, read=read, written=0)
         yield Inputs(sources, p2p, Operands(tensors, arrays.take()), before)
