@@ -69,10 +69,14 @@ def plan_work(
     Raises UsageError where that cannot be.
     """
     planner, reach, order = target.planner, source.reach, file_order(target.container)
-    first = team.agree(lambda: _plan_operands(request, source, target, assignment, team.rank))
-    memory = request.memory - (first.nbytes if first else 0)
     visible = None if reach.is_full else reach.of(team.rank)
-    separate = team.agree(lambda: planner.transfers(assignment[team.rank], visible))
+
+    def own() -> tuple[WorkPlan | None, list[Transfer]]:
+        first = _plan_operands(request, source, target, assignment, team.rank)
+        return first, planner.transfers(assignment[team.rank], visible)
+
+    first, separate = team.agree(own)
+    memory = request.memory - (first.nbytes if first else 0)
     policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
     requests = ExchangeRequests((), ())
     if not ascending:
