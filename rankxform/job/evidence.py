@@ -24,7 +24,6 @@ from rankxform.planning.consistency import (
     Wanted,
     check_each_differs,
     check_extra_ranks,
-    check_slices_differ,
     check_undeclared,
     differing_values,
     extra_to_sample,
@@ -32,8 +31,13 @@ from rankxform.planning.consistency import (
     replicas_to_compare,
     sharded_by_pattern,
     to_compare,
-    to_sample,
     unequal_replicas,
+)
+from rankxform.planning.sampling import (
+    check_boxes_differ,
+    check_replicas_agree,
+    entries_of,
+    to_look_at,
 )
 from rankxform.planning.selection import sources_of
 from rankxform.request import Request
@@ -84,12 +88,15 @@ def _comparisons(
 ) -> Iterator[Comparison]:
     """Yield what is compared of the `chosen` tensors, in the order in which it is judged."""
     catalog, every = source.table, (*source.indexes, *source.extra)
+    by_pattern = sharded_by_pattern(chosen, catalog)
+    if by_pattern and not request.allow_equal_slices:
+        judge = partial(check_each_differs, catalog, names=by_pattern)
+        yield Comparison(Wanted(dict.fromkeys(every, by_pattern), False), judge)
+    looked = to_look_at(chosen, catalog, source.indexes)
+    wanted = Wanted(entries_of(looked), False)
     if not request.allow_equal_slices:
-        names = sharded_by_pattern(chosen, catalog)
-        differ = check_each_differs if names else check_slices_differ
-        names = names or to_sample(chosen)
-        judge = partial(differ, catalog, names=names)
-        yield Comparison(Wanted(dict.fromkeys(every, names), False), judge)
+        yield Comparison(wanted, partial(check_boxes_differ, catalog, looked))
+    yield Comparison(wanted, partial(check_replicas_agree, catalog, looked))
     if not request.allow_extra_ranks:
         names = extra_to_sample(catalog, source.extra)
         judge = partial(
@@ -173,7 +180,7 @@ def _judge_values(
         frozenset(differing),
         tuple(dict.fromkeys(name for _, name in held)),
         sum(source.indexes[file].nbytes(name) for file, name in held),
-        tuple(notices),
+        notices=tuple(notices),
     )
 
 

@@ -14,7 +14,6 @@ from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import Assignment, runs_of
 from rankxform.planning.catalog import Parameter
-from rankxform.planning.consistency import Evidence
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
@@ -80,12 +79,11 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     """
     request, wanted = _joined(request, rank, team)
     asked, source, target = prepare(request, team)
-    evidence = examine(asked, source, target, team)
-    target = target.with_own(evidence.own)
+    target = target.with_evidence(examine(asked, source, target, team))
     assignment = _wanted_of(target.planner, wanted, team)
     work = plan_work(asked.request, source, target, assignment, team)
     arrays, traffic = fill(work, source, target, assignment[team.rank], team)
-    return _parameters(target, evidence, arrays, traffic, rank)
+    return _parameters(target, arrays, traffic, rank)
 
 
 def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Wanted]]:
@@ -126,7 +124,7 @@ def fill(
 
 
 def _parameters(
-    target: Target, evidence: Evidence, arrays: Mapping[str, Any], traffic: Traffic, rank: int
+    target: Target, arrays: Mapping[str, Any], traffic: Traffic, rank: int
 ) -> Parameters:
     selection = target.planner.selection
     known = {name: target.planner.parameter(name) for name in arrays}
@@ -137,7 +135,7 @@ def _parameters(
         known,
         [*dropped, *(p.name for p in selection.parameters if p.name not in known)],
         traffic.read,
-        (*target.notices, *evidence.notices),
+        target.notices,
         target.warnings,
     )
 

@@ -131,6 +131,6 @@ def report_of(
         derivation=derived.facts if derived else None,
         form=target.form.name,
         fingerprints=destination.request.verify,
-        notices=(*target.notices, *evidence.notices),
+        notices=target.notices,
         warnings=(*target.warnings, *leftovers),
     )

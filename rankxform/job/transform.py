@@ -61,7 +61,7 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     kind.check_free(asked.request, source, target, team)
     evidence = examine(asked, source, target, team)
     phases.enter("plan")
-    target = target.with_own(evidence.own)
+    target = target.with_evidence(evidence)
     with kind.claim(asked.request, source, target, team) as destination:
         with suggesting(asked, source, team):
             work = plan_work(asked.request, source, target, destination.left, team, kind.ascending)
@@ -96,7 +96,7 @@ def convert_one(request: Request, path: Path) -> None:
     """
     team = Serial()
     asked, source, target = prepare(request, team)
-    target = target.with_own(examine(asked, source, target, team).own)
+    target = target.with_evidence(examine(asked, source, target, team))
     if any(is_same(path, Path(one)) for one in source.paths.values()):
         raise UsageError(f"{path}: is a source file, which is never written to")
     (rank,), planner = target.ranks, target.planner

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
-from rankxform.formats.dtype import content_bytes, item_size
+from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
@@ -24,7 +24,6 @@ from rankxform.values import dataclass
 from .catalog import Catalog, Parameter
 
 _SAMPLED = 12
-_LEAST_SAMPLE = 64
 _LARGEST_OWN = 64 << 10
 """Bytes of values that are compared whole, where each rank may have its own."""
 
@@ -45,12 +44,15 @@ class Evidence:
     """What ranks were found to hold.
 
     own: source tensors of which the holders have values of their own. names: of those that were
-    compared whole, and nbytes of them. notices: what to know.
+    compared whole, and nbytes of them. samples: tensors of which samples were compared. warnings:
+    what may not be what was meant; notices: what to know.
     """
 
     own: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()
     nbytes: int = 0
+    samples: int = 0
+    warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     def __add__(self, other: Evidence) -> Evidence:
@@ -58,6 +60,8 @@ class Evidence:
             self.own | other.own,
             self.names + other.names,
             self.nbytes + other.nbytes,
+            self.samples + other.samples,
+            self.warnings + other.warnings,
             self.notices + other.notices,
         )
 
@@ -106,7 +110,7 @@ def own_candidates(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
         if p.declared
         and len(p.sharding.files) == 1 < len(p.holders)
         and parameter_of(p.name) == p.name not in with_states
-        and content_bytes(p.src_dtype, p.shape) <= _LARGEST_OWN
+        and is_small(p)
     ]
 
 
@@ -180,28 +184,13 @@ def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
     return found
 
 
-def _first_box(parameter: Parameter) -> Box:
-    """Return the region that the first holder of a parameter has."""
-    files, first = parameter.sharding.files, parameter.holders[0]
-    cell = next(cell for cell, some in files.items() if first in some)
-    return parameter.grid.box(cell)
+def is_small(parameter: Parameter) -> bool:
+    """Tell whether a parameter may be compared whole because it is small."""
+    return content_bytes(parameter.src_dtype, parameter.shape) <= _LARGEST_OWN
 
 
 def _is_large(parameter: Parameter) -> bool:
     return prod(parameter.shape) > 1
-
-
-def to_sample(chosen: Sequence[Parameter]) -> list[str]:
-    """Return a few large parameters that the source strategy shards, spread over the model."""
-    sharded = [
-        p
-        for p in chosen
-        if p.declared
-        and len(p.sharding.files) > 1
-        and _first_box(p).size * item_size(p.src_dtype) >= _LEAST_SAMPLE
-    ]
-    step = max(1, len(sharded) // _SAMPLED)
-    return [p.name for p in sharded[::step][:_SAMPLED]]
 
 
 def sharded_by_pattern(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
@@ -225,34 +214,6 @@ def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str])
                 "the same bytes of it: it was not sharded. Let the expression match fewer names, "
                 "or say --allow-equal-slices if the slices really are equal"
             )
-
-
-def check_slices_differ(catalog: Catalog, samples: Samples, names: Iterable[str]) -> None:
-    """Refuse a folder in which every rank holds the same bytes of what should be sharded.
-
-    `names` are of parameters that the strategy shards. Raises CheckpointError if none of them
-    differs anywhere between ranks; one whose bytes are all equal, such as a moment of zeros, tells
-    nothing.
-    """
-    telling: dict[str, set[bytes]] = {}
-    for name in names:
-        found = [samples[r][name] for r in catalog.declared[name].holders if name in samples[r]]
-        if not all(one.constant for one in found):
-            telling[name] = {one.digest for one in found}
-    if not telling or any(len(digests) > 1 for digests in telling.values()):
-        return
-    name = sorted(telling)[0]
-    parameter = catalog.declared[name]
-    rank = parameter.holders[0]
-    box = _first_box(parameter)
-    counts = " x ".join(str(n // own if own else 1) for n, own in zip(parameter.shape, box.shape))
-    raise CheckpointError(
-        f"{catalog.paths[rank]}: {catalog.label} shards {name!r} into "
-        f"{counts} slices of {list(box.shape)}, "
-        f"but every rank holds the same bytes, of this and of all {len(telling)} parameters looked "
-        "at. The files seem to hold complete parameters: give one of them as SRC with "
-        "--src-strategy none, or say --allow-equal-slices if the slices really are equal"
-    )
 
 
 def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:

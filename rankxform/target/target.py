@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import Arrangement, Form
 from rankxform.formats.base import Format
+from rankxform.planning.consistency import Evidence
 from rankxform.planning.plan import Planner
 from rankxform.source.opening import Source
 from rankxform.storage.store import address_of
@@ -69,6 +70,12 @@ class Target:
         """The path of each file that is made, by its id, where the place is a folder."""
         return {file: self.path(file) for file in self.files}
 
-    def with_own(self, own: frozenset[str]) -> Target:
-        """Return what is made where these source tensors are ranks' own, as `Planner` says."""
-        return replace(self, planner=self.planner.with_own(own)) if own else self
+    def with_evidence(self, found: Evidence) -> Target:
+        """Return what is made where bytes were found to say this of the source."""
+        own = found.own
+        return replace(
+            self,
+            planner=self.planner.with_own(own) if own else self.planner,
+            notices=self.notices + found.notices,
+            warnings=self.warnings + found.warnings,
+        )
