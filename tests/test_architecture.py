@@ -14,7 +14,7 @@ import rankxform
 PACKAGE = Path(rankxform.__file__).parent
 # From the cellar up: a package imports from those before it, and from itself.
 PACKAGES = (
-    "errors", "values", "options", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
+    "errors", "values", "facts", "options", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
     "derivation", "checkpoints", "engine", "publish", "source", "keywords", "request", "metrics", "target",
     "job", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",

@@ -19,9 +19,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rankxform import facts
 from rankxform.errors import CheckpointError, FormatError, UsageError
+from rankxform.facts import ITERATION, STEP, Fact
 from rankxform.formats import checkpoint2 as documents
-from rankxform.layout.names import COUNTERS, ranges, state_of
+from rankxform.layout.names import COUNTERS, STEPS, ranges, state_of
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
@@ -84,7 +86,10 @@ class Checkpoint2:
             own = replace(listing, files=tuple(chosen.below + name for name in chosen.names))
             found = folder.whole_tensors(own, store, None, below=chosen.below)
             assert found.description is not None
-            description = replace(found.description, training=_training(chosen, store))
+            training = _training(chosen, store)
+            description = replace(
+                found.description, training=training, facts=_facts(chosen, training)
+            )
             return Selected(found.names, chosen.step, chosen.others, description=description)
         return _described(chosen, store)
 
@@ -298,6 +303,22 @@ def _training(chosen: _Iteration, store: Store) -> dict[str, Any]:
         raise CheckpointError(f"{chosen.at(COMMON)}: {error}") from error
 
 
+def _facts(chosen: _Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
+    """Return how far the training was, by common.json and by the folder's name.
+
+    The folder counts what common.json calls step_num or global_step; they differ where steps were
+    skipped because a loss was infinite.
+    """
+    common = chosen.at(COMMON)
+    found = [Fact(STEP, n, training[n], facts.METADATA, common) for n in STEPS if training.get(n)]
+    counted = frozenset(fact.value for fact in found if fact.of != "epoch_num")
+    if counted and chosen.number is not None:
+        number = frozenset({chosen.number})
+        found.append(Fact(ITERATION, "", counted, facts.METADATA, common))
+        found.append(Fact(ITERATION, "", number, facts.FOLDER, chosen.path))
+    return tuple(found)
+
+
 def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str, int]:
     """Return files that belong to the same ranks by their names, and hold nothing that is listed.
 
@@ -331,7 +352,7 @@ def _described(chosen: _Iteration, store: Store) -> Selected:
     there = set(chosen.names)
     lost = [name for name in files if name not in there]
     others = [name for name in folder.tensor_files(chosen.names) if name not in ids]
-    notices = [*chosen.notices]
+    notices, training = [*chosen.notices], _training(chosen, store)
     if lost:
         notices.append(
             f"{chosen.at(lost[0])}{folder.more(lost, 'file')}: is missing, though {METADATA} "
@@ -352,7 +373,8 @@ def _described(chosen: _Iteration, store: Store) -> Selected:
             ranks={ids[name]: rank for name, rank in ranks.items()},
             listed={ids[name]: listed for name, listed in description.listed.items()},
             declared=description.declared,
-            training=_training(chosen, store),
+            training=training,
+            facts=_facts(chosen, training),
             missing_files={ranks[name]: chosen.at(name) for name in lost},
             notices=tuple(notices),
         ),

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from posixpath import basename
 from typing import Any
 
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, UsageError
+from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
 from rankxform.geometry.box import Box
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import STEPS, summarize_names
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
     Comparison,
@@ -88,6 +90,8 @@ def _comparisons(
 ) -> Iterator[Comparison]:
     """Yield what is compared of the `chosen` tensors, in the order in which it is judged."""
     catalog, every = source.table, (*source.indexes, *source.extra)
+    steps = {file: [n for n in STEPS if n in one] for file, one in source.indexes.items()}
+    yield Comparison(Wanted(steps, True), partial(_judge_steps, source))
     by_pattern = sharded_by_pattern(chosen, catalog)
     if by_pattern and not request.allow_equal_slices:
         judge = partial(check_each_differs, catalog, names=by_pattern)
@@ -150,6 +154,32 @@ def look(
         whole: {file: some for one in found for file, some in one[whole].items()}
         for whole in (True, False)
     }
+
+
+def _judge_steps(source: Source, seen: Samples) -> Evidence:
+    """Refuse files that are of two steps of a training, by what they say of it."""
+    step = source.selected.step or ()
+    facts = [fact for fact in source.description.facts if fact.kind == STEP]
+    for file, some in seen.items():
+        schema = source.indexes[file].schema
+        known = {
+            name: int.from_bytes(some[name].content, "little")
+            for name in STEPS
+            if name in some and some[name].content and "Int" in schema.dtypes[schema.position[name]]
+        }
+        path = source.paths[file]
+        facts += (Fact(STEP, name, value, SCALAR, path) for name, value in known.items())
+        if len(step) > 1 and {"epoch_num", "step_num"} <= {*known}:
+            of = f"epoch and step of {basename(path)}"
+            stated = known["epoch_num"], known["step_num"]
+            facts.append(Fact(NAMED_STEP, of, step, FILE_NAME, path))
+            facts.append(Fact(NAMED_STEP, of, stated, SCALAR, "what it holds"))
+    warnings = []
+    for one in contradictions(facts):
+        if one.refused:
+            raise CheckpointError(str(one))
+        warnings.append(str(one))
+    return Evidence(warnings=tuple(warnings[:1]))
 
 
 def _judge_values(

@@ -25,6 +25,9 @@ COUNTERS = frozenset((
 ))  # fmt: skip
 """What MindSpore and MindFormers save beside parameters and their optimizer states."""
 
+STEPS = ("global_step", "step_num", "epoch_num")
+"""Those that say how far a training was, the same in every file of a checkpoint."""
+
 NOT_SAVED = (
     "fi_parameter", "zeros_k_pe", "zeros_k_nope", "zeros_value_states", "_cache",
     "_device_local_norm", "_device_local_loss", "expert_load", "max_logits_val",

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from itertools import pairwise
+from math import prod
 
 from rankxform.errors import StrategyError
 from rankxform.values import dataclass
@@ -77,13 +79,15 @@ class Strategy:
     stages: for each stage its layouts by parameter name.
     stage_size: ranks of a stage; global rank = stage * stage_size + stage-local rank.
     label: where it came from, for messages.
-    derived: whether rankxform derived it, and no compiler wrote it.
+    derived: whether rankxform derived it, and no compiler wrote it. shapes: full shapes, in
+    elements, as far as it states any; JSON states one axis for each device axis of a nested map.
     """
 
     stages: tuple[Mapping[str, Layout], ...]
     stage_size: int
     label: str
     derived: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def ranks(self) -> int:
@@ -249,7 +253,28 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
         )
     stages = tuple(chosen[s][0] for s in range(len(chosen)))
     derived = any(record.derived for record in records)
-    return Strategy(stages, _stage_size(stages, label), label, derived)
+    shapes = {
+        name: _joined(layout.expanded_shape, chosen[stage][0][name])
+        for record in records
+        for stage, layouts in record.by_stage().items()
+        for name, layout in layouts.items()
+        if layout.expanded_shape and not layout.split_rows
+    }
+    return Strategy(stages, _stage_size(stages, label), label, derived, shapes)
+
+
+def _joined(expanded: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Return a shape without the axes that JSON adds for a nested map, if the layout has that.
+
+    >>> _joined((2, 4, 8), Layout((2, 4), ((1, 0), ())))
+    (8, 8)
+    """
+    sizes, rest = layout.device_matrix[::-1], list(expanded)
+    counts = [max(1, sum(sizes[axis] > 1 for axis in axes)) for axes in layout.tensor_map]
+    if sum(counts) != len(rest):
+        return expanded
+    ends = [sum(counts[:at]) for at in range(len(counts) + 1)]
+    return tuple(prod(rest[a:b]) for a, b in pairwise(ends))
 
 
 def _must_agree(

@@ -29,10 +29,14 @@ _LARGEST_OWN = 64 << 10
 
 
 class Sample(NamedTuple):
-    """What a file holds of a tensor: a digest, and of samples whether all bytes are equal."""
+    """What a file holds of a tensor: a digest, and of samples whether all bytes are equal.
+
+    content: the bytes themselves, of one small element that was read whole.
+    """
 
     digest: bytes
     constant: bool = False
+    content: bytes = b""
 
 
 Samples = Mapping[int, Mapping[str, Sample]]

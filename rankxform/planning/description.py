@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
+from rankxform.facts import Fact
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
@@ -37,7 +38,7 @@ class Description:
     listed: by file the names that it is said to hold. declared: by name type and full shape, in
     elements. untracked: the file with values that are listed nowhere, if there is one. training:
     facts such as its global_step. missing_files: by rank a file that is spoken of and not
-    there. notices: what to know.
+    there. facts: statements that others may contradict. notices: what to know.
     """
 
     source: str = ""
@@ -49,6 +50,7 @@ class Description:
     untracked: int | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     missing_files: Mapping[int, str] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
     notices: tuple[str, ...] = ()
 
     @property

@@ -201,8 +201,8 @@ class Agreement:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether most contradict, or all of a file or of a kind, of which there are several."""
-        if 2 * len(self.differing) > len(self.compared) or self.doubted:
+        """Whether half contradict, or all of a file or of a kind, of which there are several."""
+        if self.doubted or (self.differing and 2 * len(self.differing) >= len(self.compared)):
             return True
         kinds = Counter(one.kind for one in self.compared)
         wrong = Counter(one.looked.kind for one in self.differing)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, RequestError
+from rankxform.facts import HEADER, SHAPE, STRATEGY, Fact
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.boxes import Boxes, tiling_of
@@ -46,6 +47,17 @@ def catalog_of(
     if strategy is None:  # an id stands for a rank that holds what it holds whole
         strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
     return _Ranks(description, strategy, schemas, paths, searched).catalog(frozenset(wanted))
+
+
+def shapes_of(catalog: Catalog) -> Iterator[Fact]:
+    """Yield the full shapes that a strategy states, and those that its slices make."""
+    strategy = catalog.strategy
+    for name, shape in strategy.shapes.items() if strategy is not None else ():
+        one = catalog.declared.get(name)
+        if one is not None and one.holders:
+            slices = f"its slices, as in {catalog.paths[one.holders[0]]}"
+            yield Fact(SHAPE, name, shape, STRATEGY, catalog.label)
+            yield Fact(SHAPE, name, one.shape, HEADER, slices)
 
 
 def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:
@@ -279,15 +291,9 @@ class _Ranks:
         """Return how `stage` shards a tensor. Raises CheckpointError where slices do not fit."""
         slice_shape, strategy = _slice_shape(name, groups[0]), self._strategy
         layout = effective_layout(strategy, name, stage, len(slice_shape))
-        declared = layout.expanded_shape
         try:
             layout = layout.fold(slice_shape, slices=True)
             shape = layout.full_shape(slice_shape)
-            if declared and layout.expanded_shape and not layout.split_rows and declared != shape:
-                raise RequestError(
-                    f"{layout.counts} slices of {list(slice_shape)} make {list(shape)}, "
-                    f"the strategy states {list(declared)}"
-                )
             if layout.expanded_shape is not None:
                 layout = replace(layout, expanded_shape=None)
             sharding = self._sharding(shape, layout, strategy.ranks_in(stage), groups)

@@ -31,6 +31,7 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
+from rankxform.facts import contradictions
 from rankxform.formats.base import Index, Schema
 from rankxform.layout.differences import first_difference
 from rankxform.layout.names import ranges
@@ -38,7 +39,7 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
-from rankxform.planning.table import catalog_of
+from rankxform.planning.table import catalog_of, shapes_of
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage.index import Indexer
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
@@ -55,12 +56,14 @@ class Fault(NamedTuple):
     """What is wrong with a checkpoint: in words, the error that it is, and the file, if of one.
 
     inside: it is of what files hold; which files belong to the checkpoint is known nonetheless.
+    id: the stable name of such faults; of statements that contradict each other, the fact's.
     """
 
     text: str
     kind: type[RankxformError] = CheckpointError
     file: int | None = None
     inside: bool = False
+    id: str = "unfit"
 
 
 @dataclass(frozen=True)
@@ -444,4 +447,9 @@ def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
             catalog = catalog_of(meant, schemas, paths, source.wanted, source.searched)
         except (CheckpointError, RequestError, StrategyError) as error:
             found.append(Fault(str(error), type(error), inside=True))
+    if catalog is not None:
+        differing = [*contradictions([*meant.facts, *shapes_of(catalog)])]
+        found += (Fault(str(one), inside=True, id=one.id) for one in differing if one.refused)
+        doubts = tuple(str(one) for one in differing if not one.refused)
+        source = replace(source, warnings=source.warnings + doubts)
     return replace(source, catalog=catalog, faults=tuple(found), notices=tuple(notices))

@@ -97,8 +97,9 @@ def _declared(found: Metadata, label: str) -> Declared:
     if extra:
         raise FormatError(f"says where slices of {extra[0]!r} are, and not what they are")
     alike: dict[tuple[str, ...], tuple[str, ...]] = {}
+    shapes = {name: one.shape for name, one in found.parameters.items()}
     return Declared(
-        Strategy(tuple(stages), size, label),
+        Strategy(tuple(stages), size, label, shapes=shapes),
         ranks,
         {
             f: alike.setdefault(names, names)

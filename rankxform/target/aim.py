@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement, Form, Naming, Where
 from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.facts import (
+    HEADER,
+    ITERATION,
+    OPTION,
+    SCALAR,
+    SHAPE,
+    STRATEGY,
+    Fact,
+    contradictions,
+)
 from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
@@ -105,6 +115,7 @@ def _aimed(
     dst, apart = with_followers(catalog, dst, derivation)
     selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)
     _check_untracked(source, selection, dst)
+    _check_shapes(source, selection, dst)
     planner = Planner(catalog, dst, selection)
     for rank in ranks:
         planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
@@ -134,7 +145,11 @@ def _aimed(
             *assumptions(request, operation, derivation),
             *(text for option, text in matchless if option == "exclude"),
         ),
-        warnings=(*source.warnings, *(text for option, text in matchless if option != "exclude")),
+        warnings=(
+            *source.warnings,
+            *(text for option, text in matchless if option != "exclude"),
+            *map(str, contradictions(_iterations(source, training, arrangement))),
+        ),
     )
 
 
@@ -176,6 +191,21 @@ def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> Non
         )
 
 
+def _check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
+    """Refuse a destination's strategy that states other full shapes than the tensors have."""
+    made = (
+        fact
+        for name, one in selection.sharded.items()
+        if name in dst.shapes
+        for fact in (
+            Fact(SHAPE, name, one.shape, HEADER, source.where.path),
+            Fact(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
+        )
+    )
+    for one in contradictions(made):
+        raise RequestError(str(one))
+
+
 # -- the destination's files ----------------------------------------------------------------------
 
 
@@ -199,6 +229,18 @@ def _container(request: Request, form: Form, source: Source) -> Format:
     if request.format is not None:
         return FORMATS[request.format]
     return container(next(iter(source.paths.values())))
+
+
+def _iterations(
+    source: Source, training: Mapping[str, Any], arrangement: Arrangement
+) -> Iterator[Fact]:
+    """Yield how far the training was, by the source, and by the number that is written."""
+    step = training_step(training)
+    if arrangement.mark is None or step is None:
+        return
+    yield Fact(ITERATION, "", frozenset({step}), SCALAR, source.where.path)
+    number = int(arrangement.mark[1])
+    yield Fact(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}")
 
 
 def _naming(request: Request, form: Form, container: Format, training: Mapping[str, Any]) -> Naming:

@@ -1,0 +1,151 @@
+"""Facts on a checkpoint, each stated by something: two statements of one fact must agree.
+
+Whoever reads a statement, in a file's name, a header, metadata, an option, makes a `Fact` of it,
+with its origin. `contradictions` is the only place where statements are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (
+    "file name", "folder", "header", "scalar", "metadata", "index", "tracker",
+)  # fmt: skip
+MANIFEST, CONFIGURATION, STRATEGY, ADAPTER, OPTION = (
+    "manifest", "configuration", "strategy", "adapter", "option",
+)  # fmt: skip
+ORIGINS = (
+    FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER, MANIFEST, CONFIGURATION, STRATEGY,
+    ADAPTER, OPTION,
+)  # fmt: skip
+"""What states facts."""
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b)
+
+
+def _same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Tell whether shapes agree; JSON lists an axis for each device axis of a nested map."""
+    return a == b if len(a) == len(b) else prod(a) == prod(b)
+
+
+def _share_one(a: frozenset[int], b: frozenset[int]) -> bool:
+    return bool(a & b)
+
+
+def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Tell whether the second counts on from the first: a resumed run's files count from one."""
+    return all(first <= second for first, second in zip(a, b))
+
+
+class Kind(NamedTuple):
+    """A kind of facts. words: what is stated, of `{of}`; remedy: what to do where two disagree.
+
+    refused: whether that is a fault; otherwise it is a warning.
+    """
+
+    words: str
+    remedy: str
+    agree: Callable[[Any, Any], bool] = _same
+    refused: bool = True
+
+
+STEP, ITERATION, NAMED_STEP, SHAPE, TYPE, RANKS, STAGES, BYTES, SIZE, WRITER, BOXES, FILES = (
+    "step", "iteration", "named-step", "shape", "type", "ranks", "stages", "bytes", "size",
+    "writer", "boxes", "files",
+)  # fmt: skip
+
+KINDS: Mapping[str, Kind] = {
+    STEP: Kind("{of} is", "the files are of two steps; bring those of one"),
+    ITERATION: Kind(
+        "the iteration is",
+        "the job that loads it counts on from one of them",
+        _share_one,
+        refused=False,
+    ),
+    NAMED_STEP: Kind(
+        "{of} are",
+        "was the file renamed, or overwritten by an earlier step?",
+        _not_before,
+        refused=False,
+    ),
+    SHAPE: Kind("the full shape of {of!r} is", "one of them is another network's", _same_shape),
+    TYPE: Kind("the type of {of!r} is", "copy both again from one checkpoint"),
+    RANKS: Kind("the number of ranks is", "one of them is another checkpoint's"),
+    STAGES: Kind("the number of pipeline stages is", "one of them is another checkpoint's"),
+    BYTES: Kind("the bytes of {of} are", "files are missing, or not all of one checkpoint"),
+    SIZE: Kind("{of} is", "one of them is another model's"),
+    WRITER: Kind("{of} is", "one of them is another checkpoint's"),
+    BOXES: Kind("{of!r} is sharded as", "one of them is another checkpoint's"),
+    FILES: Kind("{of} is", "one of them was changed or replaced"),
+}
+"""All kinds, by the id that a fault bears."""
+
+
+class Fact(NamedTuple):
+    """One statement: the kind of fact, of what, the value, what states it, and where, for messages.
+
+    >>> Fact(STEP, "global_step", 100, METADATA, "common.json").value
+    100
+    """
+
+    kind: str
+    of: str
+    value: Any
+    origin: str
+    where: str
+
+
+class Contradiction(NamedTuple):
+    """Two statements of one fact that do not agree."""
+
+    first: Fact
+    second: Fact
+
+    @property
+    def id(self) -> str:
+        """The stable name of such a fault."""
+        return self.first.kind
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is a fault, or a warning."""
+        return KINDS[self.id].refused
+
+    def __str__(self) -> str:
+        kind, of = KINDS[self.id], self.first.of
+        what = kind.words.format(of=of)
+        first, second = (_written(one.value) for one in self)
+        return (
+            f"{self.first.where}: {what} {first}, and {second} by {self.second.where}; "
+            f"{kind.remedy}"
+        )
+
+
+def contradictions(facts: Iterable[Fact]) -> Iterator[Contradiction]:
+    """Yield for each fact of which statements differ the first of them and one that differs.
+
+    >>> a = Fact(STEP, "global_step", 100, METADATA, "common.json")
+    >>> [str(one) for one in contradictions([a, a._replace(value=90, where="iteration_00000090")])]
+    ... # doctest: +ELLIPSIS
+    ['common.json: global_step is 100, and 90 by iteration_00000090; ...']
+    """
+    first: dict[tuple[str, str], Fact] = {}
+    differing = set()
+    for fact in facts:
+        key = fact.kind, fact.of
+        known = first.setdefault(key, fact)
+        if key not in differing and not KINDS[fact.kind].agree(known.value, fact.value):
+            differing.add(key)
+            yield Contradiction(known, fact)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, frozenset):
+        return " or ".join(map(_written, sorted(value)))
+    return str(list(value) if isinstance(value, tuple) else value)
