@@ -100,8 +100,14 @@ def _announce(request: Request, target: Target, fits: bool, team: Team, screen: 
     if target.derived is not None:
         screen.say(derived_table(target.derived))
     if fits:
+        doubts = report.warnings(target.warnings)
+        told = [] if screen.is_quiet else report.notes(target.notices)
+        for text in (*doubts, *told):
+            screen.say(text)
         where, wanted = absolute(request.src), target.planner.dst.label
         screen.say(f"{where}: is sharded as {wanted} wants it; nothing is converted")
+        for text in doubts:
+            screen.say(text)
 
 
 @dataclass(frozen=True)

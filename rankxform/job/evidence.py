@@ -64,6 +64,8 @@ def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidenc
     Raises CheckpointError where that contradicts what is said of the source, or of an adapter, with
     what else may be meant.
     """
+    if asked.shapes is not None:  # there are no files
+        return Evidence()
     with suggesting(asked, source, team):
         return _examined(asked.request, source, target, team)
 
@@ -98,9 +100,9 @@ def _comparisons(
         yield Comparison(Wanted(dict.fromkeys(every, by_pattern), False), judge)
     looked = to_look_at(chosen, catalog, source.indexes)
     wanted = Wanted(entries_of(looked), False)
+    yield Comparison(wanted, partial(check_replicas_agree, catalog, looked))
     if not request.allow_equal_slices:
         yield Comparison(wanted, partial(check_boxes_differ, catalog, looked))
-    yield Comparison(wanted, partial(check_replicas_agree, catalog, looked))
     if not request.allow_extra_ranks:
         names = extra_to_sample(catalog, source.extra)
         judge = partial(
@@ -116,10 +118,17 @@ def _comparisons(
 def _judged(request: Request, source: Source, rules: Sequence[Comparison], team: Team) -> Evidence:
     """Read what is to be compared, and judge it by one rule after the other. Collective."""
     seen = look(source, [rule.wanted for rule in rules], team, crc=request.check_crc)
+    every = {**source.indexes, **source.extra}
 
     def judge() -> Evidence:
         found = (rule.judge(seen[rule.wanted.whole]) for rule in rules)
-        return sum((one for one in found if one is not None), Evidence())
+        sizes = [
+            min(samples.SAMPLE, every[file].nbytes(name))
+            for file, some in seen[False].items()
+            for name in some
+        ]
+        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes))
+        return sum((one for one in found if one is not None), cost)
 
     return team.agree(judge)
 

@@ -50,7 +50,7 @@ def launch(
     """
     request = replace(request, step=request.step or LATEST, dst=None)
     asked, source, target = prepare(request, team)
-    examine(asked, source, target, team)
+    target = target.with_evidence(examine(asked, source, target, team))
     fits = already_fits(asked.request, source, target, team)
     announce(target, fits)
     if fits:

@@ -22,6 +22,7 @@ from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
+from .evidence import examine
 from .predict import Cluster, predict, predict_loads, simulate_cluster
 
 
@@ -95,11 +96,13 @@ class Planned(NamedTuple):
 def plan(
     request: Request, team: Team, processes: int | None = None, *, timed: bool = False
 ) -> Planned:
-    """Plan for so many processes (None: those of the team); no tensor byte is read. Collective.
+    """Plan for so many processes (None: those of the team). Collective.
 
+    Of the tensors no more is read than a few samples, by which the source's strategy is believed.
     timed: measure storage, and predict how long it takes.
     """
     asked, source, target = prepare(request, team)
+    target = target.with_evidence(examine(asked, source, target, team))
     return planned(asked.request, source, target, team, processes, timed=timed)
 
 

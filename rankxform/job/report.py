@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from typing import Any
 
 from rankxform.engine.pipeline import Traffic
@@ -29,8 +29,10 @@ class Report:
 
     bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
     bytes_needed: distinct source bytes. bytes_compared: parameters that were read whole to
-    compare ranks, and compared_names, their patterns. seconds: of the whole call; move_seconds:
-    from the finished plan to the last file's name. peak_memory_bytes: of the largest process.
+    compare ranks, and compared_names, their patterns. evidence: samples of tensors that were
+    compared between files, and the reads and bytes that this took. seconds: of the whole call;
+    move_seconds: from the finished plan to the last file's name. peak_memory_bytes: of the largest
+    process.
     phases: seconds of each process, by name.
     placement: which ranks are on which nodes, if these have folders of their own. strategy: the
     file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
@@ -61,6 +63,7 @@ class Report:
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
     bytes_compared: int = 0
+    evidence: Mapping[str, int] = field(default_factory=dict)
     move_seconds: float = 0.0
     placement: str | None = None
     strategy: str | None = None
@@ -118,6 +121,7 @@ def report_of(
         bytes_written=sum(one.written for one, _, _ in every),
         bytes_sent=sum(one.sent for one, _, _ in every),
         bytes_compared=evidence.nbytes,
+        evidence=evidence.facts,
         compared_names=tuple(patterns(evidence.names)),
         seconds=seconds,
         move_seconds=move_seconds,

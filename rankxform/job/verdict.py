@@ -22,9 +22,10 @@ class Verdict:
     files_compared, bytes_compared: how many destination files, and how many bytes of them, were
     compared. seconds: of the whole call. by_manifest: differences are of files, not of parameters;
     with `sizes_only` no byte but the headers was compared, and `command` is what would. step: of
-    the source, if its files' names state one. names: of destination files by id, where a
-    difference's rank is the id of a file (in rank folders it is a rank). warnings: what may not be
-    what was meant; notices: what to know.
+    the source, if its files' names state one. evidence: on how many samples of tensors, compared
+    between its files, the source's strategy stands, and the reads and bytes that this took. names:
+    of destination files by id, where a difference's rank is the id of a file (in rank folders it is
+    a rank). warnings: what may not be what was meant; notices: what to know.
     """
 
     src: str | None
@@ -40,6 +41,7 @@ class Verdict:
     warnings: tuple[str, ...] = ()
     command: str | None = None
     step: str | None = None
+    evidence: Mapping[str, int] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
     @property

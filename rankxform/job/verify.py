@@ -58,6 +58,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
         notices=(*target.notices, *there.notices, *other),
         warnings=(*target.warnings, *foreign_warnings(target, there.paths.values(), team)),
         step=source.selected.step_name,
+        evidence=evidence.facts,
         names={file: basename(path) for file, path in there.paths.items()} if described else {},
     )
 

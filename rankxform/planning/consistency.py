@@ -48,16 +48,23 @@ class Evidence:
     """What ranks were found to hold.
 
     own: source tensors of which the holders have values of their own. names: of those that were
-    compared whole, and nbytes of them. samples: tensors of which samples were compared. warnings:
-    what may not be what was meant; notices: what to know.
+    compared whole, and nbytes of them. samples: tensors of which samples were compared; reads,
+    bytes_read: what that took. warnings: what may not be what was meant; notices: what to know.
     """
 
     own: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()
     nbytes: int = 0
     samples: int = 0
+    reads: int = 0
+    bytes_read: int = 0
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Its numbers, for JSON."""
+        return {"samples": self.samples, "reads": self.reads, "bytes_read": self.bytes_read}
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
@@ -65,6 +72,8 @@ class Evidence:
             self.names + other.names,
             self.nbytes + other.nbytes,
             self.samples + other.samples,
+            self.reads + other.reads,
+            self.bytes_read + other.bytes_read,
             self.warnings + other.warnings,
             self.notices + other.notices,
         )

@@ -8,7 +8,7 @@ processes. Bytes that are all equal, such as a moment of zeros, prove nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
 from .consistency import Evidence, Sample, Samples, is_small
+from .table import effective_layout
 
 _READS = 4096
 """Samples of all files together, where that is more than `_OF_FILE` of each."""
@@ -93,7 +94,43 @@ def to_look_at(
         if len(asked) > 1:
             used.update(asked)
             found.append(Looked(parameter, held, number, parameter.name not in owned))
+    found += _tied(chosen, catalog, every, len(kinds))
     return tuple(found)
+
+
+def _tied(
+    chosen: Sequence[Parameter], catalog: Catalog, every: Collection[int], kind: int
+) -> Iterator[Looked]:
+    """Yield tensors that files of several pipeline stages hold, such as a tied embedding.
+
+    One stage's are read for all, so that the others' must be the same, where they lie alike.
+    """
+    strategy = catalog.strategy
+    if strategy is None or catalog.is_whole or catalog.stages == 1 or catalog.description.ranks:
+        return
+    stages: dict[str, list[int]] = {}
+    for stage, groups in enumerate(catalog.groups):
+        for name in {name for group in groups for name in group.schema.names}:
+            stages.setdefault(name, []).append(stage)
+    for one in chosen:
+        there = stages.get(one.name, ())
+        if len(there) < 2 or not one.declared:
+            continue
+        own = strategy.stages_of[one.name][0]
+        held: dict[Cell, list[int]] = {}
+        for stage in there:
+            listed = stage in strategy.stages_of[one.name]
+            layout = effective_layout(strategy, one.name, stage if listed else own, len(one.shape))
+            first = strategy.ranks_in(stage).start
+            for group in catalog.groups[stage]:
+                at = group.schema.position.get(one.name)
+                for file, rank in zip(group.files, group.ranks) if at is not None else ():
+                    cell = layout.cell(rank - first)
+                    alike = one.grid.box(cell).shape == group.schema.shapes[at or 0]
+                    if alike and layout.grid(one.shape) == one.grid and file in every:
+                        held.setdefault(cell, []).append(file)
+        cells = {cell: tuple(sorted(some)) for cell, some in held.items()}
+        yield Looked(one, cells, kind, weighty=True)
 
 
 def _kinds(chosen: Sequence[Parameter], catalog: Catalog) -> list[list[Parameter]]:

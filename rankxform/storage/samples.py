@@ -19,7 +19,7 @@ from .store import storage_of, store_at
 
 _ELEMENT = 8
 """Most bytes of a number."""
-_SAMPLE = 4096
+SAMPLE = 4096
 """Bytes of a tensor that are looked at."""
 
 
@@ -55,8 +55,8 @@ def sample(
         for name in names:
             if name in index:
                 spans, nbytes = index.spans(name), index.nbytes(name)
-                start = crc32(b"%d" % nbytes) % (max(0, nbytes - _SAMPLE) + 1)
-                wanted = locate(spans, start, min(_SAMPLE, nbytes - start))
+                start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+                wanted = locate(spans, start, min(SAMPLE, nbytes - start))
                 data = b"".join(file.read_at(span.offset, span.nbytes) for span in wanted)
                 on_progress(len(data))
                 found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)

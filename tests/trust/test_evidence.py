@@ -1,0 +1,302 @@
+"""What samples of files say of a strategy: wrong ones are refused, and healthy ones are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import rankxform
+from tests import reference
+
+PARAMS = {
+    "embed.weight": ((64, 32), "Float32"),
+    "layers.0.wq.weight": ((32, 32), "Float32"),
+    "layers.0.wo.weight": ((32, 32), "Float32"),
+    "layers.0.norm.weight": ((32,), "Float32"),
+    "layers.1.wq.weight": ((32, 32), "Float32"),
+    "layers.1.wo.weight": ((32, 32), "Float32"),
+    "layers.1.norm.weight": ((32,), "Float32"),
+}
+ALL_ROWS = {"embed.weight", "layers.0.wq.weight", "layers.1.wq.weight"}
+COLUMNS = {"layers.0.wo.weight", "layers.1.wo.weight"}
+
+
+def layouts(dp_first, params=None):
+    """Return a stage of 4 ranks: tensor parallel over 2, each copied twice.
+
+    dp_first: ranks 0 and 2 hold the same, or else 0 and 1.
+    """
+    axis = 0 if dp_first else 1
+    return {
+        name: (
+            [2, 2],
+            [axis if name in ALL_ROWS else -1, axis if name in COLUMNS else -1][: len(shape)],
+            0,
+            0,
+        )
+        for name, (shape, _) in (params or PARAMS).items()
+    }
+
+
+RIGHT, WRONG = [layouts(True)], [layouts(False)]
+STEP = ("Int32", np.array([100], "<i4"))
+
+
+class Place:
+    """A checkpoint of 4 ranks, its strategy, and another one of as many."""
+
+    def __init__(self, folder, extras=None, make=reference.full_tensor, params=PARAMS):
+        self.folder, self.dst = folder, folder / "dst"
+        self.src = folder / "src"
+        stages = [layouts(True, params)]
+        reference.write_checkpoint(self.src, stages, params, extras or {}, make=make)
+        self.right = reference.write_strategy(folder / "right.ckpt", stages)
+        self.wrong = reference.write_strategy(folder / "wrong.ckpt", [layouts(False, params)])
+
+    def file(self, rank):
+        return self.src / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+
+    def change(self, rank, names=None, **values):
+        """Replace what a rank's file holds of tensors."""
+        entries = {
+            n: (d, np.frombuffer(b, reference.WORD[reference.ITEM[d]]).reshape(s).copy())
+            for n, (d, s, b) in reference.read_ckpt(self.file(rank)).items()
+        }
+        for name in names or ():
+            entries[name][1].reshape(-1)[...] ^= 1
+        for name, value in values.items():
+            entries[name] = (entries[name][0], value)
+        reference.write_ckpt(self.file(rank), entries)
+
+    def convert(self, strategy=None, **options):
+        return rankxform.transform(self.src, self.dst, strategy or self.right, None, **options)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def refused(place, match, strategy=None, kind=rankxform.CheckpointError, **options):
+    with pytest.raises(kind, match=match):
+        place.convert(strategy, **options)
+    assert not place.dst.exists()
+
+
+def test_the_right_strategy_stands_on_samples(place):
+    report = place.convert()
+    assert report.evidence["samples"] > 6 and report.warnings == () == report.notices
+    assert report.evidence["reads"] <= 4 * 32
+
+
+def test_a_strategy_of_as_many_ranks(place):
+    refused(place, "ranks 0 and 1 hold replicas of .* different bytes", place.wrong)
+    with pytest.raises(rankxform.CheckpointError, match=r"are on ranks \(0, 2\) and \(1, 3\)"):
+        place.convert(place.wrong)
+
+
+def test_every_verb_obeys(place):
+    for call in (
+        lambda: rankxform.plan(place.src, place.wrong, None),
+        lambda: rankxform.load(place.src, place.wrong, None),
+        lambda: rankxform.verify(place.src, place.src, place.wrong, place.wrong),
+    ):
+        with pytest.raises(rankxform.CheckpointError, match="hold replicas"):
+            call()
+
+
+def test_two_folders_exchanged(place):
+    a, b, aside = place.src / "rank_0", place.src / "rank_1", place.src / "aside"
+    for one, other in ((a, aside), (b, a), (aside, b)):
+        one.rename(other)
+    for rank, old in ((0, 1), (1, 0)):
+        (place.src / f"rank_{rank}" / f"checkpoint_{old}.ckpt").rename(place.file(rank))
+    refused(place, "hold replicas")
+
+
+@pytest.mark.parametrize("link", [shutil.copyfile, os.link])
+def test_one_file_for_two_ranks(tmp_path, link):
+    """Nothing is replicated, so that only what should differ tells."""
+    params = {n: one for n, one in PARAMS.items() if n in ALL_ROWS}
+    stage = {name: ([4], [0, -1], 0, 0) for name in params}
+    reference.write_checkpoint(tmp_path / "src", [stage], params)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage])
+    first, third = (tmp_path / f"src/rank_{n}/checkpoint_{n}.ckpt" for n in (1, 3))
+    third.unlink()
+    link(first, third)
+    with pytest.raises(rankxform.CheckpointError, match="one of them is a copy of the other"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
+
+
+def test_an_older_file_of_one_rank(place):
+    place.change(3, PARAMS)
+    refused(place, "replicas")
+
+
+@pytest.mark.parametrize("options", [{}, {"weights_only": True}, {"exclude": "global_step"}])
+def test_files_of_two_steps(tmp_path, options):
+    place = Place(
+        tmp_path, lambda rank: {"global_step": (STEP[0], np.array([100 - rank // 3], "<i4"))}
+    )
+    refused(place, r"global_step is 100, and 99 by .*rank_3", **options)
+
+
+def test_a_few_that_differ_are_a_warning(place):
+    place.change(1, ["layers.0.wq.weight"])
+    with pytest.warns(rankxform.RankxformWarning, match=r"1 of 5 tensors compared contradict"):
+        report = place.convert()
+    assert len(report.warnings) == 1
+
+
+def test_zeros_prove_nothing(tmp_path):
+    def make(name, shape, dtype):
+        return np.zeros(shape, reference.WORD[reference.ITEM[dtype]])
+
+    report = Place(tmp_path, make=make).convert()
+    assert report.evidence["samples"] == 0 and report.warnings == ()
+
+
+def test_ranks_own_statistics_are_a_notice(tmp_path):
+    params = {**PARAMS, **{f"adam_m.{n}": one for n, one in PARAMS.items()}}
+    stages = [{n: layouts(True)[n.removeprefix("adam_m.")] for n in params}]
+    params["layers.0.load"] = ((32,), "Float32")
+    stages[0]["layers.0.load"] = ([2, 2], [-1], 0, 0)
+    reference.write_checkpoint(tmp_path / "src", stages, params)
+    place = Place.__new__(Place)
+    place.src, place.dst = tmp_path / "src", tmp_path / "dst"
+    place.right = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    for rank in range(4):
+        load = np.full(32, rank + 1, "<f4").view("<u4")
+        place.change(rank, **{"layers.0.load": load})
+    report = place.convert()
+    assert report.warnings == () and "layers.0.load" in " ".join(report.notices)
+
+
+def test_experts_that_were_all_made_of_one(tmp_path):
+    """All boxes of one kind are equal, and others differ: upcycled experts."""
+    params = {**PARAMS, "layers.0.experts.w1": ((4, 32, 8), "Float32")}
+    stage = {**layouts(True), "layers.0.experts.w1": ([4], [0, -1, -1], 0, 0)}
+
+    def make(name, shape, dtype):
+        if "experts" not in name:
+            return reference.full_tensor(name, shape, dtype)
+        return np.broadcast_to(reference.full_tensor(name, shape[1:], dtype), shape).copy()
+
+    reference.write_checkpoint(tmp_path / "src", [stage], params, make=make)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage])
+    report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
+    assert report.warnings == ()
+    assert "every rank holds the same bytes" in " ".join(report.notices)
+
+
+def test_a_tied_embedding_whose_copies_differ(tmp_path):
+    stage = {"embed.weight": ([2], [0, -1], 0, 0), "w0": ([2], [0, -1], 0, 0)}
+    last = {"embed.weight": ([2], [0, -1], 0, 0), "w1": ([2], [0, -1], 0, 0)}
+    params = dict.fromkeys(("embed.weight", "w0", "w1"), ((64, 32), "Float32"))
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage, last])
+    place = Place.__new__(Place)
+    place.src, place.dst, place.right = tmp_path / "src", tmp_path / "dst", strategy
+    reference.write_checkpoint(place.src, [stage, last], params)
+    assert place.convert(overwrite=True).warnings == ()
+    shutil.rmtree(place.dst)
+    for rank in (2, 3):
+        place.change(rank, ["embed.weight"])
+    refused(place, "hold replicas of 'embed.weight'")
+
+
+def test_a_destination_strategy_of_another_network(place, tmp_path):
+    stage = layouts(True)
+    shapes = {name: shape for name, (shape, _) in PARAMS.items()} | {"embed.weight": (128, 32)}
+    other = reference.write_strategy(tmp_path / "b.json", [stage], "json", shapes)
+    with pytest.raises(rankxform.RequestError, match=r"\[64, 32\], and \[128, 32\] by"):
+        rankxform.transform(place.src, place.dst, place.right, other)
+
+
+def test_json_beside_protobuf_states_the_shapes(place, tmp_path):
+    """Halves of rows taken for halves of columns: nothing but the shape tells."""
+    shapes = {name: shape for name, (shape, _) in PARAMS.items()} | {"embed.weight": (32, 64)}
+    folder = tmp_path / "both"
+    folder.mkdir()
+    for kind in ("ckpt", "json"):
+        reference.write_strategy(folder / f"s.{kind}", RIGHT, kind, shapes)
+    refused(place, r"the full shape of 'embed.weight' is \[32, 64\]", str(folder))
+
+
+def test_a_single_rank_is_not_sampled(tmp_path):
+    stages = [{"w": ([1], [-1, -1], 0, 0)}]
+    reference.write_checkpoint(tmp_path / "src", stages, {"w": ((64, 64), "Float32")})
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
+    assert report.evidence == {"samples": 0, "reads": 0, "bytes_read": 0}
+
+
+def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
+    from rankxform.job.launch import launch
+    from rankxform.request import Request
+    from rankxform.transport import Serial
+
+    place = Place(
+        tmp_path, lambda rank: {"global_step": (STEP[0], np.array([100 - rank // 3], "<i4"))}
+    )
+    request = Request(str(place.src), None, place.right, place.right)
+    with pytest.raises(rankxform.CheckpointError, match="global_step"):
+        launch(request, tmp_path / "output", Serial())
+
+
+def test_few_samples_of_many_files():
+    """Of 1,024 files of many kinds at most four samples each."""
+    from rankxform.formats.base import Schema
+    from rankxform.layout.layout import Layout
+    from rankxform.layout.strategy import Strategy
+    from rankxform.planning.description import Description
+    from rankxform.planning.sampling import entries_of, to_look_at
+    from rankxform.planning.table import catalog_of
+
+    ranks, stage = 1024, {}
+    shapes = {}
+    for number in range(12):
+        axes = [(0,), ()] if number % 2 else [(), (0,)]
+        split = 1 << (number // 2 + 1)
+        for layer in range(4):
+            name = f"layers.{layer}.w{number}"
+            stage[name] = Layout((ranks // split, split), tuple(axes))
+            shapes[name] = (64, 64 * split // split) if number % 2 else (64, 64)
+    schema = Schema(tuple(stage), ("Float32",) * len(stage), tuple(shapes.values()))
+    strategy = Strategy((stage,), ranks, "a")
+    names = {rank: f"rank_{rank}" for rank in range(ranks)}
+    schemas = dict.fromkeys(range(ranks), schema)
+    catalog = catalog_of(Description("a", strategy), schemas, names, range(ranks))
+    looked = to_look_at(catalog.parameters, catalog, range(ranks))
+    assert len({one.kind for one in looked}) == 12, "every kind is looked at"
+    entries = entries_of(looked)
+    assert max(map(len, entries.values())) <= 4 and len(entries) == ranks
+
+
+@pytest.mark.parametrize("iteration", [99, 100])
+def test_common_json_and_the_folders_number(tmp_path, iteration):
+    place = Place(tmp_path, {"global_step": STEP})
+    other = rankxform.transform(place.src, tmp_path / "c2", place.right, place.right,
+                                dst_form="checkpoint2")  # fmt: skip
+    assert other.warnings == ()
+    root = tmp_path / "c2"
+    (root / "iteration_00000100").rename(root / f"iteration_{iteration:08}")
+    (root / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        rankxform.transform(root, tmp_path / "out", None, None)
+    assert bool(found) == (iteration == 99)
+
+
+def test_common_json_and_the_tensors(tmp_path):
+    place = Place(tmp_path, {"global_step": STEP})
+    rankxform.transform(place.src, tmp_path / "c2", place.right, place.right,
+                        dst_form="checkpoint2")  # fmt: skip
+    path = tmp_path / "c2" / "iteration_00000100" / "common.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"global_step": 90, "step_num": 100}))
+    with pytest.raises(rankxform.CheckpointError, match="global_step is 90, and 100 by"):
+        rankxform.transform(tmp_path / "c2", tmp_path / "out", None, None)
