@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankxform.errors import StorageError
-from rankxform.storage.store import FOLDER, NOTHING, Listing, OpenFile, expression_of
+from rankxform.storage.store import FOLDER, NOTHING, Listing, OpenFile, Version, expression_of
 
 SCHEME = "mem://"
 
@@ -76,7 +76,7 @@ class MemoryStore:
     @contextmanager
     def open(self, name):
         data = self._memory.get(self._address(name))
-        yield OpenFile(lambda offset, nbytes: data[offset : offset + nbytes], len(data), 1)
+        yield OpenFile(lambda offset, nbytes: data[offset : offset + nbytes], Version(len(data), 1))
 
 
 class MemoryRanges:
@@ -89,7 +89,10 @@ class MemoryRanges:
         self._waiting = 0
 
     def version(self, path, sparse=False):
-        return len(self._memory.get(path)), 1
+        return Version(len(self._memory.get(path)), 1)
+
+    def named(self, path):
+        return Version(len(self._memory.files[path]), 1) if path in self._memory.files else None
 
     def _get(self, path, offset, nbytes):
         time.sleep(self._memory.latency)

@@ -81,12 +81,14 @@ class Sink(Protocol):
 @dataclass(frozen=True)
 class Traffic:
     """What one process moved: bytes read from source files, written to sinks, and sent; and the
-    seconds it took to read, to exchange, to copy in memory, and to write."""
+    seconds it took to read, to exchange, to copy in memory, and to write. notices: what to know of
+    the files that were read."""
 
     read: int = 0
     written: int = 0
     sent: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
     def __add__(self, other: Traffic) -> Traffic:
         seconds = {
@@ -94,8 +96,9 @@ class Traffic:
             for name in (*self.seconds, *other.seconds)
         }
         return Traffic(
-            self.read + other.read, self.written + other.written, self.sent + other.sent, seconds
-        )
+            self.read + other.read, self.written + other.written, self.sent + other.sent, seconds,
+            self.notices + other.notices,
+        )  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -145,8 +148,9 @@ def execute(
     while pipeline.in_flight:
         pipeline.complete()
     pipeline.finish()
+    notices = sources.check_unchanged()
     written = sum(sink.written for sink in sinks.values())
-    return before + Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds)
+    return before + Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds, notices)
 
 
 def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:

@@ -81,7 +81,8 @@ class Index:
 
     offsets: for each entry the byte at which its content starts.
     pieces: entries whose content lies in several spans of the file, by position.
-    size, modified: the file's bytes and modification time (ns) when it was read.
+    size, modified: the file's bytes and modification time (ns) when it was read; inode, changed:
+        its number then, and when anything of it was changed (ns), if that is known.
     checksum_at: byte at which a checksum behind the content starts, or None. has_checksum: whether
         the file states a checksum, there or elsewhere.
     metadata: texts that the container keeps beside tensors.
@@ -92,6 +93,8 @@ class Index:
     pieces: dict[int, tuple[Span, ...]]
     size: int
     modified: int = 0
+    inode: int = 0
+    changed: int = 0
     checksum_at: int | None = None
     has_checksum: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -81,7 +81,7 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
     if adapter is not None:
         every = adapter.table.parameters
         rules = [*_comparisons(request, adapter, every, selection.name_of)]
-        found += replace(_judged(request, adapter, rules, team), own=frozenset())
+        found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={})
     if target.truncated_vocab or target.tied_duplicates:
         team.bcast(lambda: _check_rows(request, source, target))
     return found
@@ -127,7 +127,7 @@ def _judged(request: Request, source: Source, rules: Sequence[Comparison], team:
             for file, some in seen[False].items()
             for name in some
         ]
-        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes))
+        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes), seen=seen[False])
         return sum((one for one in found if one is not None), cost)
 
     return team.agree(judge)

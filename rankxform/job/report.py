@@ -135,6 +135,6 @@ def report_of(
         derivation=derived.facts if derived else None,
         form=target.form.name,
         fingerprints=destination.request.verify,
-        notices=target.notices,
+        notices=(*target.notices, *dict.fromkeys(n for one, _, _ in every for n in one.notices)),
         warnings=(*target.warnings, *leftovers),
     )

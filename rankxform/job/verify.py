@@ -102,6 +102,7 @@ def compare(
             }
             with reading(source, target, work, p2p, on_progress) as inputs:
                 traffic = execute(work, inputs, sinks, on_progress)
+            destination.check_unchanged()
         return traffic.written, [one for s in sinks.values() for one in s.differences.values()]
 
     nbytes, differing = team.work(own, show)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from math import prod
 from typing import NamedTuple
 
@@ -49,7 +50,8 @@ class Evidence:
 
     own: source tensors of which the holders have values of their own. names: of those that were
     compared whole, and nbytes of them. samples: tensors of which samples were compared; reads,
-    bytes_read: what that took. warnings: what may not be what was meant; notices: what to know.
+    bytes_read: what that took; seen: the samples of the source. warnings: what may not be what was
+    meant; notices: what to know.
     """
 
     own: frozenset[str] = frozenset()
@@ -58,6 +60,7 @@ class Evidence:
     samples: int = 0
     reads: int = 0
     bytes_read: int = 0
+    seen: Samples = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
@@ -74,6 +77,7 @@ class Evidence:
             self.samples + other.samples,
             self.reads + other.reads,
             self.bytes_read + other.bytes_read,
+            self.seen or other.seen,
             self.warnings + other.warnings,
             self.notices + other.notices,
         )

@@ -41,7 +41,7 @@ from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
 from rankxform.planning.table import catalog_of, shapes_of
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
-from rankxform.storage.index import Indexer
+from rankxform.storage.index import Indexer, outwait
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -395,6 +395,7 @@ def index_all(
                 found[file] = indexer.index(paths[file])
             except CheckpointError as error:
                 wrong.append(Fault(str(error), CheckpointError, file, inside=True))
+        outwait(found.values())
         return found, wrong
 
     parts = team.allgather(own)

@@ -86,7 +86,7 @@ class ReadTimer:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self._ranges.version(self._path)[0]
+        return self._ranges.version(self._path).size
 
     def _read(self, first: int, last: int, *, sparse: bool = False) -> float:
         """Read, in one call; return the seconds that took."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, FormatError
@@ -22,6 +24,10 @@ def index(path: AnyPath) -> Index:
     return Indexer().index(path)
 
 
+_TICK = 10_000_000
+"""Nanoseconds after which the clock of a file system has ticked."""
+
+
 class Indexer:
     """Indexes files; a file laid out like an earlier one is recognized by comparing headers.
 
@@ -38,15 +44,26 @@ class Indexer:
         """Read the table of contents of `path`. Raises CheckpointError."""
         kind = container(path)
         with store_at(str(path)).open("") as file:
-            templates = self._seen.setdefault((kind.name, file.size), [])
+            size, modified, inode, changed = file.version
+            templates = self._seen.setdefault((kind.name, size), [])
             found = next((t.index for t in templates if t.fits(file.read_at)), None)
             if found is None:
                 try:
-                    found = kind.read_index(file.read_at, file.size)
+                    found = kind.read_index(file.read_at, size)
                 except FormatError as error:
                     raise CheckpointError(f"{path}: {error}") from error
                 templates.append(_Template(found, str(path)))
-        return replace(found, modified=file.modified)
+        return replace(found, modified=modified, inode=inode, changed=changed)
+
+
+def outwait(indexes: Iterable[Index]) -> None:
+    """Wait until what is written from now on gets a later time than these files have.
+
+    A file system's clock ticks every few milliseconds, and two writes within a tick bear one time.
+    """
+    newest, now = max((one.modified for one in indexes), default=0), time.time_ns()
+    if now - _TICK < newest <= now:
+        time.sleep(_TICK / 1e9)
 
 
 class _Template:

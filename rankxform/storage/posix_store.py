@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, StorageError
 
 from .posix import (
     Buffer,
@@ -29,6 +29,7 @@ from .store import (
     OpenFile,
     Ranges,
     Store,
+    Version,
     address_of,
     expression_of,
 )
@@ -57,9 +58,16 @@ class PosixRanges:
     def __init__(self) -> None:
         self._files, self._sparse = Descriptors(os.O_RDONLY), sparse_descriptors()
 
-    def version(self, path: str, sparse: bool = False) -> tuple[int, int]:
-        status = status_of(self._descriptor(path, sparse), path)
-        return status.st_size, status.st_mtime_ns
+    def version(self, path: str, sparse: bool = False) -> Version:
+        return _version(status_of(self._descriptor(path, sparse), path))
+
+    def named(self, path: str) -> Version | None:
+        try:
+            return _version(os.stat(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError.of(error, path, "look at") from error
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
         """Nothing is gained (docs/decisions.md, "Tiles")."""
@@ -119,7 +127,11 @@ class PosixStore:
     def open(self, name: str) -> Iterator[OpenFile]:
         path = address_of(str(self._root), name)
         with opened(path) as (fd, status):
-            yield OpenFile(range_reader(fd, path), status.st_size, status.st_mtime_ns)
+            yield OpenFile(range_reader(fd, path), _version(status))
+
+
+def _version(status: os.stat_result) -> Version:
+    return Version(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from hashlib import blake2b
@@ -13,8 +13,9 @@ from rankxform.formats.base import Index, locate
 from rankxform.planning.consistency import Sample
 
 from .index import container
+from .index import index as table_of
 from .posix import OnProgress, blocks
-from .sources import check_unchanged
+from .sources import check_same
 from .store import storage_of, store_at
 
 _ELEMENT = 8
@@ -29,7 +30,7 @@ def digest_all(
     """Return a digest of all bytes of each tensor of `names` that the file holds."""
     found = {}
     with closing(storage_of(path).ranges()) as ranges:
-        check_unchanged(path, ranges.version(path), index)
+        check_same(path, ranges.version(path), index)
         read = blocks(partial(ranges.read, path))
         for name in names:
             if name in index:
@@ -51,7 +52,7 @@ def sample(
     """
     found = {}
     with store_at(path).open("") as file:
-        check_unchanged(path, (file.size, file.modified), index)
+        check_same(path, file.version, index)
         for name in names:
             if name in index:
                 spans, nbytes = index.spans(name), index.nbytes(name)
@@ -61,6 +62,20 @@ def sample(
                 on_progress(len(data))
                 found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
     return found
+
+
+def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:
+    """Raise CheckpointError where a file has other headers, or other bytes where it was looked at.
+
+    seen: what was sampled of it before, by entry.
+    """
+    now = table_of(path)
+    same = (now.schema, now.offsets, now.pieces) == (index.schema, index.offsets, index.pieces)
+    if not same or sample(path, index, seen, lambda done: None) != seen:
+        raise CheckpointError(
+            f"{path}: was replaced while it was read; training still writes there? Wait until the "
+            "checkpoint is complete and run again"
+        )
 
 
 def check_crc(path: str, index: Index, on_progress: OnProgress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
@@ -11,7 +11,7 @@ from rankxform.formats.base import Index, locate
 
 from .posix import Buffer
 from .reflink import Position
-from .store import Ranges, storage_of
+from .store import Ranges, Version, storage_of
 
 
 class Read(NamedTuple):
@@ -26,12 +26,18 @@ class Read(NamedTuple):
 class Sources:
     """The source files of one process.
 
-    paths, indexes: by file. nbytes: read so far. ahead: how many reads may be in flight if they are
-    announced; 0 where that gains nothing.
+    paths, indexes: by file. recheck: called with the id of a file of which something was changed
+    that may not concern its content; raises CheckpointError if it does. nbytes: read so far. ahead:
+    how many reads may be in flight if they are announced; 0 where that gains nothing.
     """
 
-    def __init__(self, paths: Mapping[int, str], indexes: Mapping[int, Index]) -> None:
-        self._paths, self._indexes = paths, indexes
+    def __init__(
+        self,
+        paths: Mapping[int, str],
+        indexes: Mapping[int, Index],
+        recheck: Callable[[int], None] = lambda file: None,
+    ) -> None:
+        self._paths, self._indexes, self._recheck = paths, indexes, recheck
         kinds = dict.fromkeys(map(storage_of, paths.values()))
         self._ranges = {kind: kind.ranges() for kind in kinds}
         self._open: dict[tuple[int, bool], tuple[Ranges, str, Index]] = {}
@@ -133,9 +139,28 @@ class Sources:
         if found is None:
             path, index = self._paths[file], self._indexes[file]
             ranges = self._ranges[storage_of(path)]
-            check_unchanged(path, ranges.version(path, sparse), index)
+            check_same(path, ranges.version(path, sparse), index)
             found = self._open[file, sparse] = ranges, path, index
         return found
+
+    def check_unchanged(self) -> tuple[str, ...]:
+        """See that every file that was read still is what was indexed; return what to know.
+
+        A file of another size or time was written while it was read, and may have been read half
+        before and half after. Raises CheckpointError.
+        """
+        touched = []
+        opened = {file: found for (file, _), found in self._open.items()}
+        for file, (ranges, path, index) in opened.items():
+            named = ranges.named(path)
+            if named is None:
+                touched.append(f"{path}: was removed while it was read")
+                continue
+            check_same(path, named, index)
+            if (named.inode, named.changed) != (index.inode, index.changed):
+                self._recheck(file)
+                touched.append(f"{path}: its name, mode or links were changed while it was read")
+        return tuple(touched)
 
     def __enter__(self) -> Sources:
         return self
@@ -145,13 +170,11 @@ class Sources:
             ranges.close()
 
 
-def check_unchanged(path: str, version: tuple[int, int], index: Index) -> None:
-    """Raise CheckpointError where a source file is no longer the one that was indexed.
-
-    version: its size in bytes, and its time, as they are now.
-    """
-    if version != (index.size, index.modified):
+def check_same(path: str, version: Version, index: Index) -> None:
+    """Raise CheckpointError where a source file is no longer the one that was indexed."""
+    if (version.size, version.modified) != (index.size, index.modified):
         raise CheckpointError(
             f"{path}: was changed after it was first read ({index.size} bytes then, "
-            f"{version[0]} now); wait until the checkpoint is complete and run again"
+            f"{version.size} now); training still writes there? Wait until the checkpoint is "
+            "complete and run again"
         )

@@ -63,13 +63,25 @@ class Listing:
         return Listing(self.path, kind, tuple(files), entries, folders, self.searched, inside)
 
 
-class OpenFile(NamedTuple):
-    """A file whose headers are read: `size` in bytes; modified: when, in nanoseconds, or another
-    number that tells a version of it from a later one."""
+class Version(NamedTuple):
+    """What tells a version of a file from another: `size` in bytes; modified: when, in nanoseconds,
+    or another number that no later version has.
 
-    read_at: ReadAt
+    inode, changed: its number, and when anything of it was changed, its name or mode too; these
+    alone do not make it another version.
+    """
+
     size: int
     modified: int
+    inode: int = 0
+    changed: int = 0
+
+
+class OpenFile(NamedTuple):
+    """A file whose headers are read, and which version of it this is."""
+
+    read_at: ReadAt
+    version: Version
 
 
 class Store(Protocol):
@@ -103,11 +115,11 @@ class Ranges(Protocol):
 
     ahead: int
 
-    def version(self, path: str, sparse: bool = False) -> tuple[int, int]:
-        """Return size and time of the file that `read` reads, as `OpenFile` has them.
+    def version(self, path: str, sparse: bool = False) -> Version:
+        """Return which version of a file `read` reads. Raises StorageError."""
 
-        Raises StorageError.
-        """
+    def named(self, path: str) -> Version | None:
+        """Return which version has this name now; None if nothing has it any more."""
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
         """Begin to read this range, which `read` is called for after those announced before it.

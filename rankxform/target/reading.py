@@ -14,6 +14,7 @@ from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
+from rankxform.storage.samples import check_content
 from rankxform.storage.sources import Sources
 
 from .target import Target
@@ -33,7 +34,12 @@ def reading(
     every process calls it, with messages.
     """
     with ExitStack() as stack:
-        sources = held = stack.enter_context(Sources(source.paths, source.indexes))
+        seen = target.evidence.seen
+
+        def recheck(file: int) -> None:
+            check_content(source.paths[file], source.indexes[file], seen.get(file, {}))
+
+        sources = held = stack.enter_context(Sources(source.paths, source.indexes, recheck))
         planner, adapter = target.planner, target.adapter
         tensors: dict[str, tuple[Parameter, Sources]] = {}
         if any(any(one.steps) for one in planner.selection.parameters):
@@ -45,6 +51,7 @@ def reading(
         first = work.operands if work is not None else None
         if first is None:
             yield Inputs(sources, p2p, Operands(tensors))
+            held.check_unchanged()
             return
         parameters = (one.parameter for one in first.transfers if one.targets)
         arrays = Arrays(TensorSpec(p.name, p.dtype, p.shape) for p in parameters)

@@ -31,7 +31,8 @@ class Target:
     companions: small files that go with the destination, by name. truncated_vocab: source tensors
     that lose rows of the vocabulary; tied_duplicates: those that are left out, because each is said
     to be the same as another. map_in_words: the map that is applied, with what it takes. warnings:
-    what may not be what was meant, to be said first and last; notices: what to know.
+    what may not be what was meant, to be said first and last; notices: what to know. evidence: what
+    bytes were found to say of the source.
     """
 
     planner: Planner
@@ -51,6 +52,7 @@ class Target:
     map_in_words: str | None = None
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    evidence: Evidence = Evidence()
 
     def address(self, file: int) -> str:
         """Return the address of a file."""
@@ -76,6 +78,7 @@ class Target:
         return replace(
             self,
             planner=self.planner.with_own(own) if own else self.planner,
+            evidence=found,
             notices=self.notices + found.notices,
             warnings=self.warnings + found.warnings,
         )
