@@ -81,7 +81,7 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
     if adapter is not None:
         every = adapter.table.parameters
         rules = [*_comparisons(request, adapter, every, selection.name_of)]
-        found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={})
+        found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={}, steps=())
     if target.truncated_vocab or target.tied_duplicates:
         team.bcast(lambda: _check_rows(request, source, target))
     return found
@@ -168,7 +168,8 @@ def look(
 def _judge_steps(source: Source, seen: Samples) -> Evidence:
     """Refuse files that are of two steps of a training, by what they say of it."""
     step = source.selected.step or ()
-    facts = [fact for fact in source.description.facts if fact.kind == STEP]
+    stated = (*source.description.facts, *(source.own.facts if source.own is not None else ()))
+    facts = [fact for fact in stated if fact.kind == STEP]
     for file, some in seen.items():
         schema = source.indexes[file].schema
         known = {
@@ -188,7 +189,8 @@ def _judge_steps(source: Source, seen: Samples) -> Evidence:
         if one.refused:
             raise CheckpointError(str(one))
         warnings.append(str(one))
-    return Evidence(warnings=tuple(warnings[:1]))
+    steps = {fact.of: fact for fact in facts if fact.kind == STEP}
+    return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))
 
 
 def _judge_values(

@@ -122,7 +122,9 @@ def _open_ranks(target: Target, team: Team) -> Source:
     dst, ranks = target.planner.dst, target.ranks
     names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
     where = Where(str(target.folder), target.form.name, strategy=dst)
-    there = open_source(where, team, Narrow(lambda strategy: ranks, preferred=names))
+    there = open_source(
+        where, team, Narrow(lambda strategy: ranks, preferred=names, manifest=False)
+    )
 
     def check() -> None:
         missing = [rank for rank in ranks if rank not in there.selected.names]

@@ -13,16 +13,17 @@ from rankxform.checkpoints.folder import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.checksum import Fingerprint, sum_of_file
 from rankxform.engine.compare_sink import Difference, mismatches
-from rankxform.errors import CheckpointError, StorageError, UsageError
+from rankxform.errors import CheckpointError, FormatError, StorageError, UsageError
 from rankxform.publish import companions
+from rankxform.publish.contents import expected
 from rankxform.publish.target import MANIFEST_NAME, manifest
 from rankxform.request import Request
 from rankxform.source.opening import Source, listing_at
-from rankxform.storage.identity import digest
+from rankxform.storage.identity import digest, sampled
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
-from rankxform.target.manifest import expected, verify_command, verify_options
+from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
@@ -83,7 +84,17 @@ def verify_alone(
         sizes_only=not with_digests,
         command=verify_command(_merged(manifests), folder),
         names=_names(manifests[0]),
+        warnings=_incomplete(_merged(manifests)),
     )
+
+
+def _incomplete(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return that not all files of a destination were made, as a warning."""
+    total, made = record.get("ranks"), len(record["files"])
+    if not isinstance(total, int) or made >= total:
+        return ()
+    what = "files" if FORMS[record.get("form", DEFAULT_FORM)].described else "ranks"
+    return (f"{made} of {total} {what} were made; what was compared is these",)
 
 
 def notice_of_other_options(
@@ -185,6 +196,8 @@ def _check_file(
     if slices is None:
         return [], 0
     wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
+    if not wrong and facts.get("sample") not in (None, sampled(path)):
+        wrong = [Difference(path.name, rank, "was changed since it was written", whole_file=True)]
     if wrong or "digest" not in facts:
         return wrong, 0
     with Sources({rank: str(path)}, {rank: index}) as sources:
@@ -197,8 +210,8 @@ def _check_file(
 def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
     try:
         return expected(record, rank)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except FormatError as error:
         raise StorageError(
-            f"{MANIFEST_NAME}: damaged: what it says of {path} makes no sense ({error!r}); compare "
-            "with the source instead (verify SRC DST)"
+            f"{MANIFEST_NAME}: damaged: {path}: {error}; compare with the source instead (verify "
+            "SRC DST)"
         ) from error

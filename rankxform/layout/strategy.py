@@ -258,7 +258,7 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
         for record in records
         for stage, layouts in record.by_stage().items()
         for name, layout in layouts.items()
-        if layout.expanded_shape and not layout.split_rows
+        if layout.expanded_shape and prod(layout.expanded_shape) and not layout.split_rows
     }
     return Strategy(stages, _stage_size(stages, label), label, derived, shapes)
 

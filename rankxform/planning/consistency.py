@@ -15,6 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
+from rankxform.facts import Fact
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
@@ -50,7 +51,8 @@ class Evidence:
 
     own: source tensors of which the holders have values of their own. names: of those that were
     compared whole, and nbytes of them. samples: tensors of which samples were compared; reads,
-    bytes_read: what that took; seen: the samples of the source. warnings: what may not be what was
+    bytes_read: what that took; seen: the samples of the source. steps: how far
+    the training was, by what files hold. warnings: what may not be what was
     meant; notices: what to know.
     """
 
@@ -61,6 +63,7 @@ class Evidence:
     reads: int = 0
     bytes_read: int = 0
     seen: Samples = field(default_factory=dict, compare=False)
+    steps: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
@@ -78,6 +81,7 @@ class Evidence:
             self.reads + other.reads,
             self.bytes_read + other.bytes_read,
             self.seen or other.seen,
+            self.steps or other.steps,
             self.warnings + other.warnings,
             self.notices + other.notices,
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.facts import HEADER, SHAPE, STRATEGY, Fact
+from rankxform.facts import HEADER, SHAPE, STRATEGY, TYPE, Fact
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.boxes import Boxes, tiling_of
@@ -49,8 +49,8 @@ def catalog_of(
     return _Ranks(description, strategy, schemas, paths, searched).catalog(frozenset(wanted))
 
 
-def shapes_of(catalog: Catalog) -> Iterator[Fact]:
-    """Yield the full shapes that a strategy states, and those that its slices make."""
+def facts_of(catalog: Catalog) -> Iterator[Fact]:
+    """Yield the full shapes that a strategy states, and shapes and types by headers."""
     strategy = catalog.strategy
     for name, shape in strategy.shapes.items() if strategy is not None else ():
         one = catalog.declared.get(name)
@@ -58,6 +58,7 @@ def shapes_of(catalog: Catalog) -> Iterator[Fact]:
             slices = f"its slices, as in {catalog.paths[one.holders[0]]}"
             yield Fact(SHAPE, name, shape, STRATEGY, catalog.label)
             yield Fact(SHAPE, name, one.shape, HEADER, slices)
+            yield Fact(TYPE, name, one.dtype, HEADER, slices)
 
 
 def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:

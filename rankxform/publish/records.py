@@ -13,13 +13,24 @@ from rankxform.engine.checksum import MODULUS
 from rankxform.errors import FormatError
 from rankxform.values import dataclass
 
-VERSION = 2
+VERSION = 3
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
 
 
 def document(kind: str, content: Mapping[str, Any]) -> bytes:
     """Return a JSON document of `kind`, for people to read too."""
-    return (json.dumps({"kind": kind, "version": VERSION, **content}, indent=1) + "\n").encode()
+    texts = []
+    for key, value in {"kind": kind, "version": VERSION, **content}.items():
+        text = _short(value)
+        if key == "files":  # one in a line
+            lines = (f"  {_short(name)}: {_short(facts)}" for name, facts in value.items())
+            text = "{\n" + ",\n".join(lines) + "\n }"
+        texts.append(f" {_short(key)}: {text}")
+    return ("{\n" + ",\n".join(texts) + "\n}\n").encode()
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def parse(kind: str, data: bytes) -> dict[str, Any]:

@@ -26,7 +26,15 @@ from rankxform.errors import FormatError, StorageError
 from rankxform.storage.posix import random_hex, read_bytes, read_record, remove, sync, write_small
 
 from . import companions, records
-from .facts import Facts, is_own, is_same_file, known_facts, refuse_link, status_of_name
+from .facts import (
+    Facts,
+    is_own,
+    is_same_file,
+    is_unchanged,
+    known_facts,
+    refuse_link,
+    status_of_name,
+)
 from .lock import Lock, boot_id, is_of_lock
 from .records import JOB, MANIFEST, Completed
 from .state import State
@@ -141,7 +149,7 @@ class TargetFolder:
             if self._durable:
                 sync(final.parent)  # a run may have ended between its name and this
             return True
-        if is_same_file(listed.get(name, {}), facts, "size", "modified"):
+        if name in listed and is_unchanged(final, listed[name], facts):
             return True
         if overwrite:
             return False
@@ -327,8 +335,9 @@ class TargetFolder:
         for name, noted in self._files.items():
             there = known_facts(self._folder / name)
             if name in mine or is_same_file(noted, there, "inode", "size", "modified"):
-                facts = ("rank", "size", "modified", "digest")
-                files[name] = {key: noted[key] for key in facts if key in noted}
+                facts = ("rank", "size", "sample", "digest")
+                now = {key: (there or noted)[key] for key in ("inode", "modified", "changed")}
+                files[name] = {**{key: noted[key] for key in facts if key in noted}, **now}
                 done.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())

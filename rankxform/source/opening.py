@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from posixpath import dirname
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import (
     DEFAULT_FORM,
@@ -31,15 +31,15 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
-from rankxform.facts import contradictions
+from rankxform.facts import BOXES, FILES, contradictions
 from rankxform.formats.base import Index, Schema
 from rankxform.layout.differences import first_difference
 from rankxform.layout.names import ranges
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
-from rankxform.planning.table import catalog_of, shapes_of
+from rankxform.planning.table import catalog_of, facts_of
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage.index import Indexer, outwait
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
@@ -49,6 +49,7 @@ from rankxform.values import dataclass
 from . import faults
 from .by_node import list_on_all, reach_of
 from .hints import siblings_of, which_strategy
+from .own import Own, changed, gone, own_of
 from .whole import whole_strategy
 
 
@@ -72,12 +73,13 @@ class Narrow:
 
     ranks: tells the ranks that are needed under a strategy, None if all are. drops: tells the
     tensors that are not wanted, by name. preferred: names of ranks' files, which are chosen where
-    all of them are there.
+    all of them are there. manifest: whether what rankxform noted of its own files is wanted.
     """
 
     ranks: Callable[[Strategy], Sequence[int] | None] = lambda strategy: None
     drops: Callable[[str], bool] = lambda name: False
     preferred: Mapping[int, str] = field(default_factory=dict)
+    manifest: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Source:
     beyond the strategy's ranks, if any is there. catalog: None where nothing states how files are
     sharded, or it cannot be made. reach: which process can open which file. wanted: ids that were
     looked for. faults: what is wrong. notices: what to know; warnings: what may not be what was
-    meant. listing: what lies at the place; on process 0, or where there are several nodes, alone.
+    meant. own: what rankxform noted when it wrote the files, if it did. listing: what lies at the
+    place; on process 0, or where there are several nodes, alone.
     """
 
     where: Where
@@ -105,6 +108,7 @@ class Source:
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     searched: str = ""
+    own: Own | None = None
     listing: Listing | None = field(default=None, compare=False)
 
     def require(self) -> Source:
@@ -147,11 +151,11 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
     chosen, there = _choose_on_one(where, form, listing, narrow, team)
     paths = {file: address_of(where.path, name) for file, name in sorted(chosen.names.items())}
     reach, notices = reach_of(team, paths, same_as_node0)
-    found, unreadable = index_all(paths, reach, team)
+    found, unreadable = index_all(paths, reach, team, chosen.own)
     source = Source(
         where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,
         (*chosen.faults, *unreadable), (*chosen.notices, *notices), chosen.warnings,
-        listing.searched if listing else "", there,
+        listing.searched if listing else "", chosen.own, there,
     )  # fmt: skip
     return team.agree(lambda: _tabulated(source, chosen, narrow))
 
@@ -174,6 +178,7 @@ class _Chosen(NamedTuple):
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     siblings: int = 0
+    own: Own | None = None
 
 
 def form_at(where: Where, option: str = "--src-form") -> Form:
@@ -214,12 +219,44 @@ def _choose_on_one(
         store = store_at(where.path)
         if where.files is None and not seen:
             seen.append(store.list(form.pattern(where)))
+        there = seen[0] if seen else None
         if form.described:
-            return _described(where, form, seen[0] if seen else None, store, narrow)
-        return _of_ranks(where, form, seen[0] if seen else None, store, narrow)
+            chosen = _described(where, form, there, store, narrow)
+            below = dirname(next(iter(chosen.names.values()), ""))
+            own = own_of(where, form, there, below) if narrow.manifest else None
+            return chosen if own is None else _with_own(chosen, own, where, there)
+        own = own_of(where, form, there) if narrow.manifest else None
+        if own is None:
+            return _of_ranks(where, form, there, store, narrow)
+        stated = where if where.strategy is not None else replace(where, strategy=own.strategy)
+        return _with_own(_of_ranks(stated, form, there, store, narrow), own, where, there)
 
     chosen = team.bcast(choose)
     return chosen, (seen[0] if seen else None)
+
+
+def _with_own(chosen: _Chosen, own: Own, where: Where, listing: Listing | None) -> _Chosen:
+    """Compare what was chosen with what rankxform noted of the files when it wrote them."""
+    if own.notice:
+        return chosen._replace(notices=(own.notice, *chosen.notices))
+    wrong = [*own.wrong]
+    found = list[Fault]()
+    if own.strategy is not None:
+        if where.strategy is not None:
+            stated = _stated_by(own, own.strategy)
+            for one in _contradictions(stated, where.strategy):
+                found.append(one._replace(kind=StrategyError, id=BOXES))
+        assert listing is not None
+        wrong += gone(own, listing.files, chosen.wanted if not found else ())
+    found += (Fault(text, id=FILES) for text in wrong)
+    return chosen._replace(faults=(*found, *chosen.faults), own=own)
+
+
+def _stated_by(own: Own, strategy: Strategy) -> Description:
+    """Return what a manifest states, as a checkpoint's own description."""
+    shapes = strategy.shapes
+    declared = {name: (own.dtypes[name], shape) for name, shape in shapes.items()}
+    return Description(own.label, strategy, declared=declared)
 
 
 def _described(
@@ -350,10 +387,22 @@ def _contradictions(description: Description, given: Strategy) -> Iterator[Fault
                 UsageError,
             )
         return
+    if isinstance(given, WholeStrategy) and own.ranks == 1:
+        return
     if isinstance(given, WholeStrategy):
         yield Fault(
             f"{leave} {description.source} says how its parameters are sharded, and 'none' means "
             "whole tensors",
+            UsageError,
+        )
+        return
+    if isinstance(given, PatternStrategy):
+        shapes = {name: shape for name, (_, shape) in description.declared.items()}
+        given = given.over(shapes, states=True)
+    if own.ranks != given.ranks:
+        yield Fault(
+            f"{leave} {given.label} is of {given.ranks} ranks, and {description.source}, which is "
+            f"the checkpoint's own, of {own.ranks}",
             UsageError,
         )
         return
@@ -381,16 +430,21 @@ def ranks_at(folder: Path) -> int:
 
 
 def index_all(
-    paths: Mapping[int, str], reach: Reach, team: Team
+    paths: Mapping[int, str], reach: Reach, team: Team, own: Own | None = None
 ) -> tuple[dict[int, Index], list[Fault]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
-    What cannot be read as a checkpoint is a fault.
+    What cannot be read as a checkpoint is a fault, and what is not as rankxform wrote it.
     """
+    noted = _noted(paths, own)
 
-    def own() -> tuple[dict[int, Index], list[Fault]]:
+    def mine() -> tuple[dict[int, Index], list[Fault]]:
         found, wrong, indexer = {}, list[Fault](), Indexer()
         for file in reach.partition(paths)[team.rank]:
+            why = changed(paths[file], noted[file], own.label) if own and file in noted else None
+            if why is not None:
+                wrong.append(Fault(why, CheckpointError, file, inside=True, id=FILES))
+                continue
             try:
                 found[file] = indexer.index(paths[file])
             except CheckpointError as error:
@@ -398,13 +452,21 @@ def index_all(
         outwait(found.values())
         return found, wrong
 
-    parts = team.allgather(own)
+    parts = team.allgather(mine)
     found = {file: one for part, _ in parts for file, one in part.items()}
     wrong = sorted((one for _, some in parts for one in some), key=lambda one: one.file or 0)
     same: dict[Schema, Schema] = {}  # what several processes found is kept once
     for one in found.values():
         one.schema = same.setdefault(one.schema, one.schema)
     return dict(sorted(found.items())), wrong
+
+
+def _noted(paths: Mapping[int, str], own: Own | None) -> dict[int, Mapping[str, Any]]:
+    """Return what a manifest says of each file, by id."""
+    if own is None:
+        return {}
+    known = {address_of(dirname(own.label), name): facts for name, facts in own.files.items()}
+    return {file: known[path] for file, path in paths.items() if path in known}
 
 
 def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
@@ -449,7 +511,8 @@ def _tabulated(source: Source, chosen: _Chosen, narrow: Narrow) -> Source:
         except (CheckpointError, RequestError, StrategyError) as error:
             found.append(Fault(str(error), type(error), inside=True))
     if catalog is not None:
-        differing = [*contradictions([*meant.facts, *shapes_of(catalog)])]
+        own = source.own.facts if source.own is not None else ()
+        differing = [*contradictions([*meant.facts, *own, *facts_of(catalog)])]
         found += (Fault(str(one), inside=True, id=one.id) for one in differing if one.refused)
         doubts = tuple(str(one) for one in differing if not one.refused)
         source = replace(source, warnings=source.warnings + doubts)

@@ -16,14 +16,24 @@ from pathlib import Path
 from rankxform.formats.base import Span
 from rankxform.values import dataclass
 
-from .posix import OnProgress, blocks, create, existing, opened, read_into, remove
+from .posix import (
+    OnProgress,
+    blocks,
+    create,
+    existing,
+    opened,
+    range_reader,
+    read_into,
+    remove,
+)
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
 """Prefixes of the types of file systems that several hosts may have mounted."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
-_SAMPLES, _SAMPLE_BYTES = 16, 4096
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+_START_BYTES = 64 << 10
 _STALE_SECONDS = 3600
 
 
@@ -38,7 +48,7 @@ class Identity:
     size: int
     modified: int
     inode: int | None
-    samples: bytes = b""
+    samples: str = ""
 
 
 def identity(path: Path) -> Identity | None:
@@ -47,7 +57,7 @@ def identity(path: Path) -> Identity | None:
         status = path.stat()
         if _is_network(path):
             return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
-        return Identity(status.st_size, status.st_mtime_ns, None, _sampled(path))
+        return Identity(status.st_size, status.st_mtime_ns, None, sampled(path))
     except OSError:
         return None
 
@@ -82,13 +92,20 @@ def _mounts() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _sampled(path: Path) -> bytes:
-    state = blake2b(digest_size=16)
+def sampled(path: Path) -> str:
+    """Return a digest of a file's size, start and end, and of blocks between them.
+
+    By it a file that was copied is known again, and one that was changed mostly is not.
+    """
     with opened(path) as (fd, status):
-        step = max(_SAMPLE_BYTES, status.st_size // _SAMPLES)
-        for start in range(0, status.st_size, step):
-            state.update(os.pread(fd, _SAMPLE_BYTES, start))
-    return state.digest()
+        size, read_at = status.st_size, range_reader(fd, path)
+        state = blake2b(f"{size}".encode(), digest_size=16)
+        state.update(read_at(0, _START_BYTES))
+        last = max(0, size - _SAMPLE_BYTES)
+        for start in sorted({last * number // (_SAMPLES - 1) for number in range(_SAMPLES)}):
+            if start + _SAMPLE_BYTES > _START_BYTES:
+                state.update(read_at(start, _SAMPLE_BYTES))
+    return state.hexdigest()
 
 
 def digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:

@@ -18,6 +18,7 @@ from rankxform.engine.pipeline import Inputs, Traffic
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
+from rankxform.publish.contents import contents
 from rankxform.publish.facts import Facts, facts_of, known_facts
 from rankxform.publish.journal import Journal
 from rankxform.publish.links import HARD, link_all
@@ -26,13 +27,14 @@ from rankxform.publish.target import TargetFolder
 from rankxform.publish.write import write_parts
 from rankxform.request import Request
 from rankxform.source.opening import Source
+from rankxform.storage.identity import sampled
 from rankxform.storage.posix import OnProgress, create, give_name, make_folder, remove, sync
 from rankxform.transport import Team
 from rankxform.transport.team import quiet
 from rankxform.values import dataclass
 
 from .free import foreign_warnings
-from .manifest import contents, identity, verify_options
+from .manifest import identity, verify_options
 from .outputs import FileLayouts, equal_files, outputs
 from .placement import NodeFolder, Placement, place
 from .strategy_file import check_strategy_file, keep_beside
@@ -260,12 +262,13 @@ class Folder:
         request, found = self.request, {}
         for file, output in self._owned.items():
             nbytes = output.layout.size
-            facts = {**facts_of(output.part), **seen[file]}
+            facts = {**facts_of(output.part), **seen[file], "sample": sampled(output.part)}
             _check_part(output.part, facts, self.journal.parts[file].inode, nbytes)
             link_all(output.part, output.equal, request.link, durable=request.fsync)
             for final in output.output_paths:
-                found[final] = facts = self._facts(output, final, seen[file])
-                _check_part(part_of(final), facts, facts["inode"], nbytes)
+                same = self._facts(output, final, seen[file])
+                found[final] = {**same, "sample": facts["sample"]}
+                _check_part(part_of(final), same, same["inode"], nbytes)
         return found
 
     def _note_complete(
@@ -306,10 +309,11 @@ class Folder:
         stated = request.verify or not target.form.described
         kept = contents(target.planner, target.files) if stated else {}
         options = verify_options(request, self.source, target)
+        steps = {fact.of: fact.value for fact in target.evidence.steps}
         keep_beside(target)
         names = target.arrangement.names
         self.folder.finish(
-            {**kept, "ranks": len(names), "verify": options},
+            {**kept, "ranks": len(names), "verify": options, "step": steps},
             names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
         )

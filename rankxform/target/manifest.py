@@ -1,22 +1,18 @@
-"""What a manifest says: what was made of what, where every slice belongs, and how to verify it."""
+"""What a manifest says of a conversion: what was made of what, and how to verify it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rankxform.engine.compare_sink import Expected
-from rankxform.layout.layout import Layout
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
 from rankxform.planning.catalog import Catalog, Parameter
-from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Composed
 from rankxform.request import Request, affecting, option_table
 from rankxform.source.opening import Source
@@ -156,62 +152,3 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
         options = [*options, "--ranks", ranges(made).replace(" ", "")]
     source = manifest["identity"].get("source")
     return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])
-
-
-# -- where every slice belongs, strategies aside --------------------------------------------------
-
-
-def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
-    """Return, for JSON, what the files of each pipeline stage hold.
-
-    A parameter is its type, its full shape, and the number of its layout in the stage's list. Of
-    files that hold some of a rank's parameters, the rank and the names are kept too.
-    """
-    dst = planner.dst
-    stages: dict[str, Any] = {}
-    for rank in dict.fromkeys(planner.part(file).rank for file in files):
-        stage = str(dst.stage_of(rank))
-        if stage in stages:
-            continue
-        numbers: dict[Layout, int] = {}
-        parameters: dict[str, Any] = {}
-        for name, layout in planner.names_of(rank).items():
-            p = planner.parameter(name)
-            parameters[p.name] = [p.dtype, list(p.shape), numbers.setdefault(layout, len(numbers))]
-        layouts = [asdict(layout) for layout in numbers]
-        stages[stage] = {"layouts": layouts, "parameters": parameters}
-    parts = {
-        str(file): [planner.part(file).rank, list(planner.names(file))]
-        for file in files
-        if planner.part(file).names is not None
-    }
-    return {"stage size": dst.stage_size, "stages": stages, **({"parts": parts} if parts else {})}
-
-
-def expected(
-    manifest: Mapping[str, Any], file: int
-) -> dict[str, tuple[tuple[int, ...], Expected]] | None:
-    """Return what a file holds, from a manifest: full shape, type and box by name.
-
-    None where it does not say: older ones did so with fingerprints alone.
-    """
-    if "stages" not in manifest:
-        return None
-    size = manifest["stage size"]
-    rank, names = manifest.get("parts", {}).get(str(file), (file, None))
-    stage = manifest["stages"].get(str(rank // size))
-    if stage is None:
-        return None
-    layouts = [_layout(facts) for facts in stage["layouts"]]
-    found = {}
-    for name in stage["parameters"] if names is None else names:
-        dtype, shape, number = stage["parameters"][name]
-        box = layouts[number].grid(tuple(shape)).box(layouts[number].cell(rank % size))
-        found[name] = tuple(shape), Expected(dtype, box)
-    return found
-
-
-def _layout(facts: Mapping[str, Any]) -> Layout:
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-    plain["tensor_map"] = tuple(map(tuple, facts["tensor_map"]))
-    return Layout(**plain)

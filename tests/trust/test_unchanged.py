@@ -87,8 +87,10 @@ def place(tmp_path, monkeypatch):
         return check(self)
 
     monkeypatch.setattr(Sources, "check_unchanged", changed)
-    return tmp_path, strategy, lambda change: then.append(
-        (change, tmp_path / "src" / "rank_1" / "checkpoint_1.ckpt")
+    return (
+        tmp_path,
+        strategy,
+        lambda change: then.append((change, tmp_path / "src" / "rank_1" / "checkpoint_1.ckpt")),
     )
 
 
@@ -98,13 +100,13 @@ def test_a_source_that_is_written_meanwhile(place, verb, change):
     folder, strategy, later = place
     rankxform.transform(folder / "src", folder / "known", strategy, None)
     later(change)
+    calls = {
+        "transform": lambda: rankxform.transform(folder / "src", folder / "dst", strategy, None),
+        "load": lambda: rankxform.load(folder / "src", strategy, None),
+        "verify": lambda: rankxform.verify(folder / "src", folder / "known", strategy, None),
+    }
     with pytest.raises(rankxform.CheckpointError, match="training still writes there"):
-        if verb == "transform":
-            rankxform.transform(folder / "src", folder / "dst", strategy, None)
-        elif verb == "load":
-            rankxform.load(folder / "src", strategy, None)
-        else:
-            rankxform.verify(folder / "src", folder / "known", strategy, None)
+        calls[verb]()
     assert not [path for path in (folder / "dst").rglob("*") if path.is_file()]
 
 

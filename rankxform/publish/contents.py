@@ -1,0 +1,117 @@
+"""What a manifest says of its files: where every slice belongs, strategies aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rankxform.engine.compare_sink import Expected
+from rankxform.errors import FormatError
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import Layout
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.plan import Planner
+from rankxform.values import dataclass
+
+_WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+"""What a document of another structure leads to."""
+
+
+def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
+    """Return, for JSON, what the files of each pipeline stage hold.
+
+    A parameter is the number of its kind: type, full shape, and the number of its layout. Of files
+    that hold some of a rank's parameters, the rank and the names are kept too.
+    """
+    dst = planner.dst
+    stages: dict[str, Any] = {}
+    for rank in dict.fromkeys(planner.part(file).rank for file in files):
+        stage = str(dst.stage_of(rank))
+        if stage in stages:
+            continue
+        layouts: dict[Layout, int] = {}
+        kinds: dict[tuple[str, Shape, int], int] = {}
+        parameters: dict[str, int] = {}
+        for name, layout in planner.names_of(rank).items():
+            p = planner.parameter(name)
+            kind = p.dtype, p.shape, layouts.setdefault(layout, len(layouts))
+            parameters[p.name] = kinds.setdefault(kind, len(kinds))
+        written = [asdict(layout) for layout in layouts]
+        stages[stage] = {"layouts": written, "kinds": list(kinds), "parameters": parameters}
+    parts = {
+        str(file): [planner.part(file).rank, list(planner.names(file))]
+        for file in files
+        if planner.part(file).names is not None
+    }
+    size = {"stage size": dst.stage_size, "stage count": len(dst.stages)}
+    return {**size, "stages": stages, **({"parts": parts} if parts else {})}
+
+
+def expected(
+    manifest: Mapping[str, Any], file: int
+) -> dict[str, tuple[tuple[int, ...], Expected]] | None:
+    """Return what a file holds, from a manifest: full shape, type and box by name.
+
+    None where it does not say. Raises FormatError.
+    """
+    if "stages" not in manifest:
+        return None
+    try:
+        size = manifest["stage size"]
+        rank, names = manifest.get("parts", {}).get(str(file), (file, None))
+        stage = manifest["stages"].get(str(rank // size))
+        if stage is None:
+            return None
+        found = {}
+        for name, (dtype, shape, layout) in _stated(stage).items():
+            if names is None or name in names:
+                found[name] = (
+                    shape,
+                    Expected(dtype, layout.grid(shape).box(layout.cell(rank % size))),
+                )
+        return found
+    except _WRONG as error:
+        raise FormatError(f"what it says of file {file} makes no sense ({error!r})") from error
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a manifest states of a whole checkpoint: the strategy, and types by name.
+
+    strategy: None where not all pipeline stages were made.
+    """
+
+    strategy: Strategy | None
+    dtypes: Mapping[str, str]
+
+
+def stated(manifest: Mapping[str, Any], label: str) -> Stated:
+    """Return how the ranks that a manifest speaks of shard. Raises FormatError."""
+    try:
+        size, count = int(manifest["stage size"]), int(manifest["stage count"])
+        stages = [_stated(manifest["stages"].get(str(at), _NOTHING)) for at in range(count)]
+        shapes = {n: shape for some in stages for n, (_, shape, _) in some.items()}
+        dtypes = {n: dtype for some in stages for n, (dtype, _, _) in some.items()}
+        layouts = tuple({n: one for n, (_, _, one) in some.items()} for some in stages)
+        strategy = Strategy(layouts, size, label, shapes=shapes) if all(stages) else None
+        return Stated(strategy, dtypes)
+    except _WRONG as error:
+        raise FormatError(
+            f"damaged: what it says of its files makes no sense ({error!r})"
+        ) from error
+
+
+_NOTHING: Mapping[str, Any] = {"layouts": (), "kinds": (), "parameters": {}}
+
+
+def _stated(stage: Mapping[str, Any]) -> dict[str, tuple[str, Shape, Layout]]:
+    layouts = [_layout(facts) for facts in stage["layouts"]]
+    kinds = [(str(dtype), tuple(map(int, shape)), layouts[n]) for dtype, shape, n in stage["kinds"]]
+    return {name: kinds[number] for name, number in stage["parameters"].items()}
+
+
+def _layout(facts: Mapping[str, Any]) -> Layout:
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+    plain["tensor_map"] = tuple(map(tuple, facts["tensor_map"]))
+    return Layout(**plain)

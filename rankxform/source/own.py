@@ -1,0 +1,130 @@
+"""What a folder that rankxform wrote says of itself: its manifest, compared with what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, Form, Where
+from rankxform.checkpoints.rank_folders import LATEST
+from rankxform.errors import FormatError, RankxformError, StorageError
+from rankxform.facts import MANIFEST, STEP, TYPE, Fact
+from rankxform.layout.strategy import Strategy
+from rankxform.publish import companions
+from rankxform.publish.contents import stated
+from rankxform.publish.facts import is_unchanged, known_facts
+from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.storage.store import Listing, address_of, is_path
+from rankxform.values import dataclass
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a manifest states of a checkpoint. label: the manifest's path.
+
+    strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
+    does. dtypes: by name. files: what is noted of each, by name relative to the folder. options: of
+    the conversion that made it; adapter: the files of what was merged. steps: how far the training
+    was. wrong: companion files that are not as written, in words. notice: why it could not be read.
+    """
+
+    label: str
+    strategy: Strategy | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Any = None
+    steps: Mapping[str, int] = field(default_factory=dict)
+    wrong: tuple[str, ...] = ()
+    notice: str = ""
+
+    @property
+    def facts(self) -> Iterator[Fact]:
+        """What it states that files may contradict."""
+        for name, dtype in self.dtypes.items():
+            yield Fact(TYPE, name, dtype, MANIFEST, self.label)
+        for name, value in self.steps.items():
+            yield Fact(STEP, name, value, MANIFEST, self.label)
+
+
+def own_of(where: Where, form: Form, listing: Listing | None, below: str = "") -> Own | None:
+    """Return what the manifest beside a checkpoint's files says of them; None if there is none.
+
+    It speaks of the files that it lists: where others lie among them, or are chosen, or each node
+    has some of them, nothing is known. A manifest that cannot be read is said, and is no reason to
+    refuse the files. below: the folder of the files, relative to the place.
+    """
+    if listing is None or listing.searched or where.files is not None or not is_path(where.path):
+        return None
+    folder = Path(where.path) / below
+    path = folder / MANIFEST_NAME
+    if (not form.described and _is_choice(where)) or not path.is_file():
+        return None
+    try:
+        return _read(folder, form, listing)
+    except RankxformError as error:
+        return Own(str(path), notice=f"{error}; the files were taken as any others")
+
+
+def _is_choice(where: Where) -> bool:
+    default = (where.pattern, where.suffix) == (DEFAULT_PATTERN, None)
+    return not default or where.step not in (None, LATEST)
+
+
+def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
+    record, path = manifest(folder), folder / MANIFEST_NAME
+    names = list(record["files"])
+    if record.get("form", DEFAULT_FORM) != form.name:
+        return None
+    if not form.described and form.foreign_files(listing, names):
+        return None
+    strategy: Strategy | None = None
+    dtypes: Mapping[str, str] = {}
+    if not form.described:
+        try:
+            found = stated(record, str(path))
+        except FormatError as error:
+            raise StorageError(f"{path}: damaged: {error}") from error
+        strategy, dtypes = found.strategy, found.dtypes
+    steps = record.get("step")
+    identity = record["identity"]
+    return Own(
+        str(path),
+        strategy,
+        dtypes,
+        record["files"],
+        identity["options"],
+        identity.get("adapter files"),
+        {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
+        tuple(f"{folder / name}: {why}" for name, why in companions.faults(folder, record).items()),
+    )
+
+
+def gone(own: Own, there: Collection[str], ranks: Collection[int] | None) -> Iterator[str]:
+    """Yield what a manifest lists and is not there, in words. ranks: those that are needed."""
+    lost = [
+        name
+        for name, facts in own.files.items()
+        if name not in there and (ranks is None or facts["rank"] in ranks)
+    ]
+    if lost:
+        more = f", and {len(lost) - 1} files more" if lost[1:] else ""
+        yield (
+            f"{address_of(str(Path(own.label).parent), lost[0])}{more}: is gone, and {own.label} "
+            "lists it; bring it back, or convert the original again"
+        )
+
+
+def changed(path: str, noted: Mapping[str, Any], label: str) -> str | None:
+    """Return that a file is not the one that a manifest lists, in words; None if it is."""
+    facts = known_facts(Path(path).resolve())
+    with suppress(RankxformError):
+        if facts is None or is_unchanged(Path(path), noted, facts):
+            return None
+    return (
+        f"{path}: is not the file that {label} lists: it was changed or replaced since; bring the "
+        "right one, or remove the manifest if it is meant"
+    )
