@@ -256,8 +256,37 @@ def test_values_beyond_the_range_of_a_type_are_refused(dtype, tmp_path):
     assert not list((tmp_path / "b").glob("*.safetensors"))
     numbers[0, 1] = -65504.0 if dtype == "Float32" else -65280.0
     src = folder(tmp_path / "c", {"w": (dtype, words(numbers, dtype))})
-    rankxform.transform(src, tmp_path / "d", dst_form="huggingface", **options)
+    with pytest.warns(rankxform.RankxformWarning, match="infinite or no numbers"):
+        rankxform.transform(src, tmp_path / "d", dst_form="huggingface", **options)
     assert np.array_equal(found(tmp_path / "d")["w"].view("<f2"), numbers, equal_nan=True)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_values_beyond_bfloat16_are_refused_too(tmp_path, sign):
+    """The last 32,767 Float32 values round up to infinity."""
+    largest, last = 3.3895313892515355e38, np.finfo("<f4").max
+    for value, fits in ((largest, True), (last, False)):
+        words = np.array([1, sign * value], "<f4").view("<u4")
+        src = folder(tmp_path / str(fits), {"w": ("Float32", words)})
+        if fits:
+            rankxform.transform(src, tmp_path / "dst", dtype="bf16", dst_form="huggingface")
+        else:
+            with pytest.raises(CheckpointError, match=r"beyond BFloat16's largest"):
+                rankxform.transform(src, tmp_path / "no", dtype="bf16", dst_form="huggingface")
+
+
+def test_a_tensor_that_becomes_zero_is_a_warning(tmp_path):
+    tensors = {
+        "small": ("Float32", np.full(4, 1e-9, "<f4").view("<u4")),
+        "zero": ("Float32", np.zeros(4, "<u4")),
+        "some": ("Float32", np.array([1e-9, 1, 0, 0], "<f4").view("<u4")),
+    }
+    src = folder(tmp_path / "src", tensors)
+    with pytest.warns(rankxform.RankxformWarning, match=r"^small: every value is zero"):
+        rankxform.transform(src, tmp_path / "dst", dtype="fp16", dst_form="huggingface")
+    with pytest.warns(rankxform.RankxformWarning, match=r"^small: every value is zero"):
+        found = rankxform.load(src, dtype="fp16")
+    assert found.warnings
 
 
 def test_the_command_line_has_options_from_outside(tmp_path, capsys, monkeypatch):

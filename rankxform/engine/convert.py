@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Convert = Callable[[Words, Words], None]
     """Writes the values of the second array into the first, of the same shape."""
 
-HALF, EXACT = "Float16", "Float64"
-"""The type whose range is small, and the one in which steps work, which has all others' values."""
+HALF, BRAIN, EXACT = "Float16", "BFloat16", "Float64"
+"""Types of 16 bits, and the one in which steps work, which has all others' values."""
 
 _NUMPY = {
     "Bool": "?",
@@ -231,15 +231,31 @@ def _to_half(into: Words, out: Words, room: Words) -> None:
         into.view("<u2")[wrong] = sign | _HALF_NAN
 
 
-def is_beyond_half(into: Words, out: Words) -> bool:
-    """Tell whether a value of Float16 is infinite that was finite (`out`, before the change)."""
-    bits = into.view("<u2")
-    endless = (bits & _UNSIGNED) == _HALF_INFINITE
-    if not endless.any():
-        return False
-    if out.dtype == "<u2":  # BFloat16
-        return bool(((out[endless] & _UNSIGNED) != _INFINITE).any())
-    return bool(np.isfinite(out[endless]).any())
+def not_finite(words: Words, dtype: str) -> Words | None:
+    """Return where values of a floating type are infinite or NaN; None if none is."""
+    if dtype in (HALF, BRAIN):
+        least = _HALF_INFINITE if dtype == HALF else _INFINITE
+        found = (words.view("<u2") & _UNSIGNED) >= least
+    else:
+        found = ~np.isfinite(words)
+    return found if found.any() else None
+
+
+def became_infinite(into: Words, out: Words, wrong: Words, dtype: str) -> bool:
+    """Tell whether a value is infinite that was finite (`out`, before the change).
+
+    wrong: where values of `into`, of type `dtype`, are not finite.
+    """
+    found, before = into[wrong], out[wrong]
+    if dtype in (HALF, BRAIN):
+        endless = (found.view("<u2") & _UNSIGNED) == (
+            _HALF_INFINITE if dtype == HALF else _INFINITE
+        )
+    else:
+        endless = np.isinf(found)
+    if before.dtype == "<u2":  # BFloat16
+        return bool((endless & ((before & _UNSIGNED) < _INFINITE)).any())
+    return bool((endless & np.isfinite(before)).any())
 
 
 def _to_integer(into: Words, out: Words, src: str, dst: str) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rankxform.errors import CheckpointError
+from rankxform.formats.dtype import FLOATS
 from rankxform.geometry.box import Box
 from rankxform.ops.base import Dequantize, LowRank
 from rankxform.planning.catalog import Parameter
 
 from .arena import Place
-from .convert import EXACT, HALF, converter, is_beyond_half
+from .convert import EXACT, became_infinite, converter, not_finite
 from .operands import Operands
 
 if TYPE_CHECKING:
@@ -21,13 +22,38 @@ if TYPE_CHECKING:
     from .convert import Convert
 
 _BLOCK = 1 << 16
+_LARGEST = {"Float16": "65504", "BFloat16": "3.39e38", "Float32": "3.40e38", "Float64": "1.80e308"}
+_WIDER = {"Float16": "bf16 or fp32", "BFloat16": "fp32", "Float32": "Float64", "Float64": "another"}
+
+
+class Values(NamedTuple):
+    """What was seen of a parameter's values when they were changed.
+
+    not_finite: how many are infinite or no number, in all copies. had_values, has_values: whether
+    any was not zero before, and after.
+    """
+
+    not_finite: int = 0
+    had_values: bool = False
+    has_values: bool = False
+
+    def __add__(self, other: Values) -> Values:  # type: ignore[override]
+        return Values(
+            self.not_finite + other.not_finite,
+            self.had_values or other.had_values,
+            self.has_values or other.has_values,
+        )
 
 
 class Copier:
-    """Makes copies, with the steps of the parameter that they are of."""
+    """Makes copies, with the steps of the parameter that they are of.
+
+    values: what was seen of values that were changed, by parameter.
+    """
 
     def __init__(self, operands: Operands | None = None) -> None:
         self._operands = operands
+        self.values: dict[str, Values] = {}
 
     def __call__(
         self,
@@ -56,11 +82,22 @@ class Copier:
             else:
                 assert convert is not None
                 convert(into, out)
-            if parameter.dtype == HALF and is_beyond_half(into, out):
-                raise CheckpointError(
-                    f"{parameter.name!r}: a value is beyond {HALF}'s largest, 65504, and would "
-                    "become infinite; choose bf16 or fp32, or keep its type (--keep-dtype)"
-                )
+            if parameter.dtype in FLOATS:
+                self._look_at(parameter, into, out)
+
+    def _look_at(self, parameter: Parameter, into: Words, out: Words) -> None:
+        """See that no finite value has become infinite, and note what else is no number."""
+        name, dtype = parameter.name, parameter.dtype
+        known = self.values.get(name, Values())
+        wrong = not_finite(into, dtype)
+        if wrong is not None and became_infinite(into, out, wrong, dtype):
+            raise CheckpointError(
+                f"{name!r}: a value is beyond {dtype}'s largest, {_LARGEST[dtype]}, and would "
+                f"become infinite; choose {_WIDER[dtype]}, or keep its type (--keep-dtype)"
+            )
+        bad = known.not_finite + (0 if wrong is None else int(wrong.sum()))
+        had = known.had_values or bool(out.any())
+        self.values[name] = Values(bad, had, known.has_values or bool(into.any()))
 
     def _with_step(self, parameter: Parameter, into: Words, out: Words, place: Place) -> None:
         """Copy block by block of rows, in Float64, and round once."""

@@ -29,7 +29,7 @@ from rankxform.values import dataclass
 from .ahead import Repeats, Turn, reads_of
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
-from .copier import Copier
+from .copier import Copier, Values
 from .operands import Operands
 from .tile_work import TileWork
 from .turns import in_turn
@@ -82,13 +82,14 @@ class Sink(Protocol):
 class Traffic:
     """What one process moved: bytes read from source files, written to sinks, and sent; and the
     seconds it took to read, to exchange, to copy in memory, and to write. notices: what to know of
-    the files that were read."""
+    the files that were read; values: of values that were changed, by parameter."""
 
     read: int = 0
     written: int = 0
     sent: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    values: Mapping[str, Values] = field(default_factory=dict)
 
     def __add__(self, other: Traffic) -> Traffic:
         seconds = {
@@ -97,7 +98,7 @@ class Traffic:
         }
         return Traffic(
             self.read + other.read, self.written + other.written, self.sent + other.sent, seconds,
-            self.notices + other.notices,
+            self.notices + other.notices, {**self.values, **other.values},
         )  # fmt: skip
 
 
@@ -150,7 +151,9 @@ def execute(
     pipeline.finish()
     notices = sources.check_unchanged()
     written = sum(sink.written for sink in sinks.values())
-    return before + Traffic(sources.nbytes, written, pipeline.sent, pipeline.seconds, notices)
+    return before + Traffic(
+        sources.nbytes, written, pipeline.sent, pipeline.seconds, notices, copier.values
+    )
 
 
 def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:

@@ -29,6 +29,7 @@ from rankxform.transport.team import quiet
 
 from .evidence import examine
 from .measure import plan_work
+from .report import lost_values
 
 
 class Parameters(dict[str, Any]):
@@ -82,8 +83,10 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     target = target.with_evidence(examine(asked, source, target, team))
     assignment = _wanted_of(target.planner, wanted, team)
     work = plan_work(asked.request, source, target, assignment, team)
-    arrays, traffic = fill(work, source, target, assignment[team.rank], team)
-    return _parameters(target, arrays, traffic, rank)
+    arrays, every = fill(work, source, target, assignment[team.rank], team)
+    lost = tuple(lost_values(every))
+    target = replace(target, warnings=target.warnings + lost)
+    return _parameters(target, arrays, every[team.rank], rank)
 
 
 def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Wanted]]:
@@ -108,8 +111,11 @@ def fill(
     target: Target,
     mine: Sequence[SliceRange],
     team: Team,
-) -> tuple[dict[str, Any], Traffic]:
-    """Read the slices of this process, which are of one rank, into arrays. Collective."""
+) -> tuple[dict[str, Any], list[Traffic]]:
+    """Read the slices of this process, which are of one rank, into arrays. Collective.
+
+    What every process moved is returned too.
+    """
     every = target.planner.slices
     slices = [every(one.rank)[at] for one in mine for at in range(one.first, one.stop)]
     arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in slices))
@@ -120,7 +126,13 @@ def fill(
             return execute(work, inputs, {one.rank: arrays for one in mine}, on_progress)
 
     traffic = team.work(read, quiet)
-    return team.agree(arrays.take), traffic
+    found: dict[str, Any] = {}
+
+    def take() -> Traffic:
+        found.update(arrays.take())
+        return traffic
+
+    return found, team.allgather(take)
 
 
 def _parameters(

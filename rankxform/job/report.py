@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from typing import Any
 
+from rankxform.engine.copier import Values
 from rankxform.engine.pipeline import Traffic
-from rankxform.layout.names import patterns
+from rankxform.layout.names import patterns, summarize_names
 from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.movement import needed_bytes
@@ -85,6 +86,24 @@ class Report:
         )
 
 
+def lost_values(every: Iterable[Traffic]) -> list[str]:
+    """Return, as warnings, which parameters are zero, or no numbers, since they were changed."""
+    seen: dict[str, Values] = {}
+    for traffic in every:
+        for name, values in traffic.values.items():
+            seen[name] = seen.get(name, Values()) + values
+    zero = [name for name, one in seen.items() if one.had_values and not one.has_values]
+    wrong = [name for name, one in seen.items() if one.not_finite]
+    found = []
+    if zero:
+        found.append(
+            f"{summarize_names(zero, 3)}: every value is zero in the new type, and was not before"
+        )
+    if wrong:
+        found.append(f"{summarize_names(wrong, 3)}: holds values that are infinite or no numbers")
+    return found
+
+
 def report_of(
     destination: Destination,
     evidence: Evidence,
@@ -136,5 +155,5 @@ def report_of(
         form=target.form.name,
         fingerprints=destination.request.verify,
         notices=(*target.notices, *dict.fromkeys(n for one, _, _ in every for n in one.notices)),
-        warnings=(*target.warnings, *leftovers),
+        warnings=(*target.warnings, *leftovers, *lost_values(one for one, _, _ in every)),
     )
