@@ -80,7 +80,7 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
     request = team.bcast(lambda: _request(options, options.src_strategy))
     found = compare_replicas(request, team, screen.progress)
     screen.result("replicas", found.as_dict, partial(_replicas, found))
-    return DifferenceError.exit_code if found.differences else 0
+    return 0 if found.same else DifferenceError.exit_code
 
 
 def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:

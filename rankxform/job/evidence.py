@@ -13,7 +13,7 @@ from posixpath import basename
 from typing import Any
 
 from rankxform.engine.operands import read_box
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
 from rankxform.geometry.box import Box
 from rankxform.layout.names import STEPS, summarize_names
@@ -75,9 +75,14 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
     chosen = sources_of(selection.parameters, source.table)
     rules = [*_comparisons(request, source, chosen, selection.name_of)]
     if request.check_replicas != "no":
-        wanted = Wanted(replicas_to_compare(source.table, source.indexes), True)
-        rules.append(Comparison(wanted, partial(_judge_replicas, request, source)))
-    found = _judged(request, source, rules, team)
+        names = replicas_to_compare(source.table, source.indexes)
+        if not any(names.values()):
+            raise DifferenceError(
+                f"leave out --check-replicas: {source.where.path}: no two files hold the same "
+                "bytes, so nothing would be compared"
+            )
+        rules.append(Comparison(Wanted(names, True), partial(_judge_replicas, request, source)))
+    found = _checksums(request, source) + _judged(request, source, rules, team)
     if adapter is not None:
         every = adapter.table.parameters
         rules = [*_comparisons(request, adapter, every, selection.name_of)]
@@ -85,6 +90,25 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
     if target.truncated_vocab or target.tied_duplicates:
         team.bcast(lambda: _check_rows(request, source, target))
     return found
+
+
+def _checksums(request: Request, source: Source) -> Evidence:
+    """Say which files carry checksums, where that is not what was asked for.
+
+    Raises DifferenceError where a comparison was asked for and none does.
+    """
+    carrying = [file for file, index in source.indexes.items() if index.has_checksum]
+    others = [source.paths[file] for file in source.indexes if file not in carrying]
+    if not request.check_crc:
+        text = f"{source.where.path}: {len(carrying)} files carry checksums; --check-crc compares"
+        return Evidence(notices=(text,) if carrying else ())
+    if not carrying:
+        raise DifferenceError(
+            f"leave out --check-crc: {source.where.path}: no file carries a checksum, so nothing "
+            "would be compared"
+        )
+    text = f"{(others or [''])[0]}: carries no checksum, as {len(others)} of the files do not"
+    return Evidence(warnings=(text,) if others else ())
 
 
 def _comparisons(

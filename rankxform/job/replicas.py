@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from rankxform.errors import DifferenceError
 from rankxform.planning.consistency import (
     Unequal,
     Wanted,
@@ -42,6 +43,12 @@ class ReplicaVerdict:
     def same(self) -> bool | None:
         """Whether all copies are the same; None where nothing is held by several ranks."""
         return not self.differences if self.bytes_compared else None
+
+    def __bool__(self) -> bool:
+        """Whether all copies are the same. Raises DifferenceError where there are none."""
+        if self.same is None:
+            raise DifferenceError("no bytes are held by several ranks; nothing was compared")
+        return self.same
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as ``inspect --replicas --json`` prints it."""

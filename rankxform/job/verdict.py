@@ -8,6 +8,7 @@ from posixpath import basename
 from typing import Any
 
 from rankxform.engine.compare_sink import Difference
+from rankxform.errors import DifferenceError
 from rankxform.formats.base import Index
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
@@ -56,6 +57,18 @@ class Verdict:
         if self.differences:
             return False
         return None if self.sizes_only else True
+
+    def __bool__(self) -> bool:
+        """Whether every byte was compared and is the same.
+
+        Raises DifferenceError where nothing was found to differ and not every byte was compared.
+        """
+        if self.same is None:
+            raise DifferenceError(
+                f"{self.dst}: not every byte was compared, so it is not known whether it is the "
+                "same; look at `same` and `checked`"
+            )
+        return self.same
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as ``verify --json`` prints it.

@@ -26,7 +26,7 @@ from .evidence import examine
 from .measure import plan_work
 from .transform import Begin, silent
 from .verdict import Verdict, wrong_checksums
-from .verify_files import files_there, open_described
+from .verify_files import check_apart, files_there, open_described
 from .verify_manifest import notice_of_other_options
 
 
@@ -41,6 +41,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     evidence = examine(asked, source, target, team)
     target = target.with_evidence(evidence)
     there, files_of, faults = files_there(target, described, team)
+    check_apart(source, there, team)
     assignment = _share_out(files_of, there, team)
     work = plan_work(asked.request, source, files_of, assignment, team)
     show = begin(source, target, work.nbytes)

@@ -10,7 +10,7 @@ from posixpath import basename, relpath
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, Where
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Difference
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.geometry.grid import Cell
 from rankxform.planning.description import Description
@@ -21,6 +21,8 @@ from rankxform.request import Request
 from rankxform.source.faults import file_faults, own_names
 from rankxform.source.opening import Narrow, Source, form_at, look_at, open_source
 from rankxform.storage.metadata import is_stated
+from rankxform.storage.posix import inode
+from rankxform.storage.store import is_path
 from rankxform.target.target import Target
 from rankxform.transport import Team
 
@@ -50,7 +52,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     if not form.described:
         return request, None
     step = None if request.iteration is None else str(request.iteration)
-    there = open_source(replace(where, form=form.name, step=step), team)
+    there = open_source(replace(where, form=form.name, step=step), team, Narrow(manifest=False))
     team.agree(lambda: _require_files(there))
     description = there.selected.description
     assert description is not None
@@ -81,6 +83,26 @@ def files_there(
     if described is None:
         return there, target, found + _extra_ranks(target.planner, there, team)
     return team.agree(lambda: _matched(target, there, found))
+
+
+def check_apart(source: Source, there: Source, team: Team) -> None:
+    """Refuse to compare files with themselves, under whatever names. Collective.
+
+    Raises UsageError.
+    """
+
+    def mine() -> None:
+        own = {inode(Path(path)): path for path in source.paths.values() if is_path(path)}
+        own.pop(None, None)
+        for file in there.reach.partition(there.indexes)[team.rank]:
+            other = own.get(inode(Path(there.paths[file])))
+            if other is not None:
+                raise UsageError(
+                    f"{there.paths[file]}: is the same file as {other}, and compared with itself "
+                    "it proves nothing; name another folder as DST"
+                )
+
+    team.agree(mine)
 
 
 def _matched(

@@ -24,7 +24,8 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
-from rankxform.options import is_default
+from rankxform.ops.weights import is_state
+from rankxform.options import flag_of, is_default
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import sharded_by_pattern
 from rankxform.planning.derived import tensors_of
@@ -320,10 +321,23 @@ def _check_extra_names(source: Source, stated: Strategy | None) -> None:
             )
 
 
+def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield patterns of types that match nothing of which the type would change or stay."""
+    written = [one.name for one in tensors if not one.dropped]
+    states = [name for name in written if is_state(name)]
+    for option, names, what in (
+        ("keep_dtype", written, "parameter"),
+        ("cast_states", states, "optimizer state or counter"),
+    ):
+        for pattern in drop.unmatched(getattr(request, option), names):
+            yield option, f"{flag_of(option)} {pattern!r} matches no {what}"
+
+
 def _matchless(
     request: Request, catalog: Catalog, derivation: Derivation, tensors: Sequence[Tensor]
 ) -> Iterator[tuple[str, str]]:
     """Yield options, and texts on their patterns that match no parameter of files or strategy."""
+    yield from _matchless_types(request, tensors)
     if not (request.rename or request.include or request.exclude):
         return
     own = [parameter.name for parameter in catalog.parameters]

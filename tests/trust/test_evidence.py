@@ -298,5 +298,6 @@ def test_common_json_and_the_tensors(tmp_path):
                         dst_form="checkpoint2")  # fmt: skip
     path = tmp_path / "c2" / "iteration_00000100" / "common.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"global_step": 90, "step_num": 100}))
+    (path.parent / "rankxform.json").unlink()
     with pytest.raises(rankxform.CheckpointError, match="global_step is 90, and 100 by"):
         rankxform.transform(tmp_path / "c2", tmp_path / "out", None, None)
