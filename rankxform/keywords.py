@@ -61,6 +61,7 @@ class LoadOptions(DeriveOptions, total=False):
     step: str | None
     suffix: str | None
     check_crc: bool
+    accept: str | Sequence[str]
     allow_extra_ranks: bool
     allow_equal_slices: bool
     read_method: str

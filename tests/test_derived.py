@@ -243,9 +243,11 @@ def test_what_no_file_holds_is_left_out_and_said(tmp_path):
     params = {"a.w": ((8, 8), "Float32")}
     src = reference.write_checkpoint(tmp_path / "src", stages, params)
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
-    done = rankxform.transform(src, tmp_path / "dst", strategy, src_parallel="dp=1,mp=4",
+    with pytest.warns(rankxform.RankxformWarning, match="no file holds b.frozen"):
+        done = rankxform.transform(src, tmp_path / "dst", strategy, src_parallel="dp=1,mp=4",
                                dst_parallel="dp=2,mp=2", optimizer_shard="on", opt_on="w",
-                               fsync=False)  # fmt: skip
+                               fsync=False, accept="absent:frozen")  # fmt: skip
+    assert done.accepted == ("absent:frozen",)
     assert "b.frozen" in done.derivation["assumptions"][-1]
     assert list(strategy_of(done.strategy).stages[0]) == ["a.w"]
 

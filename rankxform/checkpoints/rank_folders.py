@@ -111,12 +111,20 @@ class RankFolders:
         return {}
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        """Other files in rank folders: MindSpore chooses among them by name or time."""
+        """Other files in rank folders, among which MindSpore chooses by name or time, and ranks
+        beyond the last, which would be taken for ranks of this checkpoint."""
         mine, folders = set(own), {dirname(name) for name in own}
+        numbers = [int(match[1]) for folder in folders if (match := _FOLDER.fullmatch(folder))]
+        last = max(numbers, default=-1)
+
+        def is_taken(folder: str) -> bool:
+            match = _FOLDER.fullmatch(folder)
+            return folder in folders or (match is not None and int(match[1]) > last >= 0)
+
         return [
             name
             for name in listing.files
-            if name not in mine and dirname(name) in folders and name.endswith(suffixes())
+            if name not in mine and is_taken(dirname(name)) and name.endswith(suffixes())
         ]
 
 

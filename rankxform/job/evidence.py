@@ -44,6 +44,8 @@ from rankxform.planning.sampling import (
 from rankxform.planning.selection import sources_of
 from rankxform.request import Request
 from rankxform.source.opening import Source
+from rankxform.source.options import CONTRADICTIONS, EQUAL_SLICES, EXTRA_RANKS
+from rankxform.source.options import STEP as STEP_DOUBT
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
@@ -117,17 +119,19 @@ def _comparisons(
     """Yield what is compared of the `chosen` tensors, in the order in which it is judged."""
     catalog, every = source.table, (*source.indexes, *source.extra)
     steps = {file: [n for n in STEPS if n in one] for file, one in source.indexes.items()}
-    yield Comparison(Wanted(steps, True), partial(_judge_steps, source))
+    yield Comparison(Wanted(steps, True), partial(_judge_steps, request, source))
     by_pattern = sharded_by_pattern(chosen, catalog)
-    if by_pattern and not request.allow_equal_slices:
+    if by_pattern and not request.accepts(EQUAL_SLICES):
         judge = partial(check_each_differs, catalog, names=by_pattern)
         yield Comparison(Wanted(dict.fromkeys(every, by_pattern), False), judge)
     looked = to_look_at(chosen, catalog, source.indexes)
     wanted = Wanted(entries_of(looked), False)
-    yield Comparison(wanted, partial(check_replicas_agree, catalog, looked))
-    if not request.allow_equal_slices:
+    accepted = [one.name for one in looked if request.accepts(CONTRADICTIONS, one.name)]
+    agree = partial(check_replicas_agree, catalog, looked, accepted)
+    yield Comparison(wanted, agree)
+    if not request.accepts(EQUAL_SLICES):
         yield Comparison(wanted, partial(check_boxes_differ, catalog, looked))
-    if not request.allow_extra_ranks:
+    if not request.accepts(EXTRA_RANKS):
         names = extra_to_sample(catalog, source.extra)
         judge = partial(
             check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra}
@@ -189,7 +193,7 @@ def look(
     }
 
 
-def _judge_steps(source: Source, seen: Samples) -> Evidence:
+def _judge_steps(request: Request, source: Source, seen: Samples) -> Evidence:
     """Refuse files that are of two steps of a training, by what they say of it."""
     step = source.selected.step or ()
     stated = (*source.description.facts, *(source.own.facts if source.own is not None else ()))
@@ -210,8 +214,8 @@ def _judge_steps(source: Source, seen: Samples) -> Evidence:
             facts.append(Fact(NAMED_STEP, of, stated, SCALAR, "what it holds"))
     warnings = []
     for one in contradictions(facts):
-        if one.refused:
-            raise CheckpointError(str(one))
+        if one.refused and not request.accepts(STEP_DOUBT, one.first.of):
+            raise CheckpointError(f"{one}; --accept step converts them as they are")
         warnings.append(str(one))
     steps = {fact.of: fact for fact in facts if fact.kind == STEP}
     return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))

@@ -31,7 +31,8 @@ class Report:
     bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
     bytes_needed: distinct source bytes. bytes_compared: parameters that were read whole to
     compare ranks, and compared_names, their patterns. evidence: samples of tensors that were
-    compared between files, and the reads and bytes that this took. seconds: of the whole call;
+    compared between files, and the reads and bytes that this took; accepted: doubts that did not
+    refuse the source. seconds: of the whole call;
     move_seconds: from the finished plan to the last file's name. peak_memory_bytes: of the largest
     process.
     phases: seconds of each process, by name.
@@ -65,6 +66,7 @@ class Report:
     absent: tuple[str, ...]
     bytes_compared: int = 0
     evidence: Mapping[str, int] = field(default_factory=dict)
+    accepted: tuple[str, ...] = ()
     move_seconds: float = 0.0
     placement: str | None = None
     strategy: str | None = None
@@ -141,6 +143,7 @@ def report_of(
         bytes_sent=sum(one.sent for one, _, _ in every),
         bytes_compared=evidence.nbytes,
         evidence=evidence.facts,
+        accepted=target.accepted,
         compared_names=tuple(patterns(evidence.names)),
         seconds=seconds,
         move_seconds=move_seconds,

@@ -84,7 +84,10 @@ def verify_alone(
         sizes_only=not with_digests,
         command=verify_command(_merged(manifests), folder),
         names=_names(manifests[0]),
-        warnings=_incomplete(_merged(manifests)),
+        warnings=(
+            *_incomplete(_merged(manifests)),
+            *team.bcast(lambda: companions.doubts(where, manifests[0])),
+        ),
     )
 
 

@@ -364,18 +364,21 @@ def first_box(parameter: Parameter) -> Box:
     return parameter.grid.box(cell)
 
 
-def check_replicas_agree(catalog: Catalog, looked: Sequence[Looked], seen: Samples) -> Evidence:
+def check_replicas_agree(
+    catalog: Catalog, looked: Sequence[Looked], accepted: Sequence[str], seen: Samples
+) -> Evidence:
     """Refuse a checkpoint most of whose replicas differ, or all of one file or kind.
 
-    A few that differ are a warning; values that may be ranks' own, a notice. Raises
-    CheckpointError.
+    A few that differ are a warning, and so are the `accepted` ones, whatever they are. Values that
+    may be ranks' own are none. Raises CheckpointError.
     """
     found = replicas_agree((one for one in looked if one.weighty), seen)
     others = replicas_agree((one for one in looked if not one.weighty), seen)
     compared = len(found.compared) + len(others.compared)
     if not found.compared and _all_differ(others):
         found, others = others, Agreement()
-    if found.is_refuted:
+    refused = [one for one in found.differing if one.looked.name not in accepted]
+    if found.is_refuted and refused:
         raise CheckpointError(
             f"{_in_words(catalog, found)}. {_observed(catalog, found, seen)} Give the strategy "
             "that this checkpoint was saved with, or copy its files again; --accept contradictions "

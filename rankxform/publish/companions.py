@@ -119,6 +119,26 @@ def _digest_of(path: Path) -> str:
     return state.hexdigest()
 
 
+def digest_of(content: bytes) -> str:
+    """Return the digest of a small file by its content."""
+    return blake2b(content, digest_size=_DIGEST).hexdigest()
+
+
+def doubts(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Return which of a model's small files are not as they were copied, in words.
+
+    People change a config.json, and may mean it.
+    """
+    found, known = [], record.get("beside", {})
+    for name, digest in known.items() if isinstance(known, dict) else ():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{path}: is gone since it was copied there")
+        elif _digest_of(path) != digest:
+            found.append(f"{path}: was changed since it was copied there")
+    return found
+
+
 def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with companion files that a manifest lists, by name."""
     known = record.get("companions", {})

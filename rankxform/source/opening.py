@@ -249,7 +249,8 @@ def _with_own(chosen: _Chosen, own: Own, where: Where, listing: Listing | None) 
         assert listing is not None
         wrong += gone(own, listing.files, chosen.wanted if not found else ())
     found += (Fault(text, id=FILES) for text in wrong)
-    return chosen._replace(faults=(*found, *chosen.faults), own=own)
+    notices = (*chosen.notices, *own.doubts)
+    return chosen._replace(faults=(*found, *chosen.faults), notices=notices, own=own)
 
 
 def _stated_by(own: Own, strategy: Strategy) -> Description:

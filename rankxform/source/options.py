@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS
 from rankxform.options import (
     BYTES,
@@ -9,6 +12,7 @@ from rankxform.options import (
     FIT,
     FLAG,
     LOAD,
+    REPEATED,
     RUN,
     SOURCE,
     WHAT,
@@ -17,6 +21,26 @@ from rankxform.options import (
 )
 from rankxform.planning.selection import ERROR
 from rankxform.values import dataclass
+
+ABSENT, CONTRADICTIONS, EQUAL_SLICES, EXTRA_RANKS, STEP = DOUBTS = (
+    "absent", "contradictions", "equal-slices", "extra-ranks", "step",
+)  # fmt: skip
+"""What may be doubted of a source: weights that no file holds, replicas that differ, shards that do
+not, ranks beyond the strategy's, files of two steps."""
+
+
+def _doubt(text: str) -> str:
+    doubt, _, pattern = text.partition(":")
+    if doubt not in DOUBTS:
+        raise ValueError(f"{text!r}: expected one of {', '.join(DOUBTS)}, and :REGEX or not")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{text!r}: {error}; expected a regular expression") from error
+    return text
+
+
+DOUBT = replace(REPEATED, read=_doubt, what="doubts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +72,11 @@ class SourceOptions:
     check_crc: bool = option(
         False, SOURCE, "compare source files with the checksums they carry", LOAD, kind=FLAG
     )
+    accept: tuple[str, ...] = option(
+        (), SOURCE, "doubts that do not refuse SRC, which are said and noted: " + ", ".join(DOUBTS)
+        + "; of the names that match alone; repeatable", COMPARE, LOAD, kind=DOUBT,
+        metavar="DOUBT[:REGEX]",
+    )  # fmt: skip
     allow_extra_ranks: bool = option(
         False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", COMPARE, LOAD,
         kind=FLAG,
@@ -60,3 +89,20 @@ class SourceOptions:
         "no", RUN, "read all source replicas first; warn, or refuse, where they differ",
         kind=one_of(("no", "warn", "error")), verbs=("transform",),
     )  # fmt: skip
+
+    def accepts(self, doubt: str, name: str | None = None) -> bool:
+        """Tell whether a doubt does not refuse a source: of a tensor, or of all that it is of."""
+        spelled = {EQUAL_SLICES: self.allow_equal_slices, EXTRA_RANKS: self.allow_extra_ranks}
+        if spelled.get(doubt):
+            return True
+        for text in self.accept:
+            known, _, pattern = text.partition(":")
+            if known == doubt and (not pattern or (name and re.search(pattern, name))):
+                return True
+        return False
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """What is accepted, as `accept` spells it."""
+        spelled = {EQUAL_SLICES: self.allow_equal_slices, EXTRA_RANKS: self.allow_extra_ranks}
+        return (*self.accept, *(doubt for doubt, given in spelled.items() if given))

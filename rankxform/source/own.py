@@ -28,7 +28,8 @@ class Own:
     strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
     does. dtypes: by name. files: what is noted of each, by name relative to the folder. options: of
     the conversion that made it; adapter: the files of what was merged. steps: how far the training
-    was. wrong: companion files that are not as written, in words. notice: why it could not be read.
+    was. wrong: companion files that are not as written, in words; doubts: a model's small files
+    that are not as they were copied. notice: why the manifest could not be read.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Own:
     adapter: Any = None
     steps: Mapping[str, int] = field(default_factory=dict)
     wrong: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     notice: str = ""
 
     @property
@@ -100,6 +102,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         identity.get("adapter files"),
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(f"{folder / name}: {why}" for name, why in companions.faults(folder, record).items()),
+        tuple(companions.doubts(folder, record)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,24 +10,14 @@ from typing import TYPE_CHECKING, Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement, Form, Naming, Where
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.facts import (
-    HEADER,
-    ITERATION,
-    OPTION,
-    SCALAR,
-    SHAPE,
-    STRATEGY,
-    Fact,
     contradictions,
 )
 from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
-from rankxform.ops.weights import is_state
-from rankxform.options import flag_of, is_default
+from rankxform.options import is_default
 from rankxform.planning.catalog import Catalog
-from rankxform.planning.consistency import sharded_by_pattern
 from rankxform.planning.derived import tensors_of
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import Selection, select, with_followers
@@ -42,8 +32,8 @@ from rankxform.transport import Team
 
 from .asked import Asked, read_request, where_of
 from .asked_source import open_asked
+from .doubts import absent_weights, check_shapes, iterations, remarks
 from .operation_inputs import (
-    assumptions,
     derivation_of,
     map_in_words,
     tied_duplicates,
@@ -51,7 +41,7 @@ from .operation_inputs import (
 )
 from .suggestions import suggesting
 from .target import Target
-from .training import training_facts, training_step, unplaced
+from .training import training_facts, training_step
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
@@ -116,14 +106,15 @@ def _aimed(
     dst, apart = with_followers(catalog, dst, derivation)
     selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)
     _check_untracked(source, selection, dst)
-    _check_shapes(source, selection, dst)
+    check_shapes(source, selection, dst)
+    absent = absent_weights(request, source, derivation)
     planner = Planner(catalog, dst, selection)
     for rank in ranks:
         planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
     form, written, arrangement = _arranged(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
-    matchless = [*_matchless(request, catalog, derivation, tensors)]
+    told = absent + remarks(asked, source, selection, derivation, tensors)
     return Target(
         planner=planner,
         ranks=ranks,
@@ -140,16 +131,12 @@ def _aimed(
         truncated_vocab=truncated_vocab(derivation, tensors),
         tied_duplicates=tied_duplicates(tensors),
         map_in_words=map_in_words(operation, derivation),
-        notices=(
-            *source.notices,
-            *_remarks(request, source, selection, bool(operation.table)),
-            *assumptions(request, operation, derivation),
-            *(text for option, text in matchless if option == "exclude"),
-        ),
+        accepted=request.accepted,
+        notices=(*source.notices, *told.notices),
         warnings=(
             *source.warnings,
-            *(text for option, text in matchless if option != "exclude"),
-            *map(str, contradictions(_iterations(source, training, arrangement))),
+            *told.warnings,
+            *map(str, contradictions(iterations(source, training, arrangement))),
         ),
     )
 
@@ -157,21 +144,6 @@ def _aimed(
 def _place(dst: str, folder: str) -> str:
     """Return the place of a destination's files."""
     return address_of(dst, folder) if scheme_of(dst) else str(Path(dst) / folder)
-
-
-def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:
-    """Yield what to know of the source's patterns, and of what the destination's form lacks."""
-    by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
-    if by_pattern:
-        yield f"{source.table.label} shards {summarize_names(by_pattern)}"
-    yield from unplaced(request, source)
-    form = FORMS[request.dst_form or DEFAULT_FORM]
-    if form.configured and not source.form.configured and request.like is None:
-        names = "" if mapped else "tensors keep their names, and "
-        yield (
-            f"{names}the destination gets no config.json; for a model that Transformers reads, "
-            f"give {'' if mapped else '--map and '}--like"
-        )
 
 
 def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> None:
@@ -190,21 +162,6 @@ def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> Non
             "shards: MindSpore leaves one rank's slices there; leave them out "
             "(--exclude), or convert the checkpoint that they come from"
         )
-
-
-def _check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
-    """Refuse a destination's strategy that states other full shapes than the tensors have."""
-    made = (
-        fact
-        for name, one in selection.sharded.items()
-        if name in dst.shapes
-        for fact in (
-            Fact(SHAPE, name, one.shape, HEADER, source.where.path),
-            Fact(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
-        )
-    )
-    for one in contradictions(made):
-        raise RequestError(str(one))
 
 
 # -- the destination's files ----------------------------------------------------------------------
@@ -230,18 +187,6 @@ def _container(request: Request, form: Form, source: Source) -> Format:
     if request.format is not None:
         return FORMATS[request.format]
     return container(next(iter(source.paths.values())))
-
-
-def _iterations(
-    source: Source, training: Mapping[str, Any], arrangement: Arrangement
-) -> Iterator[Fact]:
-    """Yield how far the training was, by the source, and by the number that is written."""
-    step = training_step(training)
-    if arrangement.mark is None or step is None:
-        return
-    yield Fact(ITERATION, "", frozenset({step}), SCALAR, source.where.path)
-    number = int(arrangement.mark[1])
-    yield Fact(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}")
 
 
 def _naming(request: Request, form: Form, container: Format, training: Mapping[str, Any]) -> Naming:
@@ -319,38 +264,3 @@ def _check_extra_names(source: Source, stated: Strategy | None) -> None:
                 f"{source.paths[rank]}: holds {summarize_names(new, 2)}, which "
                 f"{source.table.label} does not list"
             )
-
-
-def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield patterns of types that match nothing of which the type would change or stay."""
-    written = [one.name for one in tensors if not one.dropped]
-    states = [name for name in written if is_state(name)]
-    for option, names, what in (
-        ("keep_dtype", written, "parameter"),
-        ("cast_states", states, "optimizer state or counter"),
-    ):
-        for pattern in drop.unmatched(getattr(request, option), names):
-            yield option, f"{flag_of(option)} {pattern!r} matches no {what}"
-
-
-def _matchless(
-    request: Request, catalog: Catalog, derivation: Derivation, tensors: Sequence[Tensor]
-) -> Iterator[tuple[str, str]]:
-    """Yield options, and texts on their patterns that match no parameter of files or strategy."""
-    yield from _matchless_types(request, tensors)
-    if not (request.rename or request.include or request.exclude):
-        return
-    own = [parameter.name for parameter in catalog.parameters]
-    own += catalog.strategy.stages_of if catalog.strategy is not None else ()
-    names = set(map(derivation.name_of, own))
-    if derivation.renames:  # a source tensor that is left out keeps its name
-        names = {one.name for one in tensors}
-    for rule in rename.unmatched(request.rename, own):
-        yield (
-            "rename",
-            f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
-            "matched without its prefix, such as adam_m.)",
-        )
-    for option in ("include", "exclude"):
-        for pattern in drop.unmatched(getattr(request, option), names):
-            yield option, f"--{option} {pattern!r} matches no parameter"

@@ -18,6 +18,7 @@ from rankxform.engine.pipeline import Inputs, Traffic
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
+from rankxform.publish import companions
 from rankxform.publish.contents import contents
 from rankxform.publish.facts import Facts, facts_of, known_facts
 from rankxform.publish.journal import Journal
@@ -312,8 +313,12 @@ class Folder:
         steps = {fact.of: fact.value for fact in target.evidence.steps}
         keep_beside(target)
         names = target.arrangement.names
+        accepted = request.accepted
+        told = {"ranks": len(names), "verify": options, "step": steps, "accepted": accepted}
+        beside = {name: companions.digest_of(data) for name, data in target.companions.items()}
+        told |= {"beside": beside} if beside else {}
         self.folder.finish(
-            {**kept, "ranks": len(names), "verify": options, "step": steps},
+            {**kept, **told},
             names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
         )

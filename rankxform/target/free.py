@@ -115,7 +115,7 @@ def foreign_warnings(target: Target, own: Iterable[Path | str], team: Team) -> l
 def _foreign_files(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:
     """Return other checkpoint files that may be taken for a destination's own. Collective."""
     form, folder = target.form, target.folder
-    names = [relpath(path, folder) for path in own]
+    names = [*(relpath(path, folder) for path in own), *target.arrangement.names.values()]
 
     def look() -> list[str]:
         if not team.nodes.is_leader(team.rank) or not folder.is_dir():

@@ -23,6 +23,7 @@ from rankxform.ops.base import Tensor
 from rankxform.request import Request
 from rankxform.source.hints import option_for, shortly
 from rankxform.source.opening import Source, ranks_at
+from rankxform.source.options import EXTRA_RANKS
 from rankxform.storage import strategies
 from rankxform.storage.store import is_path
 from rankxform.transport import Team
@@ -65,7 +66,7 @@ def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | 
         src = WholeStrategy()
     ranks = max(source.selected.names) + 1
     given = strategies.path_of(request.src_strategy)
-    fits = ranks == src.ranks or (request.allow_extra_ranks and ranks > src.ranks)
+    fits = ranks == src.ranks or (request.accepts(EXTRA_RANKS) and ranks > src.ranks)
     if given is not None and not fits:
         found = _other_strategy(request, given, ranks, src, dst)
         if found is not None:  # fewer ranks may be lost ones as well

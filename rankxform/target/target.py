@@ -32,7 +32,7 @@ class Target:
     that lose rows of the vocabulary; tied_duplicates: those that are left out, because each is said
     to be the same as another. map_in_words: the map that is applied, with what it takes. warnings:
     what may not be what was meant, to be said first and last; notices: what to know. evidence: what
-    bytes were found to say of the source.
+    bytes were found to say of the source. accepted: doubts that do not refuse it.
     """
 
     planner: Planner
@@ -53,6 +53,7 @@ class Target:
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     evidence: Evidence = Evidence()
+    accepted: tuple[str, ...] = ()
 
     def address(self, file: int) -> str:
         """Return the address of a file."""

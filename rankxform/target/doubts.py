@@ -1,0 +1,180 @@
+"""What is doubtful in what a request makes of a source, and what to know of it.
+
+Pure, and the same on every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement
+from rankxform.errors import CheckpointError, RequestError
+from rankxform.facts import (
+    HEADER,
+    ITERATION,
+    OPTION,
+    SCALAR,
+    SHAPE,
+    STRATEGY,
+    Fact,
+    contradictions,
+)
+from rankxform.layout.names import ranges, summarize_names
+from rankxform.layout.strategy import Strategy
+from rankxform.ops import drop, rename
+from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.weights import is_state
+from rankxform.options import flag_of
+from rankxform.planning.catalog import Catalog
+from rankxform.planning.consistency import Evidence, sharded_by_pattern
+from rankxform.planning.selection import Selection
+from rankxform.request import Request
+from rankxform.source.opening import Source
+from rankxform.source.options import ABSENT
+
+from .asked import Asked
+from .operation_inputs import assumptions
+from .training import training_step, unplaced
+
+_ADAPTER = "lora"
+"""What is in the names of an adapter's tensors."""
+
+
+def remarks(
+    asked: Asked,
+    source: Source,
+    selection: Selection,
+    derivation: Derivation,
+    tensors: Sequence[Tensor],
+) -> Evidence:
+    """Return what to know, and patterns that match nothing."""
+    request, operation = asked.request, asked.operation
+    matchless = [*_matchless(request, source.table, derivation, tensors)]
+    return Evidence(
+        notices=(
+            *_remarks(request, source, selection, bool(operation.table)),
+            *assumptions(request, operation, derivation),
+            *(text for option, text in matchless if option == "exclude"),
+        ),
+        warnings=tuple(text for option, text in matchless if option != "exclude"),
+    )
+
+
+def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:
+    """Yield what to know of the source's patterns, and of what the destination's form lacks."""
+    by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
+    if by_pattern:
+        yield f"{source.table.label} shards {summarize_names(by_pattern)}"
+    yield from unplaced(request, source)
+    form = FORMS[request.dst_form or DEFAULT_FORM]
+    if form.configured and not source.form.configured and request.like is None:
+        names = "" if mapped else "tensors keep their names, and "
+        yield (
+            f"{names}the destination gets no config.json; for a model that Transformers reads, "
+            f"give {'' if mapped else '--map and '}--like"
+        )
+
+
+def absent_weights(request: Request, source: Source, derivation: Derivation) -> Evidence:
+    """Refuse a source of which a weight is listed and in no file.
+
+    Optimizer states, counters, and what MindFormers never saves, are no weights. An adapter's files
+    alone are what `save_trainable_only` leaves. Raises CheckpointError.
+    """
+    catalog, strategy = source.table, source.table.strategy
+    if strategy is None or catalog.is_whole:
+        return Evidence()
+    there = {name for one in source.indexes.values() for name in one.schema.names}
+    absent = [
+        name
+        for name, stages in strategy.stages_of.items()
+        if name not in there
+        and not is_state(name)
+        and any(catalog.groups[stage] for stage in stages)
+        and not derivation.drops(name)
+    ]
+    if not absent:
+        return Evidence()
+    weights = [name for name in strategy.stages_of if not is_state(name)]
+    count = f"{len(absent)} of {len(weights)} weights"
+    if there and all(_ADAPTER in name or is_state(name) for name in there):
+        text = (
+            f"{source.where.path}: holds an adapter alone, and {count} that {strategy.label} lists"
+        )
+        return Evidence(notices=(f"{text} are in no file",))
+    refused = [name for name in absent if not request.accepts(ABSENT, name)]
+    stages = sorted({stage for name in refused or absent for stage in strategy.stages_of[name]})
+    ranks = ranges([rank for stage in stages for rank in strategy.ranks_in(stage)])
+    text = (
+        f"{source.where.path}: no file holds {summarize_names(refused or absent, 3)}, which "
+        f"{strategy.label} lists on ranks {ranks} ({count})"
+    )
+    if refused:
+        raise CheckpointError(
+            f"{text}; bring the files that do, leave them out (--exclude), or say --accept absent "
+            "if they are to be missing"
+        )
+    return Evidence(warnings=(text,))
+
+
+def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
+    """Refuse a destination's strategy that states other full shapes than the tensors have."""
+    made = (
+        fact
+        for name, one in selection.sharded.items()
+        if name in dst.shapes
+        for fact in (
+            Fact(SHAPE, name, one.shape, HEADER, source.where.path),
+            Fact(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
+        )
+    )
+    for one in contradictions(made):
+        raise RequestError(str(one))
+
+
+def iterations(
+    source: Source, training: Mapping[str, Any], arrangement: Arrangement
+) -> Iterator[Fact]:
+    """Yield how far the training was, by the source, and by the number that is written."""
+    step = training_step(training)
+    if arrangement.mark is None or step is None:
+        return
+    yield Fact(ITERATION, "", frozenset({step}), SCALAR, source.where.path)
+    number = int(arrangement.mark[1])
+    yield Fact(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}")
+
+
+def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield patterns of types that match nothing of which the type would change or stay."""
+    written = [one.name for one in tensors if not one.dropped]
+    states = [name for name in written if is_state(name)]
+    for option, names, what in (
+        ("keep_dtype", written, "parameter"),
+        ("cast_states", states, "optimizer state or counter"),
+    ):
+        for pattern in drop.unmatched(getattr(request, option), names):
+            yield option, f"{flag_of(option)} {pattern!r} matches no {what}"
+
+
+def _matchless(
+    request: Request, catalog: Catalog, derivation: Derivation, tensors: Sequence[Tensor]
+) -> Iterator[tuple[str, str]]:
+    """Yield options, and texts on their patterns that match no parameter of files or strategy."""
+    yield from _matchless_types(request, tensors)
+    if not (request.rename or request.include or request.exclude):
+        return
+    own = [parameter.name for parameter in catalog.parameters]
+    own += catalog.strategy.stages_of if catalog.strategy is not None else ()
+    names = set(map(derivation.name_of, own))
+    if derivation.renames:  # a source tensor that is left out keeps its name
+        names = {one.name for one in tensors}
+    for rule in rename.unmatched(request.rename, own):
+        yield (
+            "rename",
+            f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
+            "matched without its prefix, such as adam_m.)",
+        )
+    for option in ("include", "exclude"):
+        for pattern in drop.unmatched(getattr(request, option), names):
+            yield option, f"--{option} {pattern!r} matches no parameter"
