@@ -1,8 +1,18 @@
 """``python -m rankxform``: see `rankxform.cli`."""
 
-import sys
+from rankxform.signals import Signals
 
-from rankxform.cli.main import main
+signals = Signals()  # before anything else is imported, which takes a while
+
+
+def run() -> int:
+    """Run the command that this process was started with; return its exit code."""
+    from rankxform.cli.main import main
+
+    return main(signals=signals)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import sys
+
+    sys.exit(run())

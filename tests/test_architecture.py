@@ -14,7 +14,7 @@ import rankxform
 PACKAGE = Path(rankxform.__file__).parent
 # From the cellar up: a package imports from those before it, and from itself.
 PACKAGES = (
-    "errors", "values", "facts", "options", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
+    "errors", "values", "facts", "signals", "options", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
     "derivation", "checkpoints", "engine", "publish", "source", "keywords", "request", "metrics", "target",
     "job", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",
@@ -109,6 +109,7 @@ def test_every_package_has_a_place():
                 "cli/ranks.py",
                 "cli/screen.py",
                 "metrics.py",
+                "signals.py",
                 "transport",
                 "storage",
                 "engine",

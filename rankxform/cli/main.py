@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rankxform.errors import RankxformError, StoppedError, UsageError, exit_code
 from rankxform.metrics import since_process_start
+from rankxform.signals import Signals
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 _SPEAK_SECONDS = 1.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code (`rankxform.errors` lists them)."""
+def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> int:
+    """Run the command; return its exit code (`rankxform.errors` lists them).
+
+    signals: what listens already.
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     if arguments.wants_help(argv):
         return _help(argv)
@@ -46,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(_SPEAK_SECONDS)  # a launcher that loses a process ends the others
             return exit_code(error)
         return _print_error(error)
+    signals = signals or Signals()
+    signals.ready(processes.leave)
     try:
-        outcome = _run(argv, processes)
+        outcome = _run(argv, processes, signals)
     except RankxformError as error:
         outcome = _print_error(error) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
@@ -97,9 +103,10 @@ def _help(argv: Sequence[str]) -> int:
 
 def _print_error(error: BaseException) -> int:
     speak()
-    text = folded(f"{red('rankxform: error:', STDERR)} {error}", width(STDERR)) + "\n"
+    text = f"{red('rankxform: error:', STDERR)} {error}"
     if isinstance(error, RankxformError) and error.resumable:
-        text += "rankxform: what is complete is kept; run the same command again to continue\n"
+        text += "; what is complete is kept, run the same command again to continue"
+    text = folded(text, width(STDERR)) + "\n"
     with suppress(OSError):
         os.write(2, text.encode(errors="backslashreplace"))  # one call: lines never mix
     return exit_code(error)
@@ -117,7 +124,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
     return f"a bug of rankxform's own: {type(error).__name__}: {error}", exit_code(error)
 
 
-def _run(argv: Sequence[str], processes: Team) -> int | Program:
+def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
     options = processes.bcast(lambda: arguments.parse(argv))
     if getattr(options, "number", None) not in (None, processes.size):
         raise UsageError(
@@ -127,6 +134,7 @@ def _run(argv: Sequence[str], processes: Team) -> int | Program:
         raise UsageError("--hostfile goes with -n P; a launcher has a hostfile of its own")
     if "time_limit" in options:
         limit = options.time_limit
-        processes.stop_reason = Stopping(seconds_left() if limit is None else limit)
+        seconds = seconds_left() if limit is None else limit
+        processes.stopping = Stopping(signals, seconds)
         processes.stall_seconds = options.stall_limit
     return verb_called(options.verb).run(options, processes)

@@ -8,44 +8,39 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Mapping
-from types import FrameType
 
-from rankxform.errors import StoppedError
+from rankxform.signals import Signals
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _MARGIN_SECONDS, _MARGIN_SHARE = 30.0, 0.1
 
 
 class Stopping:
     """Tells the work whether to stop, and why.
 
-    The first signal asks for a stop; a second one ends the process at once, which loses what was
-    done since the journals' last entry and nothing else.
+    While work is done, the first signal asks for a stop; a second one ends the process at once,
+    which loses what was done since the journals' last entry and nothing else.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
-        """Take over the signals; with `seconds`, stop some time before they have passed."""
-        self._reason: str | None = None
+    def __init__(self, signals: Signals, seconds: float | None = None) -> None:
+        """With `seconds`, stop some time before they have passed."""
+        self._signals = signals
         self._until: float | None = None
         if seconds is not None:
             margin = min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)
             self._until = time.monotonic() + seconds - margin
-        for number in SIGNALS:
-            signal.signal(number, self._take)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if self._reason is not None:
-            os._exit(StoppedError.exit_code)
-        self._reason = f"stopped by {signal.Signals(number).name}"
-
-    def __call__(self) -> str | None:
+    def reason(self) -> str | None:
         """Return why to stop, or None."""
-        if self._reason is None and self._until is not None and time.monotonic() > self._until:
-            self._reason = "stopped: the time limit is near"
-        return self._reason
+        known = self._signals.reason
+        if known is None and self._until is not None and time.monotonic() > self._until:
+            return "stopped: the time limit is near"
+        return known
+
+    def at_work(self, is_at_work: bool) -> None:
+        """Say whether work is done that ends by itself when it is asked to."""
+        self._signals.at_work = is_at_work
 
 
 def parse_time(text: str) -> float:

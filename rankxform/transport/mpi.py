@@ -135,6 +135,7 @@ class MpiTeam(Team):
         value: T | None = None
         with self._agreed():
             failed = True
+            self.stopping.at_work(True)
             try:
                 self.check_stop()  # in here: the others take part in rounds already
                 value = compute(rounds.on_progress)
@@ -142,6 +143,7 @@ class MpiTeam(Team):
             finally:
                 if rounds.end(failed) and self._p2p:
                     self._p2p.drain()
+                self.stopping.at_work(False)
             self.check_stop()  # asked for while it waited for the others
         return value
 
@@ -177,6 +179,9 @@ class MpiTeam(Team):
             text = CLEAR_LINE + text
         os.write(2, text.encode())
         time.sleep(_SPEAK_SECONDS)
+        self.leave(code)
+
+    def leave(self, code: int) -> None:
         # MPI_Abort can block when a node is gone, and mpi4py holds the interpreter's lock in it:
         # only a signal with its default action still ends the process then.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -304,7 +309,7 @@ class _Rounds:
         """
         while True:
             if self._request is None:
-                stopped = self._team.stop_reason() is not None
+                stopped = self._team.stopping.reason() is not None
                 self._start(ended=1, failed=int(failed or stopped))
             self._team._wait(self._request)
             self._complete()

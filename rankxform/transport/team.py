@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rankxform.errors import StoppedError, storage_errors
 
@@ -28,6 +28,26 @@ def quiet(done: int, end: bool) -> None:
     """Show nothing."""
 
 
+class Stopping(Protocol):
+    """What may ask a process to stop before the end."""
+
+    def reason(self) -> str | None:
+        """Return why to stop, or None."""
+
+    def at_work(self, is_at_work: bool) -> None:
+        """Take note whether work is done that asks for the reason often."""
+
+
+class NeverStopping:
+    """Nothing asks (`Stopping`)."""
+
+    def reason(self) -> str | None:
+        return None
+
+    def at_work(self, is_at_work: bool) -> None:
+        """Nothing changes."""
+
+
 class Team(ABC):
     """Processes that call the same methods in the same order.
 
@@ -37,14 +57,14 @@ class Team(ABC):
 
     rank: int
     size: int
-    stop_reason: Callable[[], str | None] = staticmethod(lambda: None)
-    """Asked often, on every process: why to stop before the end, or None."""
+    stopping: Stopping = NeverStopping()
+    """Asked often, on every process: why to stop before the end, if anything says so."""
     stall_seconds = 900.0
     """How long to wait for an answer of another process before all are ended."""
 
     def check_stop(self) -> None:
         """Raise StoppedError where this process was asked to stop."""
-        reason = self.stop_reason()
+        reason = self.stopping.reason()
         if reason is not None:
             raise StoppedError(reason)
 
@@ -104,6 +124,10 @@ class Team(ABC):
     def abort(self, message: str, code: int) -> None:
         """Say why and end every process now, in whatever state they are. Does not return."""
 
+    @abstractmethod
+    def leave(self, code: int) -> None:
+        """End every process now, and say nothing. Does not return."""
+
 
 class Serial(Team):
     """One process, without MPI."""
@@ -130,8 +154,12 @@ class Serial(Team):
             done += nbytes
             show(done, False)
 
-        with storage_errors():
-            value = compute(on_progress)
+        self.stopping.at_work(True)
+        try:
+            with storage_errors():
+                value = compute(on_progress)
+        finally:
+            self.stopping.at_work(False)
         show(done, True)
         return value
 
@@ -148,4 +176,7 @@ class Serial(Team):
 
     def abort(self, message: str, code: int) -> None:
         os.write(2, f"rankxform: error: {message}\n".encode())
+        self.leave(code)
+
+    def leave(self, code: int) -> None:
         os._exit(code)

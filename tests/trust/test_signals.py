@@ -14,6 +14,8 @@ import pytest
 
 from rankxform.cli.stopping import Stopping, parse_time, seconds_left
 from rankxform.errors import StoppedError
+from rankxform.signals import NAMES as HEARD
+from rankxform.signals import STOPPED, Signals
 from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp
 from tests.place import Place
@@ -168,14 +170,14 @@ def test_times():
 
 
 def test_a_stop_is_asked_for_once():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    interrupt = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in map(signal.Signals.__getitem__, HEARD)}
     try:
-        stopping = Stopping(1000)
-        assert stopping() is None
+        stopping = Stopping(Signals(), 1000)
+        assert stopping.reason() is None
+        stopping.at_work(True)
         signal.raise_signal(signal.SIGUSR1)
-        assert stopping() == "stopped by SIGUSR1"
-        assert StoppedError.exit_code == 75
+        assert stopping.reason() == "stopped by SIGUSR1"
+        assert StoppedError.exit_code == STOPPED
     finally:
-        for number, handler in {**before, signal.SIGINT: interrupt}.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
