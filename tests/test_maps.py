@@ -170,6 +170,7 @@ def near(array, scale, bits):
     return words(base, "BFloat16"), words(base + scale * bits.normal(0, 1, array.shape), "BFloat16")
 
 
+@pytest.mark.filterwarnings("ignore:.*resemble:rankxform.RankxformWarning")
 @pytest.mark.parametrize("qkv", ["grouped", "contiguous"])
 @pytest.mark.parametrize("gate_up", ["interleaved", "contiguous"])
 def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, gate_up, tmp_path):
@@ -197,6 +198,7 @@ def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, ga
     src = written(model, tmp_path)
     options = {
         "map": "qwen3", "like": str(hub), "dst_form": "huggingface", "weights_only": True,
+        "accept": "contradictions:embed|o_proj|down|head",
     }  # fmt: skip
     wanted = {"qkv": qkv, "gate_up": gate_up}
     flags = [
@@ -430,3 +432,70 @@ def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
     with pytest.raises(RankxformError, match=r"^give --map llama_legacy\? "):
         rankxform.transform(src, tmp_path / "dst", map="llama", **options)
     assert rankxform.transform(src, tmp_path / "dst", map="llama_legacy", **options).files
+
+
+class TestLike:
+    """What is made is compared with a published model, all kinds of matrices."""
+
+    @pytest.fixture
+    def place(self, tmp_path):
+        bits = np.random.default_rng(8)
+        model = Model("qwen3", 3, "BFloat16", "grouped", "interleaved")
+        published, trained = {}, {}
+        for name, array in model.hf.items():
+            published[name], trained[name] = near(array, 0.1, bits)
+        folders = {}
+        for which, tensors in (("published", published), ("trained", trained)):
+            model.hf.update(tensors)
+            folders[which] = written(model, tmp_path / which, "hf")
+            (folders[which] / "config.json").write_text(json.dumps(model.config))
+        ours = tmp_path / "ours"
+        rankxform.transform(folders["trained"], ours, map="qwen3", fsync=False)
+        (ours / "rankxform.json").unlink()
+        (file,) = ours.glob("rank_0/*")
+        return model, folders["published"], ours, file
+
+    def convert(self, place, **options):
+        _, published, ours, _ = place
+        return rankxform.transform(
+            ours, ours.parent / "dst", map="qwen3", like=str(published), dst_form="huggingface",
+            fsync=False, **options,
+        )  # fmt: skip
+
+    def change(self, file, how):
+        entries = {
+            n: (d, np.frombuffer(data, "<u2").reshape(shape).copy())
+            for n, (d, shape, data) in reference.read_any(file).items()
+        }
+        how(entries)
+        write = reference.write_ckpt if file.suffix == ".ckpt" else reference.write_safetensors
+        write(file, entries)
+
+    def test_a_model_that_was_trained_on_resembles_it(self, place):
+        assert self.convert(place).warnings == ()
+
+    @pytest.mark.parametrize("what", ["layers", "vocabulary"])
+    def test_what_lies_in_another_order(self, place, what):
+        def exchange(entries):
+            if what == "vocabulary":
+                (name,) = (n for n in entries if "embed" in n)
+                entries[name][1][...] = entries[name][1][::-1].copy()
+                return
+            layers = sorted(
+                {int(n.split("layers.")[1].split(".")[0]) for n in entries if "layers." in n}
+            )
+            for name in [n for n in entries if f"layers.{layers[0]}.self_attention" in n]:
+                other = name.replace(f"layers.{layers[0]}.", f"layers.{layers[-1]}.")
+                entries[name], entries[other] = entries[other], entries[name]
+
+        self.change(place[3], exchange)
+        with pytest.raises(rankxform.RankxformError, match="would not resemble|does not tell"):
+            self.convert(place)
+
+    def test_another_model_is_a_warning(self, place):
+        model, published, *_ = place
+        bits = np.random.default_rng(9)
+        model.hf.update({n: near(array, 0.1, bits)[0] for n, array in model.hf.items()})
+        written(model, published.parent, "hf")
+        with pytest.warns(rankxform.RankxformWarning, match="nothing that is made resembles"):
+            self.convert(place, qkv="grouped", gate_up="interleaved")

@@ -58,9 +58,15 @@ def aim(asked: Asked, source: Source, team: Team) -> Target:
     """Return what is made of a source without faults. Collective."""
     adapter = _adapter(asked, team)
     training = training_facts(asked.request, source, team)
-    _check_arrangement(asked, source, team)
+    reference = _check_arrangement(asked, source, team)
     with suggesting(asked, source, team):
-        return team.agree(lambda: _aimed(asked, source, training, adapter))
+        target = team.agree(lambda: _aimed(asked, source, training, adapter))
+    if reference is None:
+        return target
+    from .likeness import check_alike
+
+    doubt = team.bcast(lambda: check_alike(asked.request, source, target, reference))
+    return target if doubt is None else replace(target, warnings=(*target.warnings, doubt))
 
 
 def _adapter(asked: Asked, team: Team) -> Source | None:
@@ -77,15 +83,16 @@ def _adapter(asked: Asked, team: Team) -> Source | None:
     return open_source(where, team).require()
 
 
-def _check_arrangement(asked: Asked, source: Source, team: Team) -> None:
-    """Compare how tensors are joined with a reference, if one is given. Collective."""
+def _check_arrangement(asked: Asked, source: Source, team: Team) -> Source | None:
+    """Compare how tensors are joined with a reference; return that, if one is given. Collective."""
     request = asked.request
     if request.like is None or asked.operation.table is None or asked.shapes is not None:
-        return
+        return None
     from .likeness import check_arrangement
 
     reference = open_source(Where(request.like), team).require()
     check_arrangement(request, asked.operation, source, reference, team)
+    return reference
 
 
 # -- on every process ---------------------------------------------------------------------------

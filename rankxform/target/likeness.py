@@ -7,21 +7,24 @@ tensors correlate with the published ones, and in any other way they do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.operands import correlation, read_made
 from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.dtype import FLOATS
 from rankxform.formats.map_toml import HUGGINGFACE
 from rankxform.geometry.box import Box
+from rankxform.layout.names import natural, pattern_of
 from rankxform.ops.base import Tensor
 from rankxform.ops.mapping import Link, NameMap
 from rankxform.options import flag_of
-from rankxform.planning.catalog import Catalog
+from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.derived import TensorMaker
 from rankxform.request import Request
+from rankxform.source.options import CONTRADICTIONS
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
@@ -30,7 +33,9 @@ from .operation_inputs import OperationInputs, name_map
 if TYPE_CHECKING:
     from rankxform.source.opening import Source
 
-_ROWS = 64
+    from .target import Target
+
+_ROWS, _SHOWN = 64, 3
 _ALIKE, _CLEARLY = 0.5, 0.5
 """A right way correlates at least so much, and others at most so many times as much as it."""
 
@@ -91,6 +96,67 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
             f"give {flags}: joined as {as_given}, the checkpoint does not correlate with "
             f"{reference.where.path}, and so it does (such as {by!r})"
         )
+
+
+# -- all that is made ------------------------------------------------------------------------------
+
+
+def check_alike(request: Request, source: Source, target: Target, reference: Source) -> str | None:
+    """Compare some rows of what is made with the reference's tensors of the same names.
+
+    Of every kind of matrix the first, one in the middle and the last. A kind that does not resemble
+    the reference, where others do, was exchanged, permuted or taken apart in a wrong way: raises
+    CheckpointError. Returns, as a warning, that nothing resembles it. On process 0.
+    """
+    if not source.reach.is_full or not reference.reach.is_full:
+        return None
+    known = {p.name: p for p in reference.table.parameters}
+    kinds: dict[str, list[Parameter]] = {}
+    for one in target.planner.selection.parameters:
+        if one.name in known and _are_comparable(one, known[one.name]):
+            kinds.setdefault(pattern_of(one.name), []).append(one)
+    scores: dict[str, list[tuple[float, str]]] = {}
+    with (
+        Sources(source.paths, source.indexes) as sources,
+        Sources(reference.paths, reference.indexes) as others,
+    ):
+        for kind, some in kinds.items():
+            some.sort(key=lambda one: natural(one.name))
+            for one in {some[at].name: some[at] for at in (0, len(some) // 2, -1)}.values():
+                box = Box((0, 0), (min(_ROWS, one.shape[0]), one.shape[1]))
+                own, wanted = read_made(one, box, sources), read_made(known[one.name], box, others)
+                if own.any() and wanted.any():  # zeros resemble nothing
+                    scores.setdefault(kind, []).append((correlation(own, wanted), one.name))
+    return _resemblance(request, scores, reference.where.path)
+
+
+def _are_comparable(one: Parameter, other: Parameter) -> bool:
+    alike = one.shape == other.shape and {one.dtype, other.dtype} <= {*FLOATS}
+    return alike and len(one.shape) == 2 and min(one.shape) > 1 and not any(one.steps)
+
+
+def _resemblance(
+    request: Request, scores: Mapping[str, Sequence[tuple[float, str]]], reference: str
+) -> str | None:
+    every = [one for some in scores.values() for one in some]
+    unlike = [one for one in every if one[0] < _ALIKE]
+    if not unlike:
+        return None
+    if 2 * len(unlike) > len(every):
+        return (
+            f"nothing that is made resembles {reference} (such as {unlike[0][1]!r}: correlation "
+            f"{unlike[0][0]:.2f}); its config.json and tokenizer are copied nonetheless"
+        )
+    refused = [one for one in unlike if not request.accepts(CONTRADICTIONS, one[1])]
+    names = ", ".join(f"{name!r} ({score:.2f})" for score, name in (refused or unlike)[:_SHOWN])
+    more = f" and {len(refused) - _SHOWN} more" if refused[_SHOWN:] else ""
+    text = f"{names}{more} would not resemble {reference}, and {len(every) - len(unlike)} others do"
+    if not refused:
+        return text
+    raise CheckpointError(
+        f"{text}: the checkpoint holds them in another order, or under other names, than the map "
+        "takes it to; --accept contradictions:REGEX if they were trained anew"
+    )
 
 
 def _as_joined(request: Request, operation: OperationInputs, name: str, way: str) -> NameMap | None:
