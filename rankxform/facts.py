@@ -76,13 +76,18 @@ KINDS: Mapping[str, Kind] = {
     TYPE: Kind("the type of {of!r} is", "copy both again from one checkpoint"),
     RANKS: Kind("the number of ranks is", "one of them is another checkpoint's"),
     STAGES: Kind("the number of pipeline stages is", "one of them is another checkpoint's"),
-    BYTES: Kind("the bytes of {of} are", "files are missing, or not all of one checkpoint"),
+    BYTES: Kind(
+        "the bytes of {of} are", "is a file missing, or of another checkpoint?", refused=False
+    ),
     SIZE: Kind("{of} is", "one of them is another model's"),
     WRITER: Kind("{of} is", "one of them is another checkpoint's"),
     BOXES: Kind("{of!r} is sharded as", "one of them is another checkpoint's"),
     FILES: Kind("{of} is", "one of them was changed or replaced"),
 }
 """All kinds, by the id that a fault bears."""
+
+TENSORS = "all tensors"
+"""Of what bytes are stated."""
 
 
 class Fact(NamedTuple):

@@ -130,6 +130,7 @@ def test_loading_takes_any_form(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*the iteration is 100, and 200:rankxform.RankxformWarning")
+@pytest.mark.filterwarnings("ignore:.*says 200, and 100 was written:rankxform.RankxformWarning")
 def test_iterations_in_one_root(tmp_path):
     """The tracker names the latest that is complete; `--step` chooses another."""
     root = tmp_path / "root"
@@ -386,6 +387,7 @@ def test_a_job_of_one_device_has_no_metadata(tmp_path):
     assert plain(reference_forms.read_checkpoint2(tmp_path / "dst", True)) == plain(whole)
 
 
+@pytest.mark.filterwarnings("ignore:.*the bytes of all tensors:rankxform.RankxformWarning")
 def test_an_index_that_lies(tmp_path):
     tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}
     reference_forms.write_huggingface(tmp_path / "hf", tensors, files=2)

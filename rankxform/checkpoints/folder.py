@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from posixpath import isabs, normpath
+from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
+from rankxform.facts import BYTES, INDEX, TENSORS, Fact
 from rankxform.formats.base import suffixes
 from rankxform.formats.dtype import INT4
 from rankxform.formats.json_stream import load
@@ -37,20 +39,23 @@ def in_folder(name: object, source: str) -> str:
     return name
 
 
-def weight_map(store: Store, listing: Listing, name: str) -> dict[str, str]:
-    """Read an index: by parameter its file. Raises CheckpointError.
+def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:
+    """Read an index: by parameter its file, and the bytes of all. Raises CheckpointError.
 
     The members may be those of the document itself, as MindFormers' own conversion leaves them.
     """
+    total = None
     try:
         found = load(store.read(name, listing.searched))
         if isinstance(found, dict):
+            more = found.get("metadata")
+            total = more.get("total_size") if isinstance(more, dict) else None
             found = found.get("weight_map", found)
         if not isinstance(found, dict) or not found:
             raise FormatError("holds no weight_map")
     except FormatError as error:
         raise CheckpointError(f"{listing.at(name)}: {error}") from error
-    return {name: in_folder(file, listing.at(name)) for name, file in found.items()}
+    return {n: in_folder(file, listing.at(name)) for n, file in found.items()}, total
 
 
 def whole_tensors(
@@ -64,12 +69,15 @@ def whole_tensors(
     if listing.kind == FILE:
         return Selected({0: ""}, description=Description(listing.path))
     there = own_files(listing, below)
-    searched, listed = listing.searched, dict[str, list[str]]()
+    searched, listed, facts = listing.searched, dict[str, list[str]](), tuple[Fact, ...]()
     if index is None:
         names = [name for name in tensor_files(there) if name != untracked]
     else:
-        for parameter, file in weight_map(store, listing, index).items():
+        known, total = weight_map(store, listing, index)
+        for parameter, file in known.items():
             listed.setdefault(file, []).append(parameter)
+        if type(total) is int:
+            facts = (Fact(BYTES, TENSORS, total, INDEX, listing.at(index)),)
         names = sorted(listed, key=natural)
     if not names:
         raise CheckpointError(
@@ -100,6 +108,7 @@ def whole_tensors(
             listing.at(index if index is not None else below.rstrip("/")),
             listed={number: tuple(listed[n]) for number, n in enumerate(names) if n in listed},
             untracked=len(names) if len(chosen) > len(names) else None,
+            facts=facts,
             notices=notices,
         ),
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from heapq import heapreplace
 from math import prod
 from typing import Any
@@ -58,7 +59,12 @@ class Unified:
         index = MAP if MAP in listing.files else None
         if index is None:
             _check_no_gap(listing)
-        return folder.whole_tensors(listing, store, index, untracked=LOOSE)
+        found = folder.whole_tensors(listing, store, index, untracked=LOOSE)
+        parts = len(found.names) - (LOOSE in listing.files)
+        if index is None and parts > 1 and found.description is not None:
+            doubt = f"{listing.path}: has no {MAP}, which is written last; are {parts} parts all?"
+            found = replace(found, description=replace(found.description, warnings=(doubt,)))
+        return found
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.

@@ -38,7 +38,8 @@ class Description:
     listed: by file the names that it is said to hold. declared: by name type and full shape, in
     elements. untracked: the file with values that are listed nowhere, if there is one. training:
     facts such as its global_step. missing_files: by rank a file that is spoken of and not
-    there. facts: statements that others may contradict. notices: what to know.
+    there. facts: statements that others may contradict. warnings: what may not be what was meant;
+    notices: what to know.
     """
 
     source: str = ""
@@ -51,6 +52,7 @@ class Description:
     training: Mapping[str, Any] = field(default_factory=dict)
     missing_files: Mapping[int, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
+    warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     @property

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.facts import HEADER, SHAPE, STRATEGY, TYPE, Fact
+from rankxform.facts import BYTES, HEADER, SHAPE, STRATEGY, TENSORS, TYPE, Fact
 from rankxform.formats.base import Schema
+from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.geometry.boxes import Boxes, tiling_of
 from rankxform.geometry.grid import Cell, Grid
@@ -52,6 +53,11 @@ def catalog_of(
 def facts_of(catalog: Catalog) -> Iterator[Fact]:
     """Yield the full shapes that a strategy states, and shapes and types by headers."""
     strategy = catalog.strategy
+    if any(fact.kind == BYTES for fact in catalog.description.facts):
+        listed = {name for names in catalog.description.listed.values() for name in names}
+        every = (one for one in catalog.parameters if one.name in listed)
+        total = sum(content_bytes(one.dtype, one.shape) for one in every)
+        yield Fact(BYTES, TENSORS, total, HEADER, "the files' headers")
     for name, shape in strategy.shapes.items() if strategy is not None else ():
         one = catalog.declared.get(name)
         if one is not None and one.holders:

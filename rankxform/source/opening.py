@@ -292,8 +292,9 @@ def _described(
         text = f"{where.path}: none of the files that are needed is there{listing.searched}"
         found.append(Fault(text))
     return _Chosen(
-        selected, kept, tuple(sorted(wanted)), strategy, tuple(found), description.notices
-    )
+        selected, kept, tuple(sorted(wanted)), strategy, tuple(found), description.notices,
+        description.warnings,
+    )  # fmt: skip
 
 
 def _of_ranks(

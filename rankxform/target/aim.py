@@ -32,7 +32,7 @@ from rankxform.transport import Team
 
 from .asked import Asked, read_request, where_of
 from .asked_source import open_asked
-from .doubts import absent_weights, check_shapes, iterations, remarks
+from .doubts import absent_weights, check_shapes, check_side, iterations, remarks
 from .operation_inputs import (
     derivation_of,
     map_in_words,
@@ -105,6 +105,7 @@ def _aimed(
     request, operation, catalog = asked.request, asked.operation, source.table
     derivation = derivation_of(request, operation, adapter.table if adapter else None)
     _check_extra_names(source, asked.src)
+    check_side(request, operation, source, derivation)
     tensors = tensors_of(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     derivation.check_names([*listed, *(one.name for one in catalog.parameters)])

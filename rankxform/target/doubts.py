@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement
-from rankxform.errors import CheckpointError, RequestError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.facts import (
     HEADER,
     ITERATION,
@@ -34,7 +34,7 @@ from rankxform.source.opening import Source
 from rankxform.source.options import ABSENT
 
 from .asked import Asked
-from .operation_inputs import assumptions
+from .operation_inputs import OperationInputs, assumptions, mapped
 from .training import training_step, unplaced
 
 _ADAPTER = "lora"
@@ -116,6 +116,22 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
             "if they are to be missing"
         )
     return Evidence(warnings=(text,))
+
+
+def check_side(
+    request: Request, operation: OperationInputs, source: Source, derivation: Derivation
+) -> None:
+    """Refuse to give a Hugging Face folder other names than Hugging Face's. Raises UsageError."""
+    form, one = FORMS[request.dst_form or DEFAULT_FORM], mapped(operation, derivation)
+    if one is None or not form.configured:
+        return
+    from rankxform.formats.map_toml import HUGGINGFACE
+
+    if one.side_of(parameter.name for parameter in source.table.parameters) == HUGGINGFACE:
+        raise UsageError(
+            f"leave out --map: {source.where.path} has Hugging Face's names already, and "
+            f"{one.table.label} would give it MindFormers' in a {form.title} folder"
+        )
 
 
 def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:

@@ -15,7 +15,7 @@ from rankxform.errors import StorageError, UsageError
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
 from rankxform.request import Request
 from rankxform.source.opening import Source, listing_at
-from rankxform.storage.posix import inode, is_inside, is_same, lies_in
+from rankxform.storage.posix import inode, is_inside, is_same, lies_in, read_bytes
 from rankxform.storage.store import is_path
 from rankxform.transport import Team
 
@@ -104,12 +104,26 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
 def foreign_warnings(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:
     """Return a warning of checkpoint files beside a destination's `own`, if any are. Collective."""
     found = _foreign_files(target, own, team)
+    marked = team.bcast(lambda: _later_mark(target))
     if not found:
-        return []
+        return marked
     return [
+        *marked,
         f"{_few(found)}: another checkpoint file lies beside those of this destination, and may "
-        "be loaded instead; remove what does not belong there"
+        "be loaded instead; remove what does not belong there",
     ]
+
+
+def _later_mark(target: Target) -> list[str]:
+    """Return, as a warning, that a mark tells readers to take a later checkpoint than this."""
+    if target.arrangement.mark is None or target.dst is None:
+        return []
+    name, content = target.arrangement.mark
+    path, number = Path(target.dst) / name, int(content)
+    text = read_bytes(path).strip() if path.is_file() else b""
+    if not text.isdigit() or int(text) <= number:
+        return []
+    return [f"{path}: says {int(text)}, and {number} was written: a job takes {int(text)}"]
 
 
 def _foreign_files(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Where
 from rankxform.errors import UsageError
+from rankxform.facts import CONFIGURATION, SIZE, Fact, contradictions
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import OPERATIONS, Derivation, Tensor
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from rankxform.ops.mapping import NameMap
 
 _MOST_BLOCK = 1 << 20
+_IS_SIZE = re.compile(
+    r"hidden_size|num_.*(heads|layers)|.*head_dim|.*intermediate_size|.*_lora_rank|.*experts"
+)
+"""Keys of a config.json whose values say how tensors are taken apart."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -97,6 +103,7 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             f"{usual} has none"
         )
     config, path = read
+    _check_sizes(request, where, config, path)
     stated = config.get("architectures")
     named = [str(one) for one in stated] if isinstance(stated, list) else []
     if table.architectures and named and not set(named) & set(table.architectures):
@@ -104,6 +111,26 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             f"{path}: is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}"
         )
     return OperationInputs(table, config, path)
+
+
+def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: str) -> None:
+    """Refuse configurations that state sizes of a model otherwise. Raises UsageError."""
+    stated = {path: config}
+    others = [where, *([request.like] if request.like is not None else [])]
+    for folder in others:
+        store = store_at(folder)
+        if not is_path(folder) or Path(folder).is_dir():
+            name = address_of(folder, maps.CONFIG)
+            if name not in stated and store.has(maps.CONFIG):
+                stated[name] = maps.parsed_config(store.read(maps.CONFIG), name)
+    facts = (
+        Fact(SIZE, key, value, CONFIGURATION, label)
+        for label, some in stated.items()
+        for key, value in some.items()
+        if type(value) is int and _IS_SIZE.fullmatch(key)
+    )
+    for one in contradictions(facts):
+        raise UsageError(str(one))
 
 
 def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
@@ -243,7 +270,7 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
             f"{given.label}: states torch_dtype {kept}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"
         )
-    one = _mapped(given, derivation)
+    one = mapped(given, derivation)
     chosen = one.choices if one else {}
     unsaid = [n for n in chosen if getattr(request, n) is None]
     if one and unsaid and request.like is None:
@@ -257,14 +284,14 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
 
 def map_in_words(given: OperationInputs, derivation: Derivation) -> str | None:
     """Return which map is applied, and what it takes that no file records."""
-    one = _mapped(given, derivation)
+    one = mapped(given, derivation)
     if one is None:
         return None
     choices = ", ".join(f"{name} {value}" for name, value in one.choices.items())
     return f"{one.table.label} by {one.sizes.label}" + (f": {choices}" if choices else "")
 
 
-def _mapped(given: OperationInputs, derivation: Derivation) -> NameMap | None:
+def mapped(given: OperationInputs, derivation: Derivation) -> NameMap | None:
     """Return the map among the operations, if there is one."""
     if given.table is None:
         return None

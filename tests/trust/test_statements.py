@@ -1,0 +1,119 @@
+"""Statements of one fact, by whatever makes them, agree; or both are named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.facts import KINDS, ORIGINS, Fact, contradictions
+from tests import reference, reference_forms
+from tests.reference_maps import Model
+from tests.reference_values import words
+
+VALUES = {
+    "iteration": (frozenset({1}), frozenset({2})),
+    "named-step": ((2, 5), (1, 5)),
+    "shape": ((4, 8), (8, 8)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_pair_of_origins_is_compared(kind):
+    one, other = VALUES.get(kind, (1, 2))
+    for a, b in itertools.product(ORIGINS, repeat=2):
+        first = Fact(kind, "x", one, a, "here")
+        assert [*contradictions([first, Fact(kind, "x", one, b, "there")])] == []
+        (found,) = contradictions([first, Fact(kind, "x", other, b, "there")])
+        assert found.id == kind and "here: " in str(found) and "by there" in str(found)
+        assert [*contradictions([first, Fact(kind, "y", other, b, "there")])] == []
+
+
+TENSORS = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}
+
+
+def converted(src, folder, **options):
+    return rankxform.transform(src, folder / "dst", fsync=False, **options)
+
+
+@pytest.mark.parametrize("form", ["huggingface", "unified"])
+def test_the_bytes_that_an_index_states(tmp_path, form):
+    src = tmp_path / "src"
+    if form == "unified":
+        reference_forms.write_unified(src, TENSORS, {})
+    else:
+        reference_forms.write_huggingface(src, TENSORS, files=2)
+    (index,) = (p for p in src.glob("*.json") if "index" in p.name or "map" in p.name)
+    assert converted(src, tmp_path).warnings == ()
+    document = json.loads(index.read_text())
+    document["metadata"] = {"total_size": 1000}
+    index.write_text(json.dumps(document))
+    with pytest.warns(rankxform.RankxformWarning, match="bytes of all tensors are 1,000, and 96"):
+        rankxform.load(src)
+
+
+def test_parts_without_their_map(tmp_path):
+    reference_forms.write_unified(tmp_path / "src", TENSORS, {})
+    (tmp_path / "src" / "param_name_map.json").unlink()
+    with pytest.warns(rankxform.RankxformWarning, match="which is written last"):
+        converted(tmp_path / "src", tmp_path)
+
+
+def test_a_tracker_that_names_a_later_iteration(tmp_path):
+    stages = [{n: ([2], [0, -1], 0, 0) for n in "ab"}]
+    params = dict.fromkeys("ab", ((4, 4), "Float32"))
+    for step in (30, 20):
+        extras = {"global_step": ("Int32", np.array([step], "<i4"))}
+        reference.write_checkpoint(tmp_path / str(step), stages, params, extras)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    options = {"dst_form": "checkpoint2"}
+    rankxform.transform(tmp_path / "30", tmp_path / "root", strategy, strategy, **options)
+    with pytest.warns(rankxform.RankxformWarning, match="says 30, and 20 was written"):
+        rankxform.transform(tmp_path / "20", tmp_path / "root", strategy, strategy, **options)
+
+
+@pytest.fixture
+def model(tmp_path):
+    made = Model("qwen3", 3, "BFloat16", "grouped", "interleaved")
+    bits = np.random.default_rng(1)
+    made.hf.update({n: words(bits.normal(0, 1, a.shape), "BFloat16") for n, a in made.hf.items()})
+    tensors = {n: ("BFloat16", array) for n, array in made.hf.items()}
+    reference_forms.write_huggingface(tmp_path / "hf", tensors)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(made.config))
+    return made, tmp_path
+
+
+def test_names_that_are_there_already(model):
+    _, folder = model
+    with pytest.raises(rankxform.UsageError, match="has Hugging Face's names already"):
+        converted(folder / "hf", folder, map="qwen3", dst_form="huggingface")
+
+
+def test_two_configurations(model):
+    made, folder = model
+    other = made.config | {"num_attention_heads": 2 * made.config["num_attention_heads"]}
+    (folder / "c.json").write_text(json.dumps(other))
+    with pytest.raises(rankxform.UsageError, match="num_attention_heads is"):
+        converted(folder / "hf", folder, map="qwen3", config=str(folder / "c.json"))
+    (folder / "c.json").write_text(json.dumps(made.config | {"rope_theta": 7, "eos_token_id": 1}))
+    converted(folder / "hf", folder, map="qwen3", config=str(folder / "c.json"))
+
+
+def test_small_files_of_a_model_that_were_changed(model):
+    _, folder = model
+    shutil.copytree(folder / "hf", folder / "like")
+    converted(folder / "hf", folder, map="qwen3")
+    made_of = folder / "back"
+    rankxform.transform(folder / "dst", made_of, map="qwen3", like=str(folder / "like"),
+                        dst_form="huggingface", verify=True)  # fmt: skip
+    assert rankxform.verify(made_of).warnings == ()
+    (made_of / "config.json").write_text("{}")
+    with pytest.warns(rankxform.RankxformWarning, match="config.json: was changed since"):
+        assert rankxform.verify(made_of).same
+    (made_of / "config.json").unlink()
+    with pytest.warns(rankxform.RankxformWarning, match="config.json: is gone"):
+        rankxform.verify(made_of)
