@@ -143,7 +143,7 @@ def write_checkpoint2(root, stages, params, extras, *, dedup=False, prefix="llm"
     document = {"state_dict_metadata": parameters, "storage_data": storage}
     (folder / "metadata.json").write_text(json.dumps(document, indent=4))
     step = int(extras["global_step"][1][0]) if "global_step" in extras else iteration
-    facts = dict.fromkeys(COMMON) | {"global_step": step}
+    facts = dict.fromkeys(COMMON) | {"global_step": step, "step_num": iteration}
     (folder / "common.json").write_text(json.dumps(facts, indent=4))
     (Path(root) / "latest_checkpointed_iteration.txt").write_text(str(iteration))
     return root

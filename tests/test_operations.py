@@ -46,6 +46,7 @@ def lora_options(tmp_path, shapes):
     return lora, {"lora": str(tmp_path / "lora"), "lora_alpha": 4, "lora_rank": 2}
 
 
+@pytest.mark.filterwarnings("ignore:.*has pairs for 1 of 3:rankxform.RankxformWarning")
 def test_an_adapter_on_some_layers_leaves_the_others_as_they_are(tmp_path):
     """Tensors of one shape share a schedule only if the same is done to them."""
     model = Model("llama", 4, "Float32")

@@ -96,8 +96,10 @@ class Copier:
                 f"become infinite; choose {_WIDER[dtype]}, or keep its type (--keep-dtype)"
             )
         bad = known.not_finite + (0 if wrong is None else int(wrong.sum()))
-        had = known.had_values or bool(out.any())
-        self.values[name] = Values(bad, had, known.has_values or bool(into.any()))
+        with np.errstate(invalid="ignore"):  # of a signaling NaN
+            had = known.had_values or bool(out.any())
+            has = known.has_values or bool(into.any())
+        self.values[name] = Values(bad, had, has)
 
     def _with_step(self, parameter: Parameter, into: Words, out: Words, place: Place) -> None:
         """Copy block by block of rows, in Float64, and round once."""

@@ -47,6 +47,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     show = begin(source, target, work.nbytes)
     differing, nbytes = compare(work, source, files_of, there, assignment, team, show)
     differences = _each_once([*faults, *differing])
+    named = [*there.paths.values(), *(one.name for one in differences if one.whole_file)]
     other = notice_of_other_options(asked.request, source, target, team) if differences else []
     return Verdict(
         src=request.src,
@@ -57,7 +58,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
         seconds=time.monotonic() - began,
         processes=team.size,
         notices=(*target.notices, *there.notices, *other),
-        warnings=(*target.warnings, *foreign_warnings(target, there.paths.values(), team)),
+        warnings=(*target.warnings, *foreign_warnings(target, named, team)),
         step=source.selected.step_name,
         evidence=evidence.facts,
         names={file: basename(path) for file, path in there.paths.items()} if described else {},

@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import sqrt
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.names import parameter_of, pattern_of, summarize_names
 from rankxform.values import dataclass
 
 from .base import Composition, LowRank, Tensor
@@ -52,7 +53,9 @@ class Scaling:
     """How much of the product is added, module by module.
 
     alpha, rank: the usual; alphas, ranks: by expression of modules' names. root: divide by the root
-    of the rank. transposed: matrices are stored as (in, out). label: what states it.
+    of the rank. transposed: matrices are stored as (in, out). targets: names that modules end with,
+    as far as they are listed; partial: whether some layers are left out on purpose. label: what
+    states it.
     """
 
     alpha: float
@@ -61,6 +64,8 @@ class Scaling:
     ranks: Mapping[str, int] = field(default_factory=dict)
     root: bool = False
     transposed: bool = False
+    targets: tuple[str, ...] = ()
+    partial: bool = False
     label: str = "--lora-rank"
 
     @classmethod
@@ -85,13 +90,27 @@ class Scaling:
         root, transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
         if root not in (True, False, None) or transposed not in (True, False, None):
             raise UsageError(f"{label}: use_rslora and fan_in_fan_out: expected true or false")
-        return cls(alpha, rank, alphas, ranks, bool(root), bool(transposed), label)
+        listed = config.get("target_modules")
+        targets = tuple(map(str, listed)) if isinstance(listed, list) else ()
+        some = config.get("layers_to_transform") is not None
+        return cls(alpha, rank, alphas, ranks, bool(root), bool(transposed), targets, some, label)
 
     def scale(self, module: str) -> float:
         """Return the factor of a module's product."""
         rank = self.rank_of(module)
         alpha = _match(self.alphas, module, self.alpha)
         return float(alpha / (sqrt(rank) if self.root else rank))
+
+    def matchless(self, modules: Iterable[str]) -> Iterator[str]:
+        """Yield, in words, what is stated of modules for which there is no pair."""
+        every = list(modules)
+        for name in self.targets:
+            if not any(one == name or one.endswith(f".{name}") for one in every):
+                yield f"{self.label}: target_modules has {name!r}, for which there is no pair"
+        for key, patterns in (("alpha_pattern", self.alphas), ("rank_pattern", self.ranks)):
+            for text in patterns:
+                if not any(re.match(rf"(.*\.)?({text})$", one) for one in every):
+                    yield f"{self.label}: {key} has {text!r}, for which there is no pair"
 
     def rank_of(self, module: str) -> int:
         return int(_match(self.ranks, module, self.rank))
@@ -126,6 +145,7 @@ class Adapter(Composition):
         Raises CheckpointError for what is no pair.
         """
         own = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
+        self._scaling = scaling
         tensors = {n: shape for n, shape in own.items() if not is_state(n)}
         self._label, self._names, self._inside = label, set(tensors), inside
         self._steps: dict[str, tuple[LowRank, Shape]] = {}
@@ -162,6 +182,20 @@ class Adapter(Composition):
         shape = (shape_b[0], shape_a[1])
         step = LowRank(a, b, scaling.scale(module), scaling.transposed)
         return step, shape[::-1] if scaling.transposed else shape
+
+    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
+        """Return what is merged, in words, and doubts about it; `names` are the checkpoint's."""
+        kinds = Counter(map(pattern_of, self._steps))
+        there = Counter(map(pattern_of, names))
+        doubts = [
+            f"{self._label}: has pairs for {count} of {there[kind]} {kind}"
+            for kind, count in kinds.items()
+            if count < there[kind] and not self._scaling.partial
+        ]
+        modules = [name.removesuffix(".weight") for name in self._steps]
+        shown = summarize_names(self._steps, 3)
+        added = f"{self._label}: is added to {len(self._steps)} matrices, {shown}"
+        return added, [*doubts, *self._scaling.matchless(modules)]
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         there = {one.name for one in tensors if not one.dropped}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import Where
-from rankxform.errors import FormatError, UsageError
+from rankxform.errors import FormatError, RankxformError, UsageError
 from rankxform.formats.base import suffixes as checkpoint_suffixes
 from rankxform.formats.shapes import parse as parse_shapes
 from rankxform.geometry.box import Shape
@@ -33,7 +36,7 @@ class Asked:
 
     request: with absolute paths. operation: what operations need. src: the source's strategy, if
     one is stated. dst: the destination's, or what it is to be derived from. shapes: full shapes and
-    types in the place of a source.
+    types in the place of a source. doubts: what may not be what was meant.
     """
 
     request: Request
@@ -41,6 +44,7 @@ class Asked:
     src: Strategy | None
     dst: Strategy | DeriveRequest
     shapes: dict[str, tuple[Shape, str]] | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def where(self) -> Where:
@@ -74,7 +78,28 @@ def _read(request: Request) -> Asked:
             "is there"
         )
     stated = src if request.src_strategy is not None else None
-    return Asked(_absolute(request, where), operation, stated, dst)
+    doubts = tuple(_part_of_a_job(request.src_strategy))
+    return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
+
+
+def _part_of_a_job(given: str | Strategy | None) -> Iterator[str]:
+    """Yield that a strategy is one pipeline stage's, and the others lie beside it."""
+    path = strategies.path_of(given)
+    if path is None or not path.is_file() or strategies.metadata_at(path) is not None:
+        return
+    own = strategies.read(path)
+    if own.merged:
+        return
+    named = re.sub(r"[0-9]+", "*", path.name)
+    beside = [one for one in strategies.in_folder(path.parent) if one != path]
+    alike = [one for one in beside if re.sub(r"[0-9]+", "*", one.name) == named]
+    with suppress(RankxformError):
+        stages = {strategies.read(one).stage for one in alike if strategies.is_strategy(one)}
+        if stages - {own.stage}:
+            yield (
+                f"{path}: is pipeline stage {own.stage}'s alone, and others' lie beside it, as "
+                f"{alike[0].name}: is a part of the model meant?"
+            )
 
 
 def _absolute(request: Request, where: str) -> Request:

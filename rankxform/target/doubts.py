@@ -51,14 +51,29 @@ def remarks(
     """Return what to know, and patterns that match nothing."""
     request, operation = asked.request, asked.operation
     matchless = [*_matchless(request, source.table, derivation, tensors)]
+    added, doubts = _adapter(source, derivation)
     return Evidence(
         notices=(
             *_remarks(request, source, selection, bool(operation.table)),
             *assumptions(request, operation, derivation),
             *(text for option, text in matchless if option == "exclude"),
+            *added,
         ),
-        warnings=tuple(text for option, text in matchless if option != "exclude"),
+        warnings=(
+            *(text for option, text in matchless if option != "exclude"),
+            *doubts,
+            *asked.doubts,
+        ),
     )
+
+
+def _adapter(source: Source, derivation: Derivation) -> tuple[list[str], list[str]]:
+    """Return what an adapter is added to, and what is doubtful in that."""
+    for one in derivation.compositions:
+        if hasattr(one, "remarks"):
+            added, doubts = one.remarks([p.name for p in source.table.parameters])
+            return [added], doubts
+    return [], []
 
 
 def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:

@@ -18,6 +18,11 @@ MODELS, FEWER = 8, 2
 
 STATES = ("adam_m.", "adam_v.")
 
+# Values are random bits, of which some are no numbers.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*infinite or no numbers:rankxform.RankxformWarning"
+)
+
 
 def seeds():
     return range(int(os.environ.get("RANKXFORM_MODELS", MODELS if world().size == 1 else FEWER)))

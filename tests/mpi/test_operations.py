@@ -15,6 +15,11 @@ from tests.mpi.conftest import as_nodes, world
 from tests.reference_maps import random_strategy
 from tests.reference_values import FAMILIES, WORDS, adapter_of, exactly, ulp, values, words
 
+# Values are random bits, of which some are no numbers.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*infinite or no numbers:rankxform.RankxformWarning"
+)
+
 
 def write(folder, arrays, types, ranks, stages, seed, states=()):
     """Write rank folders with a random strategy; return its file."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,16 @@ def interrupt(place, processes, rng, number):
             list(map(str, line)), env=environment(TMPDIR=tmp), cwd=ROOT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
-        for _ in range(max(1, processes)):
-            while "now" not in (line := process.stdout.readline()):
-                assert line, process.stderr.read()
-        time.sleep(rng.random())
-        process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        try:
+            for _ in range(max(1, processes)):
+                while "now" not in (line := process.stdout.readline()):
+                    assert line, process.stderr.read()
+            time.sleep(rng.random())
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, output, errors, dst
 
 

@@ -65,14 +65,19 @@ def test_each_differing_rank_is_named(rank, name, place):
 def test_a_transform_warns_or_refuses_on_request(place):
     folder, a, tmp = place
     taint(folder, 6, "w")
-    quiet = rankxform.transform(folder, tmp / "quiet", a)
-    assert not any("same bytes" in notice for notice in quiet.notices)
-    report = rankxform.transform(folder, tmp / "warned", a, check_replicas="warn")
+    with pytest.raises(rankxform.CheckpointError, match="ranks 2 and 6 hold replicas of 'w'"):
+        rankxform.transform(folder, tmp / "quiet", a)
+    with pytest.warns(rankxform.RankxformWarning, match="ranks 2 and 6 hold replicas of 'w'"):
+        report = rankxform.transform(
+            folder, tmp / "warned", a, check_replicas="warn", accept="contradictions"
+        )
     assert (
         "'w' [4:6, 0:6]: rank 6 and rank 2 should hold the same bytes and do not" in report.notices
     )
     with pytest.raises(rankxform.CheckpointError, match=r"'w' \[4:6, 0:6\]: rank 6 and rank 2"):
-        rankxform.transform(folder, tmp / "refused", a, check_replicas="error")
+        rankxform.transform(
+            folder, tmp / "refused", a, check_replicas="error", accept="contradictions"
+        )
     assert not (tmp / "refused").exists()
 
 
@@ -82,9 +87,9 @@ def test_without_replicas_nothing_is_said_to_be_the_same(tmp_path):
     a = reference.write_strategy(tmp_path / "a.ckpt", stages)
     line = [sys.executable, "-m", "rankxform", "inspect", "--replicas", src, "--src-strategy", a]
     code, output = run([*map(str, line)], 60, env=environment())
-    assert code == 0 and output.startswith("NOTHING COMPARED")
+    assert code == 6 and output.startswith("NOTHING COMPARED")
     code, output = run([*map(str, line), "--json"], 60, env=environment())
-    assert json.loads(output)["same"] is None
+    assert code == 6 and json.loads(output)["same"] is None
 
 
 @pytest.mark.parametrize("processes", [1, 3])

@@ -117,3 +117,58 @@ def test_small_files_of_a_model_that_were_changed(model):
     (made_of / "config.json").unlink()
     with pytest.warns(rankxform.RankxformWarning, match="config.json: is gone"):
         rankxform.verify(made_of)
+
+
+def adapter(folder, modules, config):
+    """Write a PEFT adapter for modules of (8, 8) matrices."""
+    tensors = {}
+    for module in modules:
+        for part, shape in (("lora_A", (2, 8)), ("lora_B", (8, 2))):
+            name = f"base_model.model.{module}.{part}.weight"
+            tensors[name] = ("Float32", reference.full_tensor(name, shape, "Float32"))
+    reference_forms.write_huggingface(folder, tensors)
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    stated = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(stated))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "text"),
+    [
+        ([0, 1], {"target_modules": ["q"]}, None),
+        ([1], {"target_modules": ["q"]}, r"has pairs for 1 of 2 layers\.\*\.q\.weight"),
+        ([1], {"target_modules": ["q"], "layers_to_transform": [1]}, None),
+        ([0, 1], {"target_modules": ["q", "v"]}, "target_modules has 'v'"),
+        ([0, 1], {"alpha_pattern": {"x": 8}}, "alpha_pattern has 'x'"),
+    ],
+)
+def test_an_adapter_and_what_its_configuration_states(tmp_path, modules, config, text):
+    tensors = {
+        f"layers.{n}.{x}.weight": (
+            "Float32", reference.full_tensor(f"{n}{x}", (8, 8), "Float32")
+        )
+        for n in range(2)
+        for x in "qv"
+    }  # fmt: skip
+    reference_forms.write_huggingface(tmp_path / "src", tensors)
+    lora = adapter(tmp_path / "lora", [f"layers.{n}.q" for n in modules], config)
+    options = {"lora": lora, "dst_form": "huggingface"}
+    if text is None:
+        report = converted(tmp_path / "src", tmp_path, **options)
+        assert report.warnings == ()
+        assert f"is added to {len(modules)} matrices" in " ".join(report.notices)
+        return
+    with pytest.warns(rankxform.RankxformWarning, match=text):
+        converted(tmp_path / "src", tmp_path, **options)
+
+
+def test_a_stage_of_a_pipeline_alone(tmp_path):
+    stages = [{"a": ([2], [0, -1], 0, 0)}, {"b": ([2], [0, -1], 0, 0)}]
+    params = dict.fromkeys("ab", ((4, 4), "Float32"))
+    folder = reference.write_stage_files(tmp_path / "strategy", stages)
+    reference.write_checkpoint(tmp_path / "src", stages[:1], params)
+    first = sorted((tmp_path / "strategy").iterdir())[0]
+    with pytest.warns(rankxform.RankxformWarning, match="is pipeline stage 0's alone"):
+        converted(tmp_path / "src", tmp_path, src_strategy=str(first))
+    assert folder

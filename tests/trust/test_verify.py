@@ -274,6 +274,7 @@ def compare_as_printed(folder, code=0):
 SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
 
 
+@pytest.mark.filterwarnings("ignore:2 of 3 ranks were made:rankxform.RankxformWarning")
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"ranks": (0, 2)}, "--ranks 0,2"), ({"allow_equal_slices": True}, "--allow-equal-slices")],
@@ -408,7 +409,9 @@ def test_a_manifest_that_makes_no_sense_is_one_message(tmp_path):
     )
     path = place.dst / "rankxform.json"
     record = json.loads(path.read_text())
-    del record["stages"]["0"]["parameters"]["w"][2]
+    record["stages"]["0"]["parameters"]["w"] = [2]
     path.write_text(json.dumps(record))
-    with pytest.raises(rankxform.StorageError, match="damaged: what it says of .* makes no sense"):
+    with pytest.raises(
+        rankxform.StorageError, match="damaged: .*what it says of .* makes no sense"
+    ):
         rankxform.verify(place.dst)
