@@ -16,6 +16,7 @@ from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.file_sink import Output, add_checksum, part_descriptors, part_of
 from rankxform.engine.pipeline import Inputs, Traffic
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
+from rankxform.layout.names import STEPS
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.publish import companions
@@ -311,6 +312,7 @@ class Folder:
         kept = contents(target.planner, target.files) if stated else {}
         options = verify_options(request, self.source, target)
         steps = {fact.of: fact.value for fact in target.evidence.steps}
+        steps |= {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
         keep_beside(target)
         names = target.arrangement.names
         accepted = request.accepted

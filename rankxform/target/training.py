@@ -25,7 +25,8 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     if form.training is None or request.shapes is not None:
         return {}
     step = source.selected.step
-    training = dict(source.description.training)
+    noted = source.own.steps if source.own is not None else {}
+    training = {**noted, **source.description.training}
     if step is not None and len(step) > 1:
         training.update(zip(("epoch_num", "step_num"), step))
     if training.get(_STEP_KEY) is None:
