@@ -35,6 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
     options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
+    rest = _placed(known, options, rest)
     if rest:
         _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
@@ -43,6 +44,28 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         options.progress = "none"
     options.program, options.words = program, words
     return options
+
+
+def _placed(
+    known: argparse.ArgumentParser, options: argparse.Namespace, rest: Sequence[str]
+) -> list[str]:
+    """Give arguments that stand behind options their places; return what has none.
+
+    The parser looks for all of a verb's arguments where the first of them is.
+    """
+    names = " ".join(filter(None, (options.verb, getattr(options, "action", None))))
+    verb = dict(leaves(known)).get(names)
+    free = [] if verb is None else [
+        one for one in verb._get_positional_actions()
+        if one.nargs == "?" and getattr(options, one.dest) is None
+    ]  # fmt: skip
+    left = []
+    for word in rest:
+        if free and not word.startswith("-"):
+            setattr(options, free.pop(0).dest, word)
+        else:
+            left.append(word)
+    return left
 
 
 def _check_known(word: str, known: Iterable[str], what: str, see: str) -> None:

@@ -18,6 +18,7 @@ from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 
 from . import arguments
+from .json_output import as_json
 from .progress import await_first_word, speak, style_of
 from .stopping import Stopping, seconds_left
 from .terminal import STDERR, folded, red, width
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     try:
         outcome = _run(argv, processes, signals)
     except RankxformError as error:
-        outcome = _print_error(error) if processes.rank == 0 else exit_code(error)
+        outcome = _print_error(error, argv) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
         processes.abort(*_describe(error))
         raise
@@ -101,8 +102,12 @@ def _help(argv: Sequence[str]) -> int:
     return 0
 
 
-def _print_error(error: BaseException) -> int:
+def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
     speak()
+    if "--json" in argv:
+        facts = {"kind": type(error).__name__, "code": exit_code(error), "message": str(error)}
+        with suppress(OSError):
+            os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
     text = f"{red('rankxform: error:', STDERR)} {error}"
     if isinstance(error, RankxformError) and error.resumable:
         text += "; what is complete is kept, run the same command again to continue"

@@ -98,7 +98,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for side in ("source", "destination"):
         if old.get(f"{side} strategy") != new.get(f"{side} strategy"):
             found.append(f"the {side} strategy is not the same")
-    was = old.get("source files", {})
+    was, steps = old.get("source files", {}), (old.get("step"), new.get("step"))
+    if all(steps) and steps[0] != steps[1]:
+        found.append(f"it holds step {steps[0]}, and the source's is {steps[1]}")
+        was = {}
     for rank, facts in new.get("source files", {}).items():
         if rank in was and was[rank] != facts:
             found.append(_file_difference(rank, was[rank], facts))

@@ -34,6 +34,7 @@ def identity(request: Request, source: Source, target: Target) -> dict[str, Any]
     return {
         "options": {**plain, "format": target.container.name},
         "source": source.where.path if request.files is None else None,
+        "step": source.selected.step_name,
         "source strategy": described(planner.catalog),
         "destination strategy": digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),

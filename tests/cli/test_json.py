@@ -67,6 +67,7 @@ COMMANDS = [
     "maps show qwen3",
     f"maps check qwen3 {MODEL}",
     "hostfile table.json",
+    "transform SRC NOWHERE --src-strategy R --dst-strategy A",
 ]
 MAPS = {"bytes_from", "needed_ranks", "metadata", "costs", "phases", "tensors"}
 """Names of maps whose keys are data."""
@@ -137,7 +138,7 @@ def test_every_name_of_every_verb_has_one_type_and_is_documented(place, capfd):
         results.add(document["result"])
         names_in(document, found)
     verbs = {name for name, _ in leaves(parser())}
-    assert results == verbs | {"simulation", "replicas"}
+    assert results == verbs | {"simulation", "replicas", "error"}
     assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
     page = (ROOT / "docs" / "json.md").read_text()
     told = set(re.findall(r"`([a-z_0-9]+)`", "\n".join(re.findall(r"(?m)^\|.*", page))))

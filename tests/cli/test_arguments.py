@@ -1,0 +1,49 @@
+"""Arguments as people order them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+import rankxform
+from rankxform.cli import arguments
+from rankxform.cli.main import main
+from rankxform.errors import UsageError
+from tests import reference
+
+OPTIONS = (("--src-strategy", "A"), ("--dst-strategy", "B"), ("--overwrite",))
+STAGES = [{"w": ([2], [0, -1], 0, 0)}]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(5))][::7])
+def test_src_and_dst_stand_anywhere_among_options(order):
+    groups = [("SRC",), *OPTIONS, ("DST",)]
+    words = [word for at in order for word in groups[at]]
+    names = [word for word in words if word in ("SRC", "DST")]
+    found = arguments.parse(["transform", *words])
+    assert [found.src, found.dst] == names
+    assert (found.src_strategy, found.dst_strategy, found.overwrite) == ("A", "B", True)
+
+
+def test_too_many_are_refused():
+    with pytest.raises(UsageError, match="C: transform takes no such arguments"):
+        arguments.parse(["transform", "A", "--overwrite", "B", "C"])
+
+
+def test_an_error_is_an_object_too(tmp_path, capfd):
+    assert main(["transform", str(tmp_path / "no"), str(tmp_path / "dst"), "--json"]) == 2
+    out, error = capfd.readouterr()
+    found = json.loads(out)
+    assert (found["result"], found["kind"], found["code"]) == ("error", "UsageError", 2)
+    assert found["message"] in error.replace("\n", " ") or "no such checkpoint" in found["message"]
+
+
+def test_another_step_into_the_same_destination(tmp_path):
+    params, strategy = {"w": ((4, 4), "Float32")}, reference.write_strategy(tmp_path / "a", STAGES)
+    for step in ("1_100", "1_200"):
+        reference.write_checkpoint(tmp_path / step, STAGES, params, name=f"net-{step}")
+    rankxform.transform(tmp_path / "1_200", tmp_path / "dst", strategy, None)
+    with pytest.raises(rankxform.StorageError, match="holds step 1_200, and the source's is 1_100"):
+        rankxform.transform(tmp_path / "1_100", tmp_path / "dst", strategy, None)
