@@ -6,17 +6,18 @@ several ranks hold is compared, and parameters that no strategy lists are compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from posixpath import basename
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
 from rankxform.geometry.box import Box
-from rankxform.layout.names import STEPS, summarize_names
+from rankxform.layout.names import STEPS, pattern_of, summarize_names
+from rankxform.ops.weights import is_state
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
     Comparison,
@@ -56,6 +57,7 @@ from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
+_SHOWN = 3
 _ROWS, _PLACES = 64, 64
 """Rows that are looked at at once; places where rows are compared."""
 
@@ -149,27 +151,38 @@ def _judged(request: Request, source: Source, rules: Sequence[Comparison], team:
     every = {**source.indexes, **source.extra}
 
     def judge() -> Evidence:
-        found = (rule.judge(seen[rule.wanted.whole]) for rule in rules)
+        found = (rule.judge(seen.samples[rule.wanted.whole]) for rule in rules)
+        sampled = seen.samples[False]
         sizes = [
             min(samples.SAMPLE, every[file].nbytes(name))
-            for file, some in seen[False].items()
+            for file, some in sampled.items()
             for name in some
         ]
-        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes), seen=seen[False])
-        return sum((one for one in found if one is not None), cost)
+        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes), seen=sampled)
+        return sum((one for one in found if one is not None), cost + _judge_holes(source, seen))
 
     return team.agree(judge)
 
 
+class Seen(NamedTuple):
+    """What files hold of tensors, whole (True) or in samples (False); and by file the tensors of
+    which long parts were never written, with their bytes."""
+
+    samples: Mapping[bool, Samples]
+    holes: Mapping[int, Mapping[str, int]]
+
+
 def look(
     source: Source, wanted: Sequence[Wanted], team: Team, show: Show = quiet, *, crc: bool = False
-) -> dict[bool, Samples]:
-    """Return what files hold of tensors, whole (True) or in samples (False). Collective.
+) -> Seen:
+    """Return what files hold of tensors. Collective.
 
     Each file is read by one process. With `crc`, files are compared with the checksums that they
     carry.
     """
     every = {**source.indexes, **source.extra}
+
+    holes: dict[int, dict[str, int]] = {}
 
     def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, Sample]]]:
         seen: dict[bool, dict[int, dict[str, Sample]]] = {True: {}, False: {}}
@@ -177,6 +190,8 @@ def look(
             path, index = source.paths[file], every[file]
             if crc:
                 samples.check_crc(path, index, on_progress)
+            if lost := samples.holes(path, index):
+                holes[file] = lost
             for whole, read in ((True, samples.digest_all), (False, samples.sample)):
                 some = (one.names.get(file, ()) for one in wanted if one.whole is whole)
                 names = dict.fromkeys(name for names in some for name in names)
@@ -186,11 +201,14 @@ def look(
         return seen
 
     mine = team.work(own, show)
-    found = team.allgather(lambda: mine)
-    return {
-        whole: {file: some for one in found for file, some in one[whole].items()}
-        for whole in (True, False)
-    }
+    found = team.allgather(lambda: (mine, holes))
+    return Seen(
+        {
+            whole: {file: some for one, _ in found for file, some in one[whole].items()}
+            for whole in (True, False)
+        },
+        {file: some for _, lost in found for file, some in lost.items()},
+    )
 
 
 def _judge_steps(request: Request, source: Source, seen: Samples) -> Evidence:
@@ -219,6 +237,35 @@ def _judge_steps(request: Request, source: Source, seen: Samples) -> Evidence:
         warnings.append(str(one))
     steps = {fact.of: fact for fact in facts if fact.kind == STEP}
     return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))
+
+
+def _judge_holes(source: Source, seen: Seen) -> Evidence:
+    """Refuse files of whose weights nothing was ever written; say where much was not.
+
+    A weight that is zero everywhere may lie on a file system that stores no zeros.
+    """
+    telling = {
+        pattern_of(name)
+        for some in seen.samples[False].values()
+        for name, one in some.items()
+        if not one.constant
+    }
+    found = []
+    for file, lost in seen.holes.items():
+        weights = [name for name in lost if not is_state(name)]
+        looked = seen.samples[False].get(file, {})
+        if weights and looked and all(one.constant for one in looked.values()) and telling:
+            raise CheckpointError(
+                f"{source.paths[file]}: nothing was ever written of what was looked at "
+                f"({sum(lost.values()):,} bytes are holes); copy the file again"
+            )
+        doubted = [name for name in weights if pattern_of(name) in telling]
+        if doubted:
+            found.append(
+                f"{source.paths[file]}: of {summarize_names(doubted, 2)} long parts were never "
+                f"written ({sum(lost[name] for name in doubted):,} bytes are holes)"
+            )
+    return Evidence(warnings=tuple(found[:_SHOWN]))
 
 
 def _judge_values(

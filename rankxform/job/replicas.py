@@ -67,7 +67,7 @@ def compare_replicas(
     names = replicas_to_compare(source.table, source.indexes)
     total = sum(source.indexes[file].nbytes(n) for file, some in names.items() for n in some)
     show = begin(total) if team.rank == 0 else quiet
-    seen = look(source, [Wanted(names, True)], team, show)[True]
+    seen = look(source, [Wanted(names, True)], team, show).samples[True]
     found = team.agree(lambda: tuple(unequal_replicas(source.table, seen)))
     seconds = time.monotonic() - began
     return ReplicaVerdict(found, len(source.indexes), total, seconds, source.warnings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from functools import partial
 from hashlib import blake2b
 from zlib import crc32
@@ -14,12 +15,14 @@ from rankxform.planning.consistency import Sample
 
 from .index import container
 from .index import index as table_of
-from .posix import OnProgress, blocks
+from .posix import OnProgress, blocks, opened
 from .sources import check_same
-from .store import storage_of, store_at
+from .store import is_path, storage_of, store_at
 
 _ELEMENT = 8
 """Most bytes of a number."""
+_LONG = 1 << 20
+"""Bytes of a hole that counts."""
 SAMPLE = 4096
 """Bytes of a tensor that are looked at."""
 
@@ -62,6 +65,41 @@ def sample(
                 on_progress(len(data))
                 found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
     return found
+
+
+def holes(path: str, index: Index) -> dict[str, int]:
+    """Return the tensors of a file of which a long part was never written, with its bytes.
+
+    Lost writes leave holes, which read as zeros; so do file systems that store no zeros.
+    """
+    if not is_path(path):
+        return {}
+    with opened(path) as (fd, status):
+        if status.st_size - status.st_blocks * 512 < _LONG:
+            return {}
+        gaps = [(a, b) for a, b in _holes(fd, status.st_size) if b - a >= _LONG]
+    found: dict[str, int] = {}
+    for name in index.schema.names if gaps else ():
+        for span in index.spans(name):
+            end = span.offset + span.nbytes
+            lost = sum(max(0, min(b, end) - max(a, span.offset)) for a, b in gaps)
+            if lost >= _LONG:
+                found[name] = found.get(name, 0) + lost
+    return found
+
+
+def _holes(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    at = 0
+    with suppress(OSError):  # of a file system that does not tell
+        while at < size:
+            start = os.lseek(fd, at, os.SEEK_HOLE)
+            if start >= size:
+                return
+            try:
+                at = os.lseek(fd, start, os.SEEK_DATA)
+            except OSError:  # there is none any more
+                at = size
+            yield start, at
 
 
 def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:

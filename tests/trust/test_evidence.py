@@ -301,3 +301,48 @@ def test_common_json_and_the_tensors(tmp_path):
     (path.parent / "rankxform.json").unlink()
     with pytest.raises(rankxform.CheckpointError, match="global_step is 90, and 100 by"):
         rankxform.transform(tmp_path / "c2", tmp_path / "out", None, None)
+
+
+class TestHoles:
+    """Lost writes read as zeros."""
+
+    def made(self, tmp_path, make=reference.full_tensor):
+        params = {f"layers.{n}.w": ((1024, 1024), "Float32") for n in range(4)}
+        stage = {name: ([2], [0, -1], 0, 0) for name in params}
+        reference.write_checkpoint(tmp_path / "src", [stage], params, make=make)
+        return tmp_path / "src", reference.write_strategy(tmp_path / "a.ckpt", [stage])
+
+    def punch(self, path, start, nbytes):
+        """Write a file anew, with a hole."""
+        data = path.read_bytes()
+        path.unlink()
+        with open(path, "wb") as file:
+            file.write(data[:start])
+            file.seek(start + nbytes)
+            file.write(data[start + nbytes :])
+            file.truncate(len(data))
+        if path.stat().st_blocks * 512 >= len(data):
+            pytest.skip("this file system has no holes")
+
+    def test_a_part_of_a_weight(self, tmp_path):
+        src, strategy = self.made(tmp_path)
+        self.punch(src / "rank_1/checkpoint_1.ckpt", 1 << 18, 3 << 19)
+        with pytest.warns(rankxform.RankxformWarning, match=r"rank_1.*bytes are holes"):
+            rankxform.transform(src, tmp_path / "dst", strategy, None)
+
+    def test_all_of_a_rank(self, tmp_path):
+        src, strategy = self.made(tmp_path)
+        path = src / "rank_1/checkpoint_1.ckpt"
+        for _, (_, _, data) in sorted(reference.read_ckpt(path).items()):
+            self.punch(path, path.read_bytes().index(bytes(data)), len(data))
+        with pytest.raises(rankxform.CheckpointError, match=r"rank_1.*nothing was ever written"):
+            rankxform.transform(src, tmp_path / "dst", strategy, None)
+
+    def test_zeros_that_are_stored_as_holes_are_healthy(self, tmp_path):
+        def zeros(name, shape, dtype):
+            return np.zeros(shape, "<u4")
+
+        src, strategy = self.made(tmp_path, zeros)
+        for rank in range(2):
+            self.punch(src / f"rank_{rank}/checkpoint_{rank}.ckpt", 1 << 18, 3 << 19)
+        assert rankxform.transform(src, tmp_path / "dst", strategy, None).warnings == ()
