@@ -53,9 +53,8 @@ class Kind(NamedTuple):
     refused: bool = True
 
 
-STEP, ITERATION, NAMED_STEP, SHAPE, TYPE, RANKS, STAGES, BYTES, SIZE, WRITER, BOXES, FILES = (
-    "step", "iteration", "named-step", "shape", "type", "ranks", "stages", "bytes", "size",
-    "writer", "boxes", "files",
+STEP, ITERATION, NAMED_STEP, SHAPE, TYPE, BYTES, SIZE, BOXES, FILES = (
+    "step", "iteration", "named-step", "shape", "type", "bytes", "size", "boxes", "files",
 )  # fmt: skip
 
 KINDS: Mapping[str, Kind] = {
@@ -74,13 +73,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     SHAPE: Kind("the full shape of {of!r} is", "one of them is another network's", _same_shape),
     TYPE: Kind("the type of {of!r} is", "copy both again from one checkpoint"),
-    RANKS: Kind("the number of ranks is", "one of them is another checkpoint's"),
-    STAGES: Kind("the number of pipeline stages is", "one of them is another checkpoint's"),
     BYTES: Kind(
         "the bytes of {of} are", "is a file missing, or of another checkpoint?", refused=False
     ),
     SIZE: Kind("{of} is", "one of them is another model's"),
-    WRITER: Kind("{of} is", "one of them is another checkpoint's"),
     BOXES: Kind("{of!r} is sharded as", "one of them is another checkpoint's"),
     FILES: Kind("{of} is", "one of them was changed or replaced"),
 }

@@ -74,12 +74,14 @@ class Narrow:
     ranks: tells the ranks that are needed under a strategy, None if all are. drops: tells the
     tensors that are not wanted, by name. preferred: names of ranks' files, which are chosen where
     all of them are there. manifest: whether what rankxform noted of its own files is wanted.
+    extra_ranks: whether ranks beyond the strategy's are known to be there.
     """
 
     ranks: Callable[[Strategy], Sequence[int] | None] = lambda strategy: None
     drops: Callable[[str], bool] = lambda name: False
     preferred: Mapping[int, str] = field(default_factory=dict)
     manifest: bool = True
+    extra_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ def _with_own(chosen: _Chosen, own: Own, where: Where, listing: Listing | None) 
     """Compare what was chosen with what rankxform noted of the files when it wrote them."""
     if own.notice:
         return chosen._replace(notices=(own.notice, *chosen.notices))
-    wrong = [*own.wrong]
+    wrong = [*own.wrong, *own.gone]
     found = list[Fault]()
     if own.strategy is not None:
         if where.strategy is not None:
@@ -324,10 +326,10 @@ def _of_ranks(
     outside = [] if src is None or whole else [rank for rank in names if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
     kept = {rank: name for rank, name in names.items() if rank in keep}
-    notices = []
+    notices, warnings = list[str](), [*_newer(selected)]
     if outside:
         assert src is not None
-        notices.append(
+        (notices if narrow.extra_ranks else warnings).append(
             f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} "
             f"of {src.label} and were not used"
         )
@@ -338,7 +340,7 @@ def _of_ranks(
             "serve"
         )
     return _Chosen(
-        selected, kept, tuple(wanted), src, tuple(found), tuple(notices), _newer(selected),
+        selected, kept, tuple(wanted), src, tuple(found), tuple(notices), tuple(warnings),
         len(siblings),
     )  # fmt: skip
 

@@ -28,8 +28,9 @@ class Own:
     strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
     does. dtypes: by name. files: what is noted of each, by name relative to the folder. options: of
     the conversion that made it; adapter: the files of what was merged. steps: how far the training
-    was. wrong: companion files that are not as written, in words; doubts: a model's small files
-    that are not as they were copied. notice: why the manifest could not be read.
+    was. wrong: companion files that are not as written, and gone: files that are not there, of a
+    form that describes itself, in words; doubts: a model's small files that are not as they were
+    copied. notice: why the manifest could not be read.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Own:
     adapter: Any = None
     steps: Mapping[str, int] = field(default_factory=dict)
     wrong: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     notice: str = ""
 
@@ -91,7 +93,8 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         except FormatError as error:
             raise StorageError(f"{path}: damaged: {error}") from error
         strategy, dtypes = found.strategy, found.dtypes
-    steps = record.get("step")
+    steps, label = record.get("step"), str(path)
+    there = [name for name in names if (folder / name).exists()] if form.described else names
     identity = record["identity"]
     return Own(
         str(path),
@@ -102,22 +105,25 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         identity.get("adapter files"),
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(f"{folder / name}: {why}" for name, why in companions.faults(folder, record).items()),
+        tuple(_gone(label, names, there)),
         tuple(companions.doubts(folder, record)),
     )
 
 
 def gone(own: Own, there: Collection[str], ranks: Collection[int] | None) -> Iterator[str]:
     """Yield what a manifest lists and is not there, in words. ranks: those that are needed."""
-    lost = [
-        name
-        for name, facts in own.files.items()
-        if name not in there and (ranks is None or facts["rank"] in ranks)
-    ]
+    wanted = [n for n, facts in own.files.items() if ranks is None or facts["rank"] in ranks]
+    yield from _gone(own.label, wanted, there)
+
+
+def _gone(label: str, wanted: Collection[str], there: Collection[str]) -> Iterator[str]:
+    known = {*there}
+    lost = [name for name in wanted if name not in known]
     if lost:
         more = f", and {len(lost) - 1} files more" if lost[1:] else ""
         yield (
-            f"{address_of(str(Path(own.label).parent), lost[0])}{more}: is gone, and {own.label} "
-            "lists it; bring it back, or convert the original again"
+            f"{address_of(str(Path(label).parent), lost[0])}{more}: is gone, and {label} lists it; "
+            "bring it back, or convert the original again"
         )
 
 

@@ -18,6 +18,7 @@ from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.table import catalog_of
 from rankxform.source.opening import Narrow, Source, open_source
+from rankxform.source.options import EXTRA_RANKS
 from rankxform.transport import Team
 
 from .asked import Asked
@@ -40,7 +41,11 @@ def open_asked(asked: Asked, team: Team, *, every: bool = False) -> Source:
 def _needed_of(asked: Asked) -> Narrow:
     """Return what of the source is needed."""
     derivation = derivation_of(asked.request, asked.operation)
-    return Narrow(lambda src: _needed_ranks(src, asked, derivation), derivation.drops)
+    return Narrow(
+        lambda src: _needed_ranks(src, asked, derivation),
+        derivation.drops,
+        extra_ranks=asked.request.accepts(EXTRA_RANKS),
+    )
 
 
 def _needed_ranks(src: Strategy, asked: Asked, derivation: Derivation) -> list[int] | None:

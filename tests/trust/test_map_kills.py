@@ -17,6 +17,7 @@ from tests.trust.test_form_kills import files
 from tests.trust.test_kills import forked, kill_self
 
 
+@pytest.mark.filterwarnings("ignore::rankxform.RankxformWarning")  # of random bits
 def test_a_conversion_by_a_map_continues_where_it_was(tmp_path, monkeypatch):
     """Killed at every ninth call; continued under another choice, which is refused, and then right."""
     monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)

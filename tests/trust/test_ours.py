@@ -369,7 +369,8 @@ def test_a_journal_counts_up_to_what_makes_no_sense(tmp_path, monkeypatch, line)
 def test_another_conversion_removes_what_the_first_made_and_nobody_changed(place):
     place.transform()
     place.final(1).write_bytes(b"changed by somebody")
-    rankxform.transform(place.src, place.dst, place.a, None, overwrite=True)
+    with pytest.warns(rankxform.RankxformWarning, match="rank_1.*lies beside"):
+        rankxform.transform(place.src, place.dst, place.a, None, overwrite=True)
     assert sorted(p.name for p in place.dst.glob("rank_*")) == ["rank_0", "rank_1"]
     assert place.final(1).read_bytes() == b"changed by somebody"
     assert [f["rank"] for f in place.manifest["files"].values()] == [0]
