@@ -49,6 +49,11 @@ class Signals:
         if self.reason is not None:
             self._end(True)
 
+    def done(self) -> None:
+        """Say that nothing is left to be stopped: MPI and the interpreter end, in a while."""
+        for number in self._names:
+            signal.signal(number, signal.SIG_IGN)
+
     def _end(self, is_first: bool) -> None:
         if any(os.environ.get(name, "0") != "0" for name in _RANKS):
             time.sleep(_FIRST_SPEAKS)  # process 0, which mostly got the signal too, ends all

@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     speak()
     gc.freeze()  # what is there now is not looked through again when the interpreter ends
     if isinstance(outcome, int):
+        signals.done()
         return processes.finish(outcome)
+    signals.ready(os._exit)  # from here on there is no MPI that could end the others
     processes.finish(0)
     try:
         outcome.start()

@@ -101,7 +101,7 @@ def _checksums(request: Request, source: Source) -> Evidence:
 
     Raises DifferenceError where a comparison was asked for and none does.
     """
-    carrying = [file for file, index in source.indexes.items() if index.has_checksum]
+    carrying = {file for file, index in source.indexes.items() if index.has_checksum}
     others = [source.paths[file] for file in source.indexes if file not in carrying]
     if not request.check_crc:
         text = f"{source.where.path}: {len(carrying)} files carry checksums; --check-crc compares"

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.layout.names import parameter_of, pattern_of, ranges, state_of, summarize_names
+from rankxform.ops.weights import is_state
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
@@ -94,12 +95,16 @@ def to_look_at(
         if len(asked) > 1:
             used.update(asked)
             found.append(Looked(parameter, held, number, parameter.name not in owned))
-    found += _tied(chosen, catalog, every, len(kinds))
+    found += _tied(chosen, catalog, every, len(kinds), owned)
     return tuple(found)
 
 
 def _tied(
-    chosen: Sequence[Parameter], catalog: Catalog, every: Collection[int], kind: int
+    chosen: Sequence[Parameter],
+    catalog: Catalog,
+    every: Collection[int],
+    kind: int,
+    owned: Collection[str],
 ) -> Iterator[Looked]:
     """Yield tensors that files of several pipeline stages hold, such as a tied embedding.
 
@@ -114,23 +119,31 @@ def _tied(
             stages.setdefault(name, []).append(stage)
     for one in chosen:
         there = stages.get(one.name, ())
-        if len(there) < 2 or not one.declared:
+        large = content_bytes(one.src_dtype, one.shape) >= _LEAST_SAMPLE
+        if len(there) < 2 or not one.declared or not large or is_state(one.name):
             continue
         own = strategy.stages_of[one.name][0]
         held: dict[Cell, list[int]] = {}
         for stage in there:
             listed = stage in strategy.stages_of[one.name]
-            layout = effective_layout(strategy, one.name, stage if listed else own, len(one.shape))
+            try:
+                layout = effective_layout(
+                    strategy, one.name, stage if listed else own, len(one.shape)
+                ).fold(one.shape, slices=False)
+                if layout.grid(one.shape) != one.grid:
+                    continue
+            except RequestError:  # shapes that it does not divide
+                continue
             first = strategy.ranks_in(stage).start
             for group in catalog.groups[stage]:
                 at = group.schema.position.get(one.name)
                 for file, rank in zip(group.files, group.ranks) if at is not None else ():
                     cell = layout.cell(rank - first)
                     alike = one.grid.box(cell).shape == group.schema.shapes[at or 0]
-                    if alike and layout.grid(one.shape) == one.grid and file in every:
+                    if alike and file in every:
                         held.setdefault(cell, []).append(file)
         cells = {cell: tuple(sorted(some)) for cell, some in held.items()}
-        yield Looked(one, cells, kind, weighty=True)
+        yield Looked(one, cells, kind, weighty=one.name not in owned)
 
 
 def _kinds(chosen: Sequence[Parameter], catalog: Catalog) -> list[list[Parameter]]:
@@ -304,6 +317,8 @@ def same_where_different(
         if len(by_digest) == 1:
             equal.append(one)
             continue
+        if all(len({of[file][0] for file in some}) > 1 for some in by_digest.values()):
+            continue  # copied along an axis, as heads are, and experts that are made of one
         boxes.append(of)
         for some in by_digest.values():
             first = some[0]

@@ -96,6 +96,17 @@ def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> La
     return layout
 
 
+def with_uneven_states(strategy: Strategy) -> Strategy:
+    """Return a strategy whose optimizer states have the uneven rows of their parameters."""
+    if not any(layout.split_rows for some in strategy.stages for layout in some.values()):
+        return strategy
+    stages = []
+    for stage, some in enumerate(strategy.stages):
+        axes = {name: len(one.tensor_map) for name, one in some.items()}
+        stages.append({n: effective_layout(strategy, n, stage, ndim) for n, ndim in axes.items()})
+    return replace(strategy, stages=tuple(stages))
+
+
 # -- boxes that are stated ------------------------------------------------------------------------
 
 

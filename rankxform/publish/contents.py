@@ -63,13 +63,11 @@ def expected(
         stage = manifest["stages"].get(str(rank // size))
         if stage is None:
             return None
-        found = {}
-        for name, (dtype, shape, layout) in _stated(stage).items():
-            if names is None or name in names:
-                found[name] = (
-                    shape,
-                    Expected(dtype, layout.grid(shape).box(layout.cell(rank % size))),
-                )
+        every, found = _stated(stage), {}
+        for name in every if names is None else names:
+            dtype, shape, layout = every[name]
+            box = layout.grid(shape).box(layout.cell(rank % size))
+            found[name] = shape, Expected(dtype, box)
         return found
     except _WRONG as error:
         raise FormatError(f"what it says of file {file} makes no sense ({error!r})") from error

@@ -39,7 +39,7 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
-from rankxform.planning.table import catalog_of, facts_of
+from rankxform.planning.table import catalog_of, facts_of, with_uneven_states
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.storage.index import Indexer, outwait
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
@@ -150,6 +150,8 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
     listing, same_as_node0 = None, frozenset[int]()
     if where.files is None:
         listing, same_as_node0 = list_on_all(team, where.path, form.pattern(where))
+    if len(same_as_node0) < team.nodes.count - 1:  # each node has a manifest of its own files
+        narrow = replace(narrow, manifest=False)
     chosen, there = _choose_on_one(where, form, listing, narrow, team)
     paths = {file: address_of(where.path, name) for file, name in sorted(chosen.names.items())}
     reach, notices = reach_of(team, paths, same_as_node0)
@@ -246,7 +248,7 @@ def _with_own(chosen: _Chosen, own: Own, where: Where, listing: Listing | None) 
     if own.strategy is not None:
         if where.strategy is not None:
             stated = _stated_by(own, own.strategy)
-            for one in _contradictions(stated, where.strategy):
+            for one in _contradictions(stated, with_uneven_states(where.strategy)):
                 found.append(one._replace(kind=StrategyError, id=BOXES))
         assert listing is not None
         wrong += gone(own, listing.files, chosen.wanted if not found else ())
@@ -391,7 +393,8 @@ def _contradictions(description: Description, given: Strategy) -> Iterator[Fault
                 UsageError,
             )
         return
-    if isinstance(given, WholeStrategy) and own.ranks == 1:
+    layouts = (layout for some in own.stages for layout in some.values())
+    if isinstance(given, WholeStrategy) and all({*one.counts} <= {1} for one in layouts):
         return
     if isinstance(given, WholeStrategy):
         yield Fault(

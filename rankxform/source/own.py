@@ -57,11 +57,11 @@ class Own:
 def own_of(where: Where, form: Form, listing: Listing | None, below: str = "") -> Own | None:
     """Return what the manifest beside a checkpoint's files says of them; None if there is none.
 
-    It speaks of the files that it lists: where others lie among them, or are chosen, or each node
-    has some of them, nothing is known. A manifest that cannot be read is said, and is no reason to
+    It speaks of the files that it lists: where others lie among them, or are chosen, nothing is
+    known. A manifest that cannot be read is said, and is no reason to
     refuse the files. below: the folder of the files, relative to the place.
     """
-    if listing is None or listing.searched or where.files is not None or not is_path(where.path):
+    if listing is None or where.files is not None or not is_path(where.path):
         return None
     folder = Path(where.path) / below
     path = folder / MANIFEST_NAME

@@ -41,6 +41,7 @@ class Sources:
         kinds = dict.fromkeys(map(storage_of, paths.values()))
         self._ranges = {kind: kind.ranges() for kind in kinds}
         self._open: dict[tuple[int, bool], tuple[Ranges, str, Index]] = {}
+        self._versions: dict[int, Version] = {}
         self._coming: Iterator[Read] = iter(())
         self._next: Read | None = None  # of those to come
         self._flight: deque[tuple[Read, int]] = deque()  # each with how many requests it takes
@@ -139,7 +140,9 @@ class Sources:
         if found is None:
             path, index = self._paths[file], self._indexes[file]
             ranges = self._ranges[storage_of(path)]
-            check_same(path, ranges.version(path, sparse), index)
+            version = ranges.version(path, sparse)
+            check_same(path, version, index)
+            self._versions.setdefault(file, version)
             found = self._open[file, sparse] = ranges, path, index
         return found
 
@@ -159,6 +162,7 @@ class Sources:
             check_same(path, named, index)
             if (named.inode, named.changed) != (index.inode, index.changed):
                 self._recheck(file)
+            if named != self._versions[file]:
                 touched.append(f"{path}: its name, mode or links were changed while it was read")
         return tuple(touched)
 

@@ -100,7 +100,8 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
     catalog, strategy = source.table, source.table.strategy
     if strategy is None or catalog.is_whole:
         return Evidence()
-    there = {name for one in source.indexes.values() for name in one.schema.names}
+    schemas = {id(one.schema): one.schema for one in source.indexes.values()}
+    there = {name for schema in schemas.values() for name in schema.names}
     absent = [
         name
         for name, stages in strategy.stages_of.items()

@@ -311,8 +311,8 @@ class Folder:
         stated = request.verify or not target.form.described
         kept = contents(target.planner, target.files) if stated else {}
         options = verify_options(request, self.source, target)
-        steps = {fact.of: fact.value for fact in target.evidence.steps}
-        steps |= {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
+        steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
+        steps |= {fact.of: fact.value for fact in target.evidence.steps}
         keep_beside(target)
         names = target.arrangement.names
         accepted = request.accepted

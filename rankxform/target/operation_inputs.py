@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_BLOCK = 1 << 20
 _IS_SIZE = re.compile(
-    r"hidden_size|num_.*(heads|layers)|.*head_dim|.*intermediate_size|.*_lora_rank|.*experts"
+    r"hidden_size|num_(?!nextn).*(heads|layers)|.*head_dim|.*intermediate_size|.*_lora_rank|.*experts"
 )
 """Keys of a config.json whose values say how tensors are taken apart."""
 
@@ -116,7 +116,9 @@ def _read_map(request: Request, where: str) -> OperationInputs:
 def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: str) -> None:
     """Refuse configurations that state sizes of a model otherwise. Raises UsageError."""
     stated = {path: config}
-    others = [where, *([request.like] if request.like is not None else [])]
+    others = [where]  # a given one stands in the place of a reference's
+    if request.like is not None and request.config is None:
+        others.append(request.like)
     for folder in others:
         store = store_at(folder)
         if not is_path(folder) or Path(folder).is_dir():

@@ -28,9 +28,11 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     noted = source.own.steps if source.own is not None else {}
     training = {**noted, **source.description.training}
     if step is not None and len(step) > 1:
-        training.update(zip(("epoch_num", "step_num"), step))
+        named = dict(zip(("epoch_num", "step_num"), step))  # in the epoch, or in the run
+        stated = {name: _number(source, name, team) for name in named}
+        training.update({n: v if stated[n] is None else stated[n] for n, v in named.items()})
     if training.get(_STEP_KEY) is None:
-        training[_STEP_KEY] = _global_step(source, team)
+        training[_STEP_KEY] = _number(source, _STEP_KEY, team)
     if training[_STEP_KEY] is None and step is not None and len(step) == 1:
         training[_STEP_KEY] = step[0]
     if training[_STEP_KEY] is None:
@@ -53,10 +55,13 @@ def unplaced(request: Request, source: Source) -> Iterator[str]:
         )
 
 
-def _global_step(source: Source, team: Team) -> int | None:
-    """Return the value of global_step; None where no file has one number of that name."""
+def _number(source: Source, name: str, team: Team) -> int | None:
+    """Return the value of a tensor of one number; None where no file has one of that name.
+
+    Collective.
+    """
     indexes = source.indexes
-    files = (f for f, one in indexes.items() if _STEP_KEY in one and _is_number(one))
+    files = (f for f, one in indexes.items() if name in one and _is_number(one, name))
     file = next(files, None)
     if file is None:
         return None
@@ -65,17 +70,17 @@ def _global_step(source: Source, team: Team) -> int | None:
     def value() -> int | None:
         if team.rank != reader:
             return None
-        room = memoryview(bytearray(indexes[file].nbytes(_STEP_KEY)))
+        room = memoryview(bytearray(indexes[file].nbytes(name)))
         with Sources(source.paths, indexes) as sources:
-            sources.read(file, _STEP_KEY, 0, room)
+            sources.read(file, name, 0, room)
         return int.from_bytes(room, "little", signed=True)
 
     return next((n for n in team.allgather(value) if n is not None and n >= 0), None)
 
 
-def _is_number(index: Index) -> bool:
-    dtype = index.dtype(_STEP_KEY)
-    return "Int" in dtype and index.nbytes(_STEP_KEY) == item_size(dtype)
+def _is_number(index: Index, name: str) -> bool:
+    dtype = index.dtype(name)
+    return "Int" in dtype and index.nbytes(name) == item_size(dtype)
 
 
 def training_step(training: Mapping[str, Any]) -> int | None:

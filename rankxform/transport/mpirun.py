@@ -18,7 +18,7 @@ _ANSWER = 30.0
 _HOME = Path(__file__).parents[2]
 _PROGRAM = (
     "import sys; sys.path[:1] = []; sys.path.append({home!r}); "
-    "from rankxform.cli.main import main; sys.exit(main())"
+    "from rankxform.__main__ import run; sys.exit(run())"
 )
 """As `rankxform` itself is started: no module of the working folder is imported."""
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")

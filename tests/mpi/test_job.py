@@ -13,6 +13,7 @@ import rankxform
 import rankxform.mindspore
 from rankxform.errors import PeerError
 from rankxform.transport import team
+from rankxform.transport.team import NeverStopping
 from tests import reference
 from tests.cases import Case, random_case
 from tests.mpi.conftest import prepare
@@ -85,13 +86,18 @@ def test_a_failure_in_the_middle_of_the_work_stops_the_others(tmp):
     assert progress_calls < 10_000, "the healthy processes worked on to the end"
 
 
+class Asking(NeverStopping):
+    def reason(self):
+        return "stopped by a test"
+
+
 @pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))
 @pytest.mark.parametrize("call", ["work", "allgather_work", "agree", "bcast", "allgather"])
 def test_a_stop_that_one_process_sees_first_ends_all_together(call):
     """It is seen before the work begins: the others are in its reductions already."""
     processes = team(WORLD)
     if processes.rank == processes.size - 1:
-        processes.stop_reason = lambda: "stopped by a test"
+        processes.stopping = Asking()
     arguments = {
         "work": (lambda on_progress: 1, lambda done, end: None),
         "allgather_work": (lambda on_progress: 1,),

@@ -238,3 +238,22 @@ def test_a_small_manifest(tmp_path):
     strategy = reference.write_strategy(tmp_path / "b.ckpt", stages)
     rankxform.transform(tmp_path / "a.ckpt", tmp_path / "dst", None, strategy, link="hard")
     assert (tmp_path / "dst" / "rankxform.json").stat().st_size < 1 << 20
+
+
+def test_whole_tensors_on_every_rank_are_none(tmp_path):
+    stages = [{n: ([2], [-1, -1], 0, 0) for n in PARAMS}]
+    reference.write_checkpoint(tmp_path / "src", stages, PARAMS)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    rankxform.transform(tmp_path / "src", tmp_path / "made", strategy, strategy)
+    rankxform.transform(tmp_path / "made", tmp_path / "dst", "none", None)
+
+
+def test_uneven_rows_of_an_embedding_and_of_its_moments(tmp_path):
+    """The strategy states them for the embedding alone."""
+    params = dict.fromkeys(("emb", "adam_m.emb"), ((10, 4), "Float32"))
+    stages = [{"emb": ([2], [0, -1], 0, 0, [4, 6]), "adam_m.emb": ([2], [0, -1], 0, 0)}]
+    whole = {n: ("Float32", reference.full_tensor(n, (10, 4), "Float32")) for n in params}
+    reference.write_ckpt(tmp_path / "a.ckpt", whole)
+    strategy = reference.write_strategy(tmp_path / "s.ckpt", stages)
+    rankxform.transform(tmp_path / "a.ckpt", tmp_path / "made", None, strategy)
+    rankxform.transform(tmp_path / "made", tmp_path / "dst", strategy, None)

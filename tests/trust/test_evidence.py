@@ -346,3 +346,43 @@ class TestHoles:
         for rank in range(2):
             self.punch(src / f"rank_{rank}/checkpoint_{rank}.ckpt", 1 << 18, 3 << 19)
         assert rankxform.transform(src, tmp_path / "dst", strategy, None).warnings == ()
+
+
+def test_experts_that_were_all_made_of_one_with_tensor_parallelism(tmp_path):
+    """Expert parallel 2, tensor parallel 2: experts' boxes repeat along one axis."""
+    params = {"layers.0.wq": ((32, 32), "Float32"), "layers.0.w1": ((4, 32, 32), "Float32"),
+              "layers.1.w1": ((4, 32, 32), "Float32")}  # fmt: skip
+    stage = {
+        name: ([2, 2], [1, -1, 0], 0, 0) if "w1" in name else ([2, 2], [0, -1], 0, 0)
+        for name in params
+    }
+
+    def make(name, shape, dtype):
+        if "w1" not in name:
+            return reference.full_tensor(name, shape, dtype)
+        return np.broadcast_to(reference.full_tensor(name, shape[1:], dtype), shape).copy()
+
+    reference.write_checkpoint(tmp_path / "src", [stage], params, make=make)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage])
+    assert rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None).warnings == ()
+
+
+def test_a_tied_embedding_that_two_stages_shard_otherwise(tmp_path):
+    stages = [
+        {"embed.weight": ([2], [-1, -1], 0, 0), "w0": ([2], [0, -1], 0, 0)},
+        {"embed.weight": ([2], [0, -1], 0, 0), "w1": ([2], [0, -1], 0, 0)},
+    ]
+    params = dict.fromkeys(("embed.weight", "w0", "w1"), ((64, 32), "Float32"))
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    reference.write_checkpoint(tmp_path / "src", stages, params)
+    assert rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None).warnings == ()
+
+
+def test_a_resumed_runs_names_count_from_one_and_its_scalars_do_not(tmp_path):
+    extras = {n: ("Int32", np.array([v], "<i4")) for n, v in (("step_num", 150), ("epoch_num", 3))}
+    extras["global_step"] = STEP
+    reference.write_checkpoint(tmp_path / "src", RIGHT, PARAMS, extras, name="net-1_50")
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", RIGHT)
+    made = tmp_path / "c2"
+    rankxform.transform(tmp_path / "src", made, strategy, strategy, dst_form="checkpoint2")
+    assert rankxform.transform(made, tmp_path / "out", None, None).warnings == ()

@@ -27,6 +27,7 @@ MOMENTS = int(os.environ.get("RANKXFORM_SIGNALS", "10"))
 # Says when the command's first statement is next, and becomes the command.
 START = """
 import os, runpy, sys
+import rankxform
 os.write(1, b"now\\n")
 sys.argv[0] = "rankxform"
 runpy.run_module("rankxform", run_name="__main__", alter_sys=True)
