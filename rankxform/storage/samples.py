@@ -54,14 +54,17 @@ def sample(
     Where they lie in the content, its size tells.
     """
     found = {}
-    with store_at(path).open("") as file:
-        check_same(path, file.version, index)
+    with closing(storage_of(path).ranges()) as ranges:
+        check_same(path, ranges.version(path, sparse=True), index)
         for name in names:
             if name in index:
                 spans, nbytes = index.spans(name), index.nbytes(name)
                 start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
-                wanted = locate(spans, start, min(SAMPLE, nbytes - start))
-                data = b"".join(file.read_at(span.offset, span.nbytes) for span in wanted)
+                room, done = memoryview(bytearray(min(SAMPLE, nbytes - start))), 0
+                for span in locate(spans, start, len(room)):
+                    ranges.read(path, span.offset, room[done : done + span.nbytes], sparse=True)
+                    done += span.nbytes
+                data = bytes(room)
                 on_progress(len(data))
                 found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
     return found
