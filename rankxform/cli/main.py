@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
             time.sleep(_SPEAK_SECONDS)  # a launcher that loses a process ends the others
             return exit_code(error)
         return _print_error(error)
+    is_ours = signals is not None  # or else this process goes on when the command has ended
     signals = signals or Signals()
     signals.ready(processes.leave)
     try:
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     speak()
     gc.freeze()  # what is there now is not looked through again when the interpreter ends
     if isinstance(outcome, int):
-        signals.done()
+        if is_ours:
+            signals.done()
         return processes.finish(outcome)
     signals.ready(os._exit)  # from here on there is no MPI that could end the others
     processes.finish(0)

