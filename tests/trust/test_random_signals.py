@@ -83,14 +83,13 @@ def test_every_moment_ends_well(place, processes, name):
         ended.append(code)
         told = f"{code}: {output}\n{errors}"
         assert "Traceback" not in errors and "Segmentation" not in errors, told
+        if processes and (is_open_mpi or name == "SIGHUP"):
+            continue  # Open MPI's mpirun kills processes half a second after a signal, MPICH's dies
         if "mpiexec" in errors and (dst / "rankxform.json").exists():
             continue  # it was done, and mpirun could not pass the signal on any more
         if code == 0:
             assert (dst / "rankxform.json").exists(), told
             continue
-        assert not (dst / "rankxform.json").exists() or code == STOPPED, told
-        if processes and (is_open_mpi or name == "SIGHUP"):
-            continue  # Open MPI's mpirun kills processes half a second after a signal, MPICH's dies
         assert code == STOPPED, told
         lines = own_lines(errors)
         assert len(lines) == 1 and re.search(f"stopped by {name}", lines[0]), told
