@@ -125,7 +125,7 @@ def verify(
 
     Any tool may have written `dst`; the arguments are those of `transform`. A single folder is
     compared with its own manifest. The verdict's `differences` are empty if everything matches, and
-    `same` is None if no byte was compared.
+    `same` is None if not every byte was compared.
     """
 
     def run(processes: Team) -> Verdict:

@@ -35,8 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
     options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
-    rest = _placed(known, options, rest)
-    if rest:
+    if rest and (rest := _placed(known, options, rest)):
         _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
         raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")

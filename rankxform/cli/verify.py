@@ -101,9 +101,9 @@ def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     doubts = warnings(found.warnings)
     if found.same is None:
         why = (
-            f"no byte was compared. {count(found.files_compared, 'file')} of the right size with "
-            "sound headers; the manifest has no fingerprints (transform --verify --overwrite keeps "
-            "them)"
+            f"samples alone were compared. {count(found.files_compared, 'file')} of the right size "
+            "with sound headers; the manifest has no fingerprints (transform --verify --overwrite "
+            "keeps them)"
         )
         return "\n".join(
             [

@@ -111,8 +111,10 @@ def _checksums(request: Request, source: Source) -> Evidence:
             f"leave out --check-crc: {source.where.path}: no file carries a checksum, so nothing "
             "would be compared"
         )
-    text = f"{(others or [''])[0]}: carries no checksum, as {len(others)} of the files do not"
-    return Evidence(warnings=(text,) if others else ())
+    if not others:
+        return Evidence()
+    text = f"{others[0]}: carries no checksum, as {len(others)} of the files do not"
+    return Evidence(warnings=(text,))
 
 
 def _comparisons(

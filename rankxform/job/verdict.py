@@ -22,11 +22,11 @@ class Verdict:
     src, dst: what was compared; src is None with a manifest. differences: by parameter and rank.
     files_compared, bytes_compared: how many destination files, and how many bytes of them, were
     compared. seconds: of the whole call. by_manifest: differences are of files, not of parameters;
-    with `sizes_only` no byte but the headers was compared, and `command` is what would. step: of
-    the source, if its files' names state one. evidence: on how many samples of tensors, compared
-    between its files, the source's strategy stands, and the reads and bytes that this took. names:
-    of destination files by id, where a difference's rank is the id of a file (in rank folders it is
-    a rank). warnings: what may not be what was meant; notices: what to know.
+    with `sizes_only` headers and samples alone were compared, and `command` is what would compare
+    all. step: of the source, if its files' names state one. evidence: on how many comparisons of
+    samples the source's strategy stands, and the reads and bytes that this took. names: of
+    destination files by id, where a difference's rank is the id of a file (in rank folders it is a
+    rank). warnings: what may not be what was meant; notices: what to know.
     """
 
     src: str | None

@@ -50,7 +50,7 @@ class Evidence:
     """What ranks were found to hold.
 
     own: source tensors of which the holders have values of their own. names: of those that were
-    compared whole, and nbytes of them. samples: tensors of which samples were compared; reads,
+    compared whole, and nbytes of them. samples: comparisons of tensors' samples; reads,
     bytes_read: what that took; seen: the samples of the source. steps: how far
     the training was, by what files hold. warnings: what may not be what was
     meant; notices: what to know.

@@ -182,7 +182,7 @@ def _spread(count: int) -> list[int]:
     >>> _spread(10), _spread(2)
     ([0, 9, 5, 2], [0, 1])
     """
-    return list(dict.fromkeys((0, count - 1, count // 2, count // 4)))[:_OF_KIND]
+    return list(dict.fromkeys((0, count - 1, count // 2, count // 4)))
 
 
 def _few(

@@ -95,9 +95,7 @@ def stated(manifest: Mapping[str, Any], label: str) -> Stated:
         strategy = Strategy(layouts, size, label, shapes=shapes) if all(stages) else None
         return Stated(strategy, dtypes)
     except _WRONG as error:
-        raise FormatError(
-            f"damaged: what it says of its files makes no sense ({error!r})"
-        ) from error
+        raise FormatError(f"what it says of its files makes no sense ({error!r})") from error
 
 
 _NOTHING: Mapping[str, Any] = {"layouts": (), "kinds": (), "parameters": {}}

@@ -26,19 +26,16 @@ class Own:
     """What a manifest states of a checkpoint. label: the manifest's path.
 
     strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
-    does. dtypes: by name. files: what is noted of each, by name relative to the folder. options: of
-    the conversion that made it; adapter: the files of what was merged. steps: how far the training
-    was. wrong: companion files that are not as written, and gone: files that are not there, of a
-    form that describes itself, in words; doubts: a model's small files that are not as they were
-    copied. notice: why the manifest could not be read.
+    does. dtypes: by name. files: what is noted of each, by name relative to the folder. steps: how
+    far the training was. wrong: companion files that are not as written, and gone: files that are
+    not there, of a form that describes itself, in words; doubts: a model's small files that are not
+    as they were copied. notice: why the manifest could not be read.
     """
 
     label: str
     strategy: Strategy | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    adapter: Any = None
     steps: Mapping[str, int] = field(default_factory=dict)
     wrong: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -95,14 +92,11 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         strategy, dtypes = found.strategy, found.dtypes
     steps, label = record.get("step"), str(path)
     there = [name for name in names if (folder / name).exists()] if form.described else names
-    identity = record["identity"]
     return Own(
         str(path),
         strategy,
         dtypes,
         record["files"],
-        identity["options"],
-        identity.get("adapter files"),
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(f"{folder / name}: {why}" for name, why in companions.faults(folder, record).items()),
         tuple(_gone(label, names, there)),

@@ -85,22 +85,26 @@ def _read(request: Request) -> Asked:
 def _part_of_a_job(given: str | Strategy | None) -> Iterator[str]:
     """Yield that a strategy is one pipeline stage's, and the others lie beside it."""
     path = strategies.path_of(given)
-    if path is None or not path.is_file() or strategies.metadata_at(path) is not None:
-        return
-    own = strategies.read(path)
-    if own.merged:
+    if path is None or not path.is_file():
         return
     named = re.sub(r"[0-9]+", "*", path.name)
-    beside = [one for one in strategies.in_folder(path.parent) if one != path]
-    alike = [one for one in beside if re.sub(r"[0-9]+", "*", one.name) == named]
-    with suppress(RankxformError):
-        few = {alike[at] for at in (0, len(alike) // 2, -1)} if alike else set()
-        stages = {strategies.read(one).stage for one in few if strategies.is_strategy(one)}
-        if stages - {own.stage}:
-            yield (
-                f"{path}: is pipeline stage {own.stage}'s alone, and others' lie beside it, as "
-                f"{alike[0].name}: is a part of the model meant?"
-            )
+    alike = [
+        other
+        for other in strategies.in_folder(path.parent)
+        if other != path and re.sub(r"[0-9]+", "*", other.name) == named
+    ]
+    if not alike or strategies.metadata_at(path) is not None:
+        return
+    own = strategies.read(path)
+    with suppress(RankxformError):  # what lies there need be no strategy
+        for other in (alike[0], alike[len(alike) // 2], alike[-1]):  # one file of each rank is many
+            is_other = strategies.is_strategy(other) and not own.merged
+            if is_other and strategies.read(other).stage != own.stage:
+                yield (
+                    f"{path}: is pipeline stage {own.stage}'s alone, and others' lie beside it, as "
+                    f"{other.name}: is a part of the model meant?"
+                )
+                return
 
 
 def _absolute(request: Request, where: str) -> Request:

@@ -50,10 +50,10 @@ STEP = ("Int32", np.array([100], "<i4"))
 class Place:
     """A checkpoint of 4 ranks, its strategy, and another one of as many."""
 
-    def __init__(self, folder, extras=None, make=reference.full_tensor, params=PARAMS):
+    def __init__(self, folder, extras=None, make=reference.full_tensor, params=PARAMS, stages=None):
         self.folder, self.dst = folder, folder / "dst"
         self.src = folder / "src"
-        stages = [layouts(True, params)]
+        stages = stages or [layouts(True, params)]
         reference.write_checkpoint(self.src, stages, params, extras or {}, make=make)
         self.right = reference.write_strategy(folder / "right.ckpt", stages)
         self.wrong = reference.write_strategy(folder / "wrong.ckpt", [layouts(False, params)])
@@ -166,10 +166,7 @@ def test_ranks_own_statistics_are_a_notice(tmp_path):
     stages = [{n: layouts(True)[n.removeprefix("adam_m.")] for n in params}]
     params["layers.0.load"] = ((32,), "Float32")
     stages[0]["layers.0.load"] = ([2, 2], [-1], 0, 0)
-    reference.write_checkpoint(tmp_path / "src", stages, params)
-    place = Place.__new__(Place)
-    place.src, place.dst = tmp_path / "src", tmp_path / "dst"
-    place.right = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    place = Place(tmp_path, params=params, stages=stages)
     for rank in range(4):
         load = np.full(32, rank + 1, "<f4").view("<u4")
         place.change(rank, **{"layers.0.load": load})
@@ -177,19 +174,18 @@ def test_ranks_own_statistics_are_a_notice(tmp_path):
     assert report.warnings == () and "layers.0.load" in " ".join(report.notices)
 
 
+def upcycled(name, shape, dtype):
+    """Return a tensor; of experts, one after another, all the same."""
+    if ".w1" not in name:
+        return reference.full_tensor(name, shape, dtype)
+    return np.broadcast_to(reference.full_tensor(name, shape[1:], dtype), shape).copy()
+
+
 def test_experts_that_were_all_made_of_one(tmp_path):
     """All boxes of one kind are equal, and others differ: upcycled experts."""
     params = {**PARAMS, "layers.0.experts.w1": ((4, 32, 8), "Float32")}
     stage = {**layouts(True), "layers.0.experts.w1": ([4], [0, -1, -1], 0, 0)}
-
-    def make(name, shape, dtype):
-        if "experts" not in name:
-            return reference.full_tensor(name, shape, dtype)
-        return np.broadcast_to(reference.full_tensor(name, shape[1:], dtype), shape).copy()
-
-    reference.write_checkpoint(tmp_path / "src", [stage], params, make=make)
-    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage])
-    report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
+    report = Place(tmp_path, make=upcycled, params=params, stages=[stage]).convert()
     assert report.warnings == ()
     assert "every rank holds the same bytes" in " ".join(report.notices)
 
@@ -198,10 +194,7 @@ def test_a_tied_embedding_whose_copies_differ(tmp_path):
     stage = {"embed.weight": ([2], [0, -1], 0, 0), "w0": ([2], [0, -1], 0, 0)}
     last = {"embed.weight": ([2], [0, -1], 0, 0), "w1": ([2], [0, -1], 0, 0)}
     params = dict.fromkeys(("embed.weight", "w0", "w1"), ((64, 32), "Float32"))
-    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage, last])
-    place = Place.__new__(Place)
-    place.src, place.dst, place.right = tmp_path / "src", tmp_path / "dst", strategy
-    reference.write_checkpoint(place.src, [stage, last], params)
+    place = Place(tmp_path, params=params, stages=[stage, last])
     assert place.convert(overwrite=True).warnings == ()
     shutil.rmtree(place.dst)
     for rank in (2, 3):
@@ -356,15 +349,8 @@ def test_experts_that_were_all_made_of_one_with_tensor_parallelism(tmp_path):
         name: ([2, 2], [1, -1, 0], 0, 0) if "w1" in name else ([2, 2], [0, -1], 0, 0)
         for name in params
     }
-
-    def make(name, shape, dtype):
-        if "w1" not in name:
-            return reference.full_tensor(name, shape, dtype)
-        return np.broadcast_to(reference.full_tensor(name, shape[1:], dtype), shape).copy()
-
-    reference.write_checkpoint(tmp_path / "src", [stage], params, make=make)
-    strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage])
-    assert rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None).warnings == ()
+    place = Place(tmp_path, make=upcycled, params=params, stages=[stage])
+    assert place.convert().warnings == ()
 
 
 def test_a_tied_embedding_that_two_stages_shard_otherwise(tmp_path):
