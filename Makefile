@@ -2,6 +2,7 @@
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
 # make test     lint, types, all tests with MPICH; what depends on the MPI library again with Open MPI
 # make lint     ruff and mypy alone
+# make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
 # make site     build docs/ as a site, build/site/index.html
 # make clean    remove the virtual environments and what the demo made
@@ -24,12 +25,13 @@ WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
 ALONE    = $(addprefix --ignore=,$(STARTING) tests/hosts) --deselect $(KILLS)::test_random_kills_under_mpirun
 # What they compare, bytes of forms and maps and pages, does not depend on the MPI library.
 SAME_ANYWHERE = $(addprefix --ignore=tests/,mpi/test_forms.py mpi/test_maps.py mpi/test_operations.py \
-          cli/test_json.py cli/test_page.py hosts/test_forms.py)
+          cli/test_json.py cli/test_page.py hosts/test_forms.py \
+          hosts/test_filesystems.py)
 JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
 
-.PHONY: demo check test lint unit test-openmpi mpich mpich-hosts openmpi openmpi-hosts docs site clean
+.PHONY: demo check test lint unit test-openmpi mpich mpich-hosts openmpi openmpi-hosts filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -55,13 +57,17 @@ mpich:
 	$(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
 
 mpich-hosts:
-	$(VENV)/bin/python -m pytest -q tests/hosts
+	$(VENV)/bin/python -m pytest -q -rs tests/hosts
 
 openmpi:
 	$(OPENMPI_VENV)/bin/python -m pytest -q $(WITH_MPIRUN) $(SAME_ANYWHERE)
 
 openmpi-hosts:
 	$(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts $(SAME_ANYWHERE)
+
+filesystems: $(VENV)/test-installed
+	apt-get install -qq -y --no-install-recommends glusterfs-server glusterfs-client
+	RANKXFORM_FILESYSTEMS=juicefs,seaweedfs,glusterfs $(VENV)/bin/python -m pytest -q -rs tests/hosts/test_filesystems.py
 
 docs: $(VENV)/check-installed
 	$(VENV)/bin/python docs/generate.py

@@ -83,6 +83,7 @@ class Options(LoadOptions, total=False):
     format: str | None
     link: str
     dst_placement: str
+    writers: str
     shapes: str | None
     check_replicas: str
     overwrite: bool

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.cli.main import main
 from rankxform.engine import pipeline as engine
 from rankxform.errors import exit_code
-from rankxform.publish import target
+from rankxform.storage import posix
 from tests import reference
 from tests.place import Place
 
@@ -381,7 +382,7 @@ def test_too_little_room_is_said_before_anything_is_written(small_disk):
 
 def test_a_disk_that_fills_midway_leaves_what_can_be_continued(small_disk, monkeypatch):
     plenty = types.SimpleNamespace(f_bavail=1 << 40, f_frsize=1)
-    monkeypatch.setattr(target.os, "statvfs", lambda path: plenty)
+    monkeypatch.setattr(posix.os, "statvfs", lambda path: plenty)
     with pytest.raises(rankxform.StorageError, match=r"\.part: cannot write.*No space") as caught:
         rankxform.transform(small_disk.src, small_disk.dst, small_disk.a, small_disk.b)
     assert caught.value.resumable
@@ -389,3 +390,15 @@ def test_a_disk_that_fills_midway_leaves_what_can_be_continued(small_disk, monke
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk.dst], check=True)
     rankxform.transform(small_disk.src, small_disk.dst, small_disk.a, small_disk.b)
     assert reference.wrong_slices(small_disk.dst, ACROSS, small_disk.params) == []
+
+
+def test_a_plan_says_first_that_there_is_too_little_room(small_disk, capsys):
+    """And no probe is written there, which would fail."""
+    options = ["--src-strategy", str(small_disk.a), "--dst-strategy", str(small_disk.b)]
+    for verb in (["plan"], ["transform", "--dry-run"]):
+        assert main([*verb, str(small_disk.src), str(small_disk.dst), *options]) == 0
+        output = capsys.readouterr().out
+        assert output.count("at least 2.1 MB are to be written, 1.0 MB are free") == 2
+        assert "disk      needs 2.1 MB; 1.0 MB are free" in output
+        assert "would take about" not in output
+    assert not list(small_disk.dst.iterdir())

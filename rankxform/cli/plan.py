@@ -12,6 +12,7 @@ from rankxform.errors import UsageError
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
 from rankxform.planning.read_method import RANGES, SIEVING
+from rankxform.publish.options import NODE
 from rankxform.storage.bandwidth import MEASURED_BYTES
 from rankxform.transport import Team
 
@@ -165,7 +166,15 @@ def _table(planned: Planned, screen: Screen) -> str:
     shown = (table if verbose else short_table)(titles, rows)
     if between.row == "stage" and not verbose:
         shown = _stages_table(between)
-    lines = [head, "", shown, "", *_sharding(kinds(target)), methods_table(plan.methods)]
+    lines = [
+        head,
+        *_room(plan),
+        "",
+        shown,
+        "",
+        *_sharding(kinds(target)),
+        methods_table(plan.methods),
+    ]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
         gap = size(plan.read_latency_bytes)
         lines.append(
@@ -186,6 +195,16 @@ def _table(planned: Planned, screen: Screen) -> str:
     if prediction:
         lines.append(_prediction(*prediction))
     return "\n".join(lines + warnings(plan.warnings))
+
+
+def _room(plan: Plan) -> list[str]:
+    """Say what the destination takes, and whose processes write it."""
+    if plan.bytes_stored is None or plan.bytes_free is None:
+        return []
+    linked = " at least" if plan.bytes_stored < plan.bytes_written else ""
+    needs = f"needs {size(plan.bytes_stored)}{linked}; {size(plan.bytes_free)} are free"
+    written = [labelled("written", "each file by processes of one node")]
+    return [labelled("disk", needs), *(written if plan.written_by == NODE else [])]
 
 
 def _sharding(kinds: Sequence[Kind]) -> list[str]:

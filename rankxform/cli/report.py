@@ -134,8 +134,7 @@ def _told(done: Report, verbose: bool) -> list[str]:
         text = f"an earlier run: {kept} complete, {done.files_continued} begun"
         lines.append(labelled("continued", text))
     if done.placement:
-        text = f"on several nodes, a folder of each: {done.placement}"
-        lines.append(labelled("placed", text))
+        lines.append(labelled("placed", done.placement))
     sent = f"; sent {size(done.bytes_sent)} between processes" if done.bytes_sent else ""
     text = (
         f"{against_needed(done.bytes_read, done.bytes_needed)}{sent}; peak memory "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankxform.engine.file_sink import part_of
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import Costs, ReadPolicy
@@ -15,9 +17,14 @@ from rankxform.planning.read_method import READ_METHODS, AutoReadMethod
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan
+from rankxform.publish.facts import status_of_name
+from rankxform.publish.links import NONE as NO_LINKS
 from rankxform.request import Request
 from rankxform.source.opening import Source
+from rankxform.storage.posix import free_bytes
+from rankxform.storage.store import scheme_of
 from rankxform.target.aim import prepare
+from rankxform.target.placement import writers_of
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -52,8 +59,11 @@ class Plan:
     bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_sent: from one process
     to another; between_nodes: of these, by pair of nodes. shards: by destination file.
     read_latency_bytes: bytes that could be read in the latency of one read, by which ranges or
-    whole rows were chosen. buffer_bytes: of each process. derivation: how the destination's
-    strategy was derived, if it was. left_out: what is not written, and why; absent: names that the
+    whole rows were chosen. buffer_bytes: of each process. bytes_stored: least that its files take,
+    where equal ones are linked; bytes_free: where the destination is, or will be, with what they
+    take already; written_by: "node" where the processes that write a file must be of one node
+    there, or "any". derivation: how the destination's strategy was derived, if it was. left_out:
+    what is not written, and why; absent: names that the
     strategies list and no file holds.
     """
 
@@ -76,6 +86,9 @@ class Plan:
     absent: tuple[str, ...]
     notices: tuple[str, ...]
     warnings: tuple[str, ...]
+    bytes_stored: int | None = None
+    bytes_free: int | None = None
+    written_by: str | None = None
     derivation: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,10 +131,50 @@ def planned(
     """Plan what is made of a source, as `plan` does. Collective."""
     found, policy = predict_loads(request, source, target, processes or team.size, team)
     prediction = None
-    if timed and target.dst is not None:
+    room = team.bcast(lambda: room_of(request, target))
+    if room is not None and room.is_short:
+        target = replace(target, warnings=(*target.warnings, room.in_words))
+    elif room is not None and timed:
         prediction = predict(request, source, target, found, policy, team)
     written = team.agree(lambda: summarize(request, source, target, found, policy))
+    if room is not None:
+        written_by = team.bcast(lambda: writers_of(request, target))
+        stored, free = room.needed, room.free
+        written = replace(written, bytes_stored=stored, bytes_free=free, written_by=written_by)
     return Planned(source, target, written, prediction)
+
+
+class Room(NamedTuple):
+    """The bytes that a destination takes at least, and that are free for it."""
+
+    folder: Path
+    needed: int
+    free: int
+
+    @property
+    def is_short(self) -> bool:
+        return self.needed > self.free
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"{self.folder}: at least {self.needed / 1e6:,.1f} MB are to be written, "
+            f"{self.free / 1e6:,.1f} MB are free; make room, or choose another folder"
+        )
+
+
+def room_of(request: Request, target: Target) -> Room | None:
+    """Return how much room a destination needs and has; None where it is no folder."""
+    if target.dst is None or scheme_of(target.dst):
+        return None
+    planner, files = target.planner, target.files
+    stored = files if request.link == NO_LINKS else planner.equal_files(files)
+    there = [status_of_name(one) for path in target.paths.values() for one in (path, part_of(path))]
+    return Room(
+        target.folder,
+        sum(planner.plan(file).nbytes for file in stored),
+        free_bytes(target.folder) + sum(one.st_blocks * 512 for one in there if one),
+    )
 
 
 class Simulated(NamedTuple):

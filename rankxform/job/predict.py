@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rankxform.errors import UsageError
 from rankxform.metrics import peak_memory
-from rankxform.planning.assign import assign, assign_visible
+from rankxform.planning.assign import assign, assign_visible, share_among_nodes
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import assign_readers, request_exchanges
 from rankxform.planning.operands import operand_moves
@@ -19,7 +19,7 @@ from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.bandwidth import measure
 from rankxform.target.placement import AUTO as FOUND_OUT
-from rankxform.target.placement import NODE, SHARED, hosts_of, in_order
+from rankxform.target.placement import NODE, SHARED, hosts_of, in_order, writers_of
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
@@ -122,6 +122,9 @@ def simulate_cluster(
         reach = Reach(node, _by_node(home, nodes))
     placement = request.dst_placement
     destination = _destination(placement, planner.dst.ranks, target.files, node, nodes)
+    if destination.is_full and writers_of(request, target) == NODE:
+        home_of = share_among_nodes(planner, target.files, node)
+        destination = Reach(node, _by_node(home_of, nodes))
     assignment = assign_visible(planner, target.files, destination)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = ReadPolicy(method)

@@ -36,7 +36,8 @@ class Report:
     move_seconds: from the finished plan to the last file's name. peak_memory_bytes: of the largest
     process.
     phases: seconds of each process, by name.
-    placement: which ranks are on which nodes, if these have folders of their own. strategy: the
+    placement: which ranks are on which nodes, if these have folders of their own, or whose
+    processes write a file. strategy: the
     file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
     fingerprints: whether they are kept, for `verify DST`. left_out: what was
     not written, and why; absent: names that the strategies list and no file holds. warnings: what

@@ -91,6 +91,24 @@ def assign_visible(
     return assignment
 
 
+def share_among_nodes(
+    planner: Planner, ranks: Sequence[int], node: Sequence[int], done: Done = NOTHING
+) -> dict[int, int]:
+    """Return for each file the node that writes it: as many bytes as it has processes.
+
+    `node` is by process. Files that hold the same boxes stand next to each other.
+    """
+    ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
+    weights = [sum(one) for one in _sizes(planner, ordered, done).values()]
+    ends = list(accumulate(node.count(one) for one in range(max(node) + 1)))
+    found, before, total = {}, 0, max(1, sum(weights))
+    for rank, weight in zip(ordered, weights):
+        middle = (before + weight / 2) * ends[-1] / total
+        found[rank] = min(bisect_right(ends, middle), len(ends) - 1)
+        before += weight
+    return found
+
+
 def remaining(planner: Planner, slice_ranges: Iterable[SliceRange], done: Done) -> list[SliceRange]:
     """Return what is left of `slice_ranges` without what is done."""
     found = []

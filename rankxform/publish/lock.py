@@ -2,7 +2,12 @@
 
 The lock is a file that says which process holds it: host, boot id, process id and its start
 time. A process of this boot and process namespace is looked up; for any other the file's age
-counts, which the holder renews every ten seconds.
+counts, which the holder renews every ten seconds: it is waited for until it does, or is dead.
+
+Of two that come at once, one takes its turn after the other. Where nodes' caches are not coherent,
+other nodes may not see an flock, nor that a file was just replaced: there the turn is a folder
+(made by one of two on JuiceFS 1.4 and SeaweedFS 4.48, where a file may be created by both), and
+what is left of a dead run is read again after a while.
 """
 
 from __future__ import annotations
@@ -12,42 +17,81 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rankxform.errors import StorageError
+from rankxform.storage.identity import is_coherent
 from rankxform.storage.posix import create, make_folder, random_hex, remove, write_small
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
 _GUARD_SECONDS = 10.0
-_CLOCK = "clock-"
+_CACHED_SECONDS = 2.0
+"""How long a node may see a file that another one has replaced: JuiceFS shows it for one."""
+_LOOK_SECONDS = 1.0
+_CLOCK, _TURN = "clock-", "lock.turn"
+_FOREVER = float("inf")
 
 _held: set[str] = set()
 """Tokens of the locks that this process holds: one that could not be removed is not held."""
 
 
+def _say(line: str) -> None:
+    os.write(2, f"rankxform: {line}\n".encode())
+
+
 class Lock:
     """Holds a folder until it is released, or this process ends."""
 
-    def __init__(self, path: Path) -> None:
-        """Take the lock `path`. Raises StorageError where a live run has it."""
+    def __init__(self, path: Path, say: Callable[[str], None] = _say) -> None:
+        """Take the lock `path`. Raises StorageError where a live run has it.
+
+        say: tells people what is waited for, if a run elsewhere may be dead.
+        """
         self._path = path
         self._mine = {**_this_process(), "token": random_hex(8)}
         self._ended = threading.Event()
-        with _guarded(path):
-            holder = _read(path)
-            if holder is not None and _alive(holder, path):
+        first: tuple[Any, float] | None = None
+        while (held := self._take()) is not None:
+            holder, seconds, renewed = held
+            if seconds == _FOREVER or (first is not None and first != (holder, renewed)):
                 raise StorageError(
                     f"{path.parent.parent}: process {holder.get('pid')} on {holder.get('host')} "
                     "works on this folder; wait for it, or choose another folder "
                     f"(if that run is gone, {path} is let go after {DEAD_AFTER_SECONDS:.0f} s)"
                 )
-            write_small(path, json.dumps(self._mine).encode(), durable=False)
-            _held.add(self._mine["token"])
+            if first is None:
+                say(
+                    f"{path.parent.parent}: process {holder.get('pid')} on {holder.get('host')} "
+                    f"worked on this folder; if nothing is heard of it in {seconds:.0f} s, this "
+                    "run goes on there"
+                )
+                first = holder, renewed
+            time.sleep(min(_LOOK_SECONDS, seconds))
         threading.Thread(target=self._beat, daemon=True).start()
+
+    def _take(self) -> tuple[dict[str, Any], float, float] | None:
+        """Take the lock if nobody has it, and return None.
+
+        Or else return the holder, the seconds after which it counts as dead, and when it last
+        renewed the lock.
+        """
+        with _guarded(self._path):
+            holder = _read(self._path)
+            if holder is not None:
+                seconds, renewed = _life(holder, self._path)
+                if seconds > 0:
+                    return holder, seconds, renewed
+                if not is_coherent(self._path):
+                    time.sleep(_CACHED_SECONDS)
+                    if _read(self._path) != holder:
+                        return holder, _FOREVER, renewed
+            write_small(self._path, json.dumps(self._mine).encode(), durable=False)
+            _held.add(self._mine["token"])
+            return None
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
@@ -117,17 +161,21 @@ def _read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _alive(holder: Mapping[str, Any], path: Path) -> bool:
+def _life(holder: Mapping[str, Any], path: Path) -> tuple[float, float]:
+    """Return after how many seconds the holder of a lock is dead, and when it renewed the lock."""
     me = _this_process()
     if all(holder.get(key) == me[key] and me[key] for key in ("boot", "namespace")):
         pid, start = holder.get("pid"), holder.get("start")
         if (pid, start) == (me["pid"], me["start"]):
-            return holder.get("token") in _held
-        return isinstance(pid, int) and start is not None and _start_time(pid) == start
+            alive = holder.get("token") in _held
+        else:
+            alive = isinstance(pid, int) and start is not None and _start_time(pid) == start
+        return (_FOREVER if alive else 0.0), 0.0
     try:
-        return _now(path.parent) - path.stat().st_mtime < DEAD_AFTER_SECONDS
+        renewed = path.stat().st_mtime
     except OSError:
-        return False
+        return 0.0, 0.0
+    return max(0.0, DEAD_AFTER_SECONDS - (_now(path.parent) - renewed)), renewed
 
 
 def _now(folder: Path) -> float:
@@ -144,7 +192,7 @@ def _now(folder: Path) -> float:
 
 def is_of_lock(path: Path) -> bool:
     """Tell whether a file in a lock's folder belongs to the lock."""
-    return path.name in ("lock", "lock.guard") or path.name.startswith(_CLOCK)
+    return path.name in ("lock", "lock.guard", _TURN) or path.name.startswith(_CLOCK)
 
 
 @contextmanager
@@ -159,6 +207,8 @@ def _guarded(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):
+            guard.with_name(_TURN).rmdir()
         with suppress(OSError):
             there = list(guard.parent.iterdir())
             if path not in there and all(map(is_of_lock, there)):
@@ -188,6 +238,25 @@ def _hold(guard: Path, until: float) -> int:
             except OSError:  # no such locks here; the lock's own content has to do
                 break
         with suppress(OSError):
-            if os.path.samestat(os.fstat(fd), os.stat(guard)) or time.monotonic() > until:
+            ours = os.path.samestat(os.fstat(fd), os.stat(guard)) and _turn(guard, until)
+            if ours or time.monotonic() > until:
                 return fd
         os.close(fd)  # removed by the one that had it
+
+
+def _turn(guard: Path, until: float) -> bool:
+    """Take this node's turn where an flock may be its own alone; tell whether it is.
+
+    A turn that nobody ends by `until` is that of a dead run.
+    """
+    if is_coherent(guard):
+        return True
+    while time.monotonic() < until:
+        try:
+            guard.with_name(_TURN).mkdir()
+            return True
+        except FileExistsError:
+            time.sleep(0.01)
+        except FileNotFoundError:
+            return False
+    return False

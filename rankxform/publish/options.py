@@ -7,6 +7,9 @@ from rankxform.values import dataclass
 
 from .links import LINKS, REFLINK
 
+NODE, ANY = "node", "any"
+"""Whose processes may write one file."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions:
@@ -20,6 +23,11 @@ class PublishOptions:
         "auto", OUTPUT, "with processes on several nodes: shared, if DST must be one folder for "
         "all; node, for a folder of each node; or a hostfile or rank table that says which ranks "
         "belong on which node (default: auto, finds out)", metavar="WHERE",
+    )  # fmt: skip
+    writers: str = option(
+        "auto", OUTPUT, "whose processes may write one file of a folder that several nodes share: "
+        "those of one node, or of any (default: auto, any where nodes' caches are known to be "
+        "coherent: local disks, Lustre, GPFS, BeeGFS, CephFS)", kind=one_of(("auto", NODE, ANY)),
     )  # fmt: skip
     overwrite: bool = option(False, RUN, "replace destination files", kind=FLAG, verbs=WRITERS)
     fsync: bool = option(

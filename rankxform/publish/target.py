@@ -13,17 +13,25 @@ Process 0 opens and closes a target; the others write their journals.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import FormatError, StorageError
-from rankxform.storage.posix import random_hex, read_bytes, read_record, remove, sync, write_small
+from rankxform.storage.posix import (
+    free_bytes,
+    random_hex,
+    read_bytes,
+    read_record,
+    remove,
+    sync,
+    write_small,
+)
 
 from . import companions, records
 from .facts import (
@@ -245,8 +253,7 @@ class TargetFolder:
     def check_room(self, sizes: Mapping[Path, int]) -> None:
         """Raise StorageError where `sizes`, of part files, will not fit."""
         there = sum(status.st_blocks * 512 for part in sizes if (status := status_of_name(part)))
-        room = os.statvfs(self._folder)
-        free, needed = room.f_bavail * room.f_frsize, sum(sizes.values()) - there
+        free, needed = free_bytes(self._folder), sum(sizes.values()) - there
         if needed > free:
             raise StorageError(
                 f"{self._folder}: {needed / 1e6:,.1f} MB are to be written, {free / 1e6:,.1f} MB "
@@ -322,8 +329,11 @@ class TargetFolder:
         contents: Mapping[str, Any],
         complete: Collection[str] = (),
         make_companions: Callable[[], Mapping[str, Iterable[bytes]]] = dict,
+        published: Mapping[Path, Facts] = MappingProxyType({}),
     ) -> None:
         """Write the manifest: the files of this run are done. `contents` is recorded as it is.
+
+        published: facts of files as those have them who wrote them, perhaps on other nodes.
 
         What `make_companions` returns is written before it, by name, if the files with `complete`
         names are all there.
@@ -333,7 +343,8 @@ class TargetFolder:
         files = dict(known.get("files", {}))
         done = []
         for name, noted in self._files.items():
-            there = known_facts(self._folder / name)
+            path = self._folder / name
+            there = published.get(path) or known_facts(path)
             if name in mine or is_same_file(noted, there, "inode", "size", "modified"):
                 facts = ("rank", "size", "sample", "digest")
                 now = {key: (there or noted)[key] for key in ("inode", "modified", "changed")}

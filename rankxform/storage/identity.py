@@ -32,6 +32,14 @@ _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
 """Prefixes of the types of file systems that several hosts may have mounted."""
 
+_COHERENT = frozenset(
+    ("lustre", "gpfs", "mmfs", "beegfs", "ceph", "fuse.ceph", "ext2", "ext3", "ext4", "xfs",
+     "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "tmpfs", "ramfs", "rootfs", "gfs2",
+     "ocfs2")
+)  # fmt: skip
+"""Types of file systems on which what one node writes is what another reads at once: local ones,
+and those that lock what their nodes cache."""
+
 _MOUNTS = Path("/proc/self/mountinfo")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _FEWEST, _EACH = 8, 512 << 10
@@ -74,12 +82,22 @@ def network_folder(path: Path) -> Identity | None:
 
 def _is_network(path: Path) -> bool:
     """Tell whether other hosts may have mounted the file system that `path` is on."""
+    return _kind_of(path).startswith(_NETWORK)
+
+
+def is_coherent(path: Path) -> bool:
+    """Tell whether nodes that have mounted the file system see at once what others write."""
+    return _kind_of(path) in _COHERENT
+
+
+def _kind_of(path: Path) -> str:
+    """Return the type of the file system that `path` is on, or will be."""
     place, longest, kind = os.path.realpath(path), -1, "nfs"  # without /proc nothing is known
     for point, mounted in _mounts():
         inside = place == point or place.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= longest:  # of two mounted in one place, the later counts
             longest, kind = len(point), mounted
-    return kind.startswith(_NETWORK)
+    return kind
 
 
 @cache

@@ -309,6 +309,15 @@ def existing(folder: Path) -> Path:
     return folder
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that are free where `folder` is, or will be."""
+    try:
+        room = os.statvfs(existing(folder))
+    except OSError as error:
+        raise StorageError.of(error, folder, "ask how much is free in") from error
+    return room.f_bavail * room.f_frsize
+
+
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,7 @@ from .operation_inputs import (
     tied_duplicates,
     truncated_vocab,
 )
+from .placement import unsafe_writers
 from .suggestions import suggesting
 from .target import Target
 from .training import training_facts, training_step
@@ -61,12 +62,12 @@ def aim(asked: Asked, source: Source, team: Team) -> Target:
     reference = _check_arrangement(asked, source, team)
     with suggesting(asked, source, team):
         target = team.agree(lambda: _aimed(asked, source, training, adapter))
-    if reference is None:
-        return target
-    from .likeness import check_alike
+    doubts = [unsafe_writers(asked.request, target, team)]
+    if reference is not None:
+        from .likeness import check_alike
 
-    doubt = team.bcast(lambda: check_alike(asked.request, source, target, reference))
-    return target if doubt is None else replace(target, warnings=(*target.warnings, doubt))
+        doubts.append(team.bcast(lambda: check_alike(asked.request, source, target, reference)))
+    return replace(target, warnings=(*target.warnings, *filter(None, doubts)))
 
 
 def _adapter(asked: Asked, team: Team) -> Source | None:

@@ -24,6 +24,7 @@ from rankxform.publish.contents import contents
 from rankxform.publish.facts import Facts, facts_of, known_facts
 from rankxform.publish.journal import Journal
 from rankxform.publish.links import HARD, link_all
+from rankxform.publish.read_back import read_back, seen_elsewhere
 from rankxform.publish.state import State
 from rankxform.publish.target import TargetFolder
 from rankxform.publish.write import write_parts
@@ -207,18 +208,33 @@ class Folder:
     def publish(self, team: Team) -> None:
         """Give complete files their names, and write the manifests, process 0's last. Collective.
 
-        Which files are complete is noted before the first is renamed.
+        Which files are complete is noted before the first is renamed. What a node wrote, another
+        one reads back before and after that.
         """
         if self.request.crc:
             team.work(self._add_checksums, quiet)
         sums = team.allgather(lambda: self.journal.sums) if self.request.verify else []
         seen = self._seen(team)
         facts = team.allgather(lambda: self._link(seen))
+        parts = [{part_of(final): one for final, one in some.items()} for some in facts]
+        self._read_back(parts, team)
         team.agree(lambda: self._note_complete(self._in_root(facts), sums))
         now = self._seen(team)
-        team.agree(lambda: self._rename(facts[team.rank], now))
-        team.agree(lambda: self._finish() if team.rank != 0 else None)
-        team.bcast(self._finish)
+        published = team.allgather(lambda: self._rename(facts[team.rank], now))
+        self._read_back(published, team)
+        made = self._in_root(published)
+        team.agree(lambda: self._finish(made) if team.rank != 0 else None)
+        team.bcast(lambda: self._finish(made))
+
+    def _read_back(self, written: Sequence[Mapping[Path, Facts]], team: Team) -> None:
+        """See that other nodes have what each process has written. Collective."""
+        mine = seen_elsewhere(written, self.root.processes, team.rank, self.places.nodes)
+
+        def read() -> None:
+            for path, facts, writer in mine:
+                read_back(path, facts, writer)
+
+        team.agree(read)
 
     def _add_checksums(self, on_progress: OnProgress) -> None:
         """Add what needs the complete file, once every process has written its slices."""
@@ -291,16 +307,22 @@ class Folder:
         }
         self.folder.complete(facts, digests)
 
-    def _rename(self, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> None:
-        """Give every complete part file its final name, if it still is what was noted."""
+    def _rename(self, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> dict[Path, Facts]:
+        """Give every complete part file its final name, if it still is what was noted.
+
+        Returns the facts of each file under its name, as the node that wrote it has them.
+        """
+        published = {}
         for file, output in self._owned.items():
             for final in output.output_paths:
                 found, noted = self._facts(output, final, seen[file]), facts[final]
                 _check_part(part_of(final), found, noted["inode"], noted["size"])
                 give_name(part_of(final), final, durable=self.request.fsync)
+                published[final] = {**facts_of(final), "sample": noted["sample"]}
+        return published
 
-    def _finish(self) -> None:
-        """Write the folder's manifest, on its first process.
+    def _finish(self, published: Mapping[Path, Facts]) -> None:
+        """Write the folder's manifest, on its first process, of what its processes published.
 
         A derived strategy comes before it, when the files that it describes have their names.
         """
@@ -323,6 +345,7 @@ class Folder:
             {**kept, **told},
             names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
+            published,
         )
 
     def foreign_warnings(self, team: Team) -> list[str]:

@@ -4,6 +4,9 @@ Whether nodes see one folder is detected, not configured: every node creates an 
 and looks for those of the others. If they do not, the ranks of a node are written by its own
 processes. Ranks are assigned to nodes in order and evenly, as they will be in the next job, or as a
 hostfile or rank table says. What an earlier run left on a node is continued there.
+
+In a folder of several nodes all processes that write a file are of one node, unless the file system
+keeps what nodes cache coherent: on others, writes of two nodes to one file may undo each other.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from pathlib import Path
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError, UsageError
 from rankxform.layout.names import ranges
-from rankxform.planning.assign import Assignment, Done, assign_visible
+from rankxform.planning.assign import Assignment, Done, assign_visible, share_among_nodes
 from rankxform.planning.plan import Planner
 from rankxform.planning.reach import Reach
+from rankxform.publish.options import ANY
 from rankxform.request import Request
-from rankxform.storage.identity import FolderMarker, own_addresses
+from rankxform.storage.identity import FolderMarker, is_coherent, own_addresses
 from rankxform.storage.posix import random_hex, read_bytes
+from rankxform.storage.store import scheme_of
 from rankxform.transport import Team, hostfile
 from rankxform.transport.nodes import Nodes
 from rankxform.values import dataclass
@@ -44,9 +49,14 @@ class NodeFolder:
 
 @dataclass(frozen=True)
 class Placement:
-    """All folders that a destination consists of; they share a name."""
+    """All folders that a destination consists of; they share a name.
+
+    nodes: those of the processes. one_node: whether all that write a file are of one node.
+    """
 
     roots: tuple[NodeFolder, ...]
+    nodes: Nodes
+    one_node: bool = False
 
     def of(self, process: int) -> NodeFolder:
         """Return the folder that `process` has."""
@@ -54,20 +64,28 @@ class Placement:
 
     def assign(self, planner: Planner, ranks: Sequence[int], done: Done) -> Assignment:
         """Return what each process writes of the files of `ranks`."""
-        root_of = {process: n for n, root in enumerate(self.roots) for process in root.processes}
-        node = tuple(root_of[process] for process in sorted(root_of))
-        reach = Reach(node, tuple(root.ranks for root in self.roots))
-        return assign_visible(planner, ranks, reach, done)
+        files: list[frozenset[int]] = [frozenset()] * self.nodes.count
+        for root in self.roots:
+            mine = [rank for rank in ranks if rank in root.ranks]
+            own = sorted({self.nodes.of[process] for process in root.processes})
+            if self.one_node:
+                number = [own.index(self.nodes.of[process]) for process in root.processes]
+                writer = share_among_nodes(planner, mine, number, done)
+                for at, node in enumerate(own):
+                    files[node] = frozenset(rank for rank in mine if writer[rank] == at)
+            else:
+                files = [frozenset(mine) if n in own else some for n, some in enumerate(files)]
+        return assign_visible(planner, ranks, Reach(self.nodes.of, tuple(files)), done)
 
     def describe(self) -> str | None:
-        """Say which ranks are where, if they are on several nodes' own folders."""
+        """Say which ranks are where, if nodes have folders of their own, or who writes a file."""
         if len(self.roots) == 1:
-            return None
+            return "one node writes each file" if self.one_node else None
         parts = [
             f"{ranges(sorted(root.ranks)) or 'none'} on {', '.join(root.hosts)}"
             for root in self.roots
         ]
-        return "ranks " + "; ".join(parts)
+        return f"on several nodes, a folder of each: ranks {'; '.join(parts)}"
 
 
 def place(request: Request, target: Target, team: Team) -> Placement:
@@ -78,7 +96,7 @@ def place(request: Request, target: Target, team: Team) -> Placement:
     dst, dst_placement, paths = target.folder, request.dst_placement, target.paths
     all_ranks, nodes = target.planner.dst.ranks, team.nodes
     if nodes.count == 1:
-        return Placement((NodeFolder(nodes.processes[0], frozenset(paths), nodes.names),))
+        return Placement((NodeFolder(nodes.processes[0], frozenset(paths), nodes.names),), nodes)
     groups = _groups(team, dst)
     hosts = team.bcast(lambda: hosts_of(dst_placement, all_ranks))
     # an index lists all files: it must be in a folder that all nodes see
@@ -107,7 +125,32 @@ def place(request: Request, target: Target, team: Team) -> Placement:
         roots.append(
             NodeFolder(tuple(processes), ranks, tuple(nodes.names[node] for node in group))
         )
-    return Placement(tuple(roots))
+    one_node = team.bcast(lambda: writers_of(request, target) == NODE)
+    return Placement(tuple(roots), nodes, one_node and len(groups) < nodes.count)
+
+
+def writers_of(request: Request, target: Target) -> str | None:
+    """Return whose processes may write one file of a folder of several nodes: "node" or "any".
+
+    None where the destination is no folder.
+    """
+    if target.dst is None or scheme_of(target.dst):
+        return None
+    if request.writers != AUTO:
+        return request.writers
+    return ANY if is_coherent(target.folder) else NODE
+
+
+def unsafe_writers(request: Request, target: Target, team: Team) -> str | None:
+    """Return what to warn of where nodes are to write one file together and may not. Collective."""
+    if request.writers != ANY or writers_of(request, target) is None or team.nodes.count == 1:
+        return None
+    if team.bcast(lambda: is_coherent(target.folder)):
+        return None
+    return (
+        f"{target.folder}: --writers any: on this file system writes of two nodes to one file may "
+        "undo each other, and not all of what was lost is noticed; compare the result with verify"
+    )
 
 
 def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:

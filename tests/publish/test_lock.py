@@ -65,15 +65,88 @@ def test_a_process_that_only_has_the_number_of_a_dead_one(path):
     Lock(path).release()
 
 
-def test_elsewhere_the_age_of_the_lock_counts(path):
+@pytest.fixture
+def elsewhere(path):
+    """The lock of a process on another host, renewed some seconds ago."""
     Lock(path)._ended.set()
     record = {**json.loads(path.read_text()), "host": "node7", "boot": "another"}
-    path.write_text(json.dumps(record))
-    with pytest.raises(rankxform.StorageError, match=r"on node7 works on this .* after 60 s"):
-        Lock(path)
-    old = time.time() - lock.DEAD_AFTER_SECONDS - 1
-    os.utime(path, (old, old))
+
+    def renew(seconds):
+        path.write_text(json.dumps(record))
+        os.utime(path, (time.time() - seconds,) * 2)
+
+    renew(0)
+    return renew
+
+
+def test_elsewhere_the_age_of_the_lock_counts(path, elsewhere):
+    elsewhere(lock.DEAD_AFTER_SECONDS + 1)
+    Lock(path, pytest.fail).release()
+
+
+def test_a_run_elsewhere_is_waited_for_until_it_counts_as_dead(path, elsewhere):
+    elsewhere(lock.DEAD_AFTER_SECONDS - 1)
+    told = []
+    began = time.monotonic()
+    Lock(path, told.append).release()
+    assert time.monotonic() - began < lock.DEAD_AFTER_SECONDS / 2
+    (line,) = told
+    assert "on node7 worked on this folder; if nothing is heard of it in 1 s, this run goes" in line
+
+
+@pytest.mark.parametrize("change", ["renewed", "of another run"])
+def test_a_run_elsewhere_that_is_heard_of_has_the_folder(path, elsewhere, change, monkeypatch):
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.01)
+
+    def hear(line):
+        if change == "renewed":
+            os.utime(path)
+        else:
+            path.write_text(path.read_text().replace("node7", "node8"))
+
+    elsewhere(5)
+    with pytest.raises(rankxform.StorageError, match=r"on node. works on this .* after 60 s"):
+        Lock(path, hear)
+
+
+# -- where nodes' caches are not coherent ----------------------------------------------------------
+
+
+@pytest.fixture
+def incoherent(monkeypatch):
+    """A file system on which an flock is seen by its own node alone."""
+    monkeypatch.setattr(lock, "is_coherent", lambda path: False)
+    monkeypatch.setattr(lock.fcntl, "flock", lambda fd, operation: None)
+    monkeypatch.setattr(lock, "_CACHED_SECONDS", 0.05)
+
+
+def test_a_folder_keeps_the_turn_where_an_flock_does_not(path, incoherent, monkeypatch):
+    monkeypatch.setattr(lock, "_GUARD_SECONDS", 0.2)
+    seen = []
+    real = lock._read
+    monkeypatch.setattr(
+        lock, "_read", lambda one: (seen.append(one.with_name("lock.turn").exists()), real(one))[1]
+    )
     Lock(path).release()
+    assert seen and all(seen)
+    assert not path.parent.exists()
+
+
+def test_the_turn_of_a_dead_run_is_ended(path, incoherent, monkeypatch):
+    monkeypatch.setattr(lock, "_GUARD_SECONDS", 0.2)
+    path.parent.mkdir()
+    path.with_name("lock.turn").mkdir()
+    Lock(path).release()
+    assert not path.parent.exists()
+
+
+def test_what_replaced_a_dead_run_is_seen_late(path, elsewhere, incoherent, monkeypatch):
+    """Another run takes the lock, and this node still sees the dead run's for a while."""
+    elsewhere(lock.DEAD_AFTER_SECONDS + 1)
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: path.write_text('{"host": "node8"}'))
+    with pytest.raises(rankxform.StorageError, match="works on this folder"):
+        Lock(path)
+    assert json.loads(path.read_text()) == {"host": "node8"}
 
 
 def test_a_run_whose_folder_was_taken_over_stops(path):

@@ -1,0 +1,61 @@
+"""What one node wrote, read back by another: a file system may lose bytes, or show old ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rankxform.errors import StorageError
+from rankxform.storage.identity import sampled
+from rankxform.transport.nodes import Nodes
+
+from .facts import Facts, known_facts
+
+_SECONDS, _PAUSE = 60.0, 0.2
+"""How long a node may see what was there before: as long as NFS keeps attributes."""
+
+
+def seen_elsewhere(
+    written: Sequence[Mapping[Path, Facts]], processes: Sequence[int], process: int, nodes: Nodes
+) -> Iterator[tuple[Path, Facts, str]]:
+    """Yield the files that `process` reads back, with the name of the node that wrote each.
+
+    written: by process the files that it wrote, with size and sample; processes: those that share
+    their folder. Files that no other node sees are read back by none.
+    """
+    for writer in processes:
+        others = [other for other in processes if nodes.of[other] != nodes.of[writer]]
+        for number, (path, facts) in enumerate(written[writer].items()):
+            if others and others[number % len(others)] == process:
+                yield path, facts, nodes.names[nodes.of[writer]]
+
+
+def read_back(
+    path: Path, facts: Facts, writer: str, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """See that a file is here what `writer` says of it: its size, and samples of its content.
+
+    Caches of this node are waited for. Raises StorageError.
+    """
+    until = clock() + _SECONDS
+    while (wrong := _wrong(path, facts)) is not None:
+        if clock() > until:
+            raise StorageError(
+                f"{path}: {wrong}, {facts['size']:,} bytes were written on {writer}; the file "
+                "system loses what nodes write, or shows other nodes something else. Run again "
+                "with --writers node, with processes of one node, or in a folder elsewhere"
+            )
+        time.sleep(_PAUSE)
+
+
+def _wrong(path: Path, facts: Facts) -> str | None:
+    found = known_facts(path)
+    if found is None:
+        return "is not seen on another node"
+    if found["size"] != facts["size"]:
+        return f"has {found['size']:,} bytes as another node sees it"
+    try:
+        return None if sampled(path) == facts["sample"] else "has other bytes on another node"
+    except StorageError as error:
+        return f"cannot be read on another node ({error})"
