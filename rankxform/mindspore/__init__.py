@@ -10,11 +10,20 @@ MindSpore is imported by the functions that need it.
 
 from .calls import (
     build_searched_strategy,
+    convert_checkpoint_by_rank,
+    convert_checkpoints,
     load_distributed_checkpoint,
     merge_pipeline_strategys,
+    rank_list_for_convert,
     rank_list_for_transform,
     transform_checkpoint_by_rank,
     transform_checkpoints,
+)
+from .files import (
+    ckpt_to_safetensors,
+    get_ckpt_path_with_strategy,
+    load_segmented_checkpoints,
+    safetensors_to_ckpt,
 )
 from .network import LoadReport, load_into, parameters, strategy_of
 from .slices import merge_sliced_parameter
@@ -23,12 +32,19 @@ from .unified import unified_safetensors
 __all__ = [
     "LoadReport",
     "build_searched_strategy",
+    "ckpt_to_safetensors",
+    "convert_checkpoint_by_rank",
+    "convert_checkpoints",
+    "get_ckpt_path_with_strategy",
     "load_distributed_checkpoint",
     "load_into",
+    "load_segmented_checkpoints",
     "merge_pipeline_strategys",
     "merge_sliced_parameter",
     "parameters",
+    "rank_list_for_convert",
     "rank_list_for_transform",
+    "safetensors_to_ckpt",
     "strategy_of",
     "transform_checkpoint_by_rank",
     "transform_checkpoints",

@@ -108,6 +108,12 @@ def rank_list_for_transform(
         return _needed(src, dst, rank_id)  # MindSpore is not there, or refuses
 
 
+# MindSpore 2.10's other names of the three.
+convert_checkpoints = transform_checkpoints
+convert_checkpoint_by_rank = transform_checkpoint_by_rank
+rank_list_for_convert = rank_list_for_transform
+
+
 def _needed(src: Strategy, dst: Strategy, rank: int) -> list[int]:
     stages = needed_stages(src, dst, dst.stage_of(rank))
     return sorted((r for stage in stages for r in src.ranks_in(stage)), reverse=True)

@@ -53,7 +53,7 @@ def unified_safetensors(
         options.update({"step": step[1]} if step else {"suffix": file_suffix})
     if choice_func is not None:
         names = _names(Request(src_dir, None, src_strategy_file, **options))
-        options.update(_chosen(names, choice_func))
+        options.update(chosen(names, choice_func))
     api.transform(
         src_dir, dst_dir, src_strategy_file, dst_form="unified", overwrite=True, **options
     )
@@ -72,7 +72,7 @@ def _names(request: Request) -> list[str]:
     return names
 
 
-def _chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> dict[str, Any]:
+def chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> dict[str, Any]:
     """Return the options that say what `choice_func` says."""
     dropped, renamed = [], {}
     for name in names:
@@ -95,7 +95,7 @@ def _chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> d
                 f"choice_func renames {name!r} to {new!r}, and its parameter otherwise; an "
                 "optimizer state keeps its prefix and follows its parameter"
             )
-    texts = [f"^{re.escape(old)}$={_literal(new)}" for old, new in rules.items()]
+    texts = [f"^{re.escape(old)}$={literal(new)}" for old, new in rules.items()]
     return {
         **({"exclude": (_exactly(dropped),)} if dropped else {}),
         **({"rename": tuple(texts)} if texts else {}),
@@ -106,7 +106,7 @@ def _exactly(names: Sequence[str]) -> str:
     return f"^(?:{'|'.join(map(re.escape, names))})$"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Return a replacement that stands for itself. Raises UsageError for what a rule cannot say."""
     if "=" in text:
         raise UsageError(f"a new name {text!r} has a '=', which a rule ends at; choose another")
@@ -146,7 +146,7 @@ def _own_rank() -> int:
 def _options(name_map: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the options of a source whose names the network knows as others."""
     own_of = (name_map or {}).items()
-    renamed = (f"^{re.escape(theirs)}$={_literal(own)}" for own, theirs in own_of)
+    renamed = (f"^{re.escape(theirs)}$={literal(own)}" for own, theirs in own_of)
     return {"src_form": "unified", "rename": tuple(renamed)}
 
 

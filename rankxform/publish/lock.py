@@ -80,15 +80,16 @@ class Lock:
         renewed the lock.
         """
         with _guarded(self._path):
-            holder = _read(self._path)
-            if holder is not None:
+            holder, settled = _read(self._path), is_coherent(self._path)
+            while holder is not None:
                 seconds, renewed = _life(holder, self._path)
                 if seconds > 0:
                     return holder, seconds, renewed
-                if not is_coherent(self._path):
-                    time.sleep(_CACHED_SECONDS)
-                    if _read(self._path) != holder:
-                        return holder, _FOREVER, renewed
+                if settled:
+                    break
+                time.sleep(_CACHED_SECONDS)
+                before, holder = holder, _read(self._path)
+                settled = holder == before
             write_small(self._path, json.dumps(self._mine).encode(), durable=False)
             _held.add(self._mine["token"])
             return None

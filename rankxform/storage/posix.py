@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.base import Blocks, ReadAt, Span
@@ -26,6 +27,9 @@ OnProgress = Callable[[int], None]
 
 SYSCALL_BYTES = 1 << 20
 """Most bytes of one read or write call; larger ones are slow where memory is fragmented."""
+
+_CACHED_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
+"""How long a node may know a folder by what it was before: JuiceFS does for a second."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -279,12 +283,23 @@ def random_hex(nbytes: int) -> str:
 
 
 def create(path: Path) -> None:
-    """Make an empty file that does not share its bytes with anything that had its name."""
-    try:
-        path.unlink(missing_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError.of(error, path, "create") from error
+    """Make an empty file that does not share its bytes with anything that had its name.
+
+    Where its folder is there, and yet the file cannot be made in it, another node has removed that
+    folder and made it anew: this one sees it in a moment.
+    """
+    until = monotonic() + _CACHED_SECONDS
+    while True:
+        try:
+            path.unlink(missing_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            break
+        except FileNotFoundError as error:
+            if not path.parent.is_dir() or monotonic() > until:
+                raise StorageError.of(error, path, "create") from error
+            sleep(_PAUSE_SECONDS)
+        except OSError as error:
+            raise StorageError.of(error, path, "create") from error
     close(fd, path)
 
 
