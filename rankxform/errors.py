@@ -30,11 +30,13 @@ from typing import ClassVar
 class RankxformError(Exception):
     """Any failure that rankxform reports by one message.
 
-    resumable: whether what was done is kept, so that the same call continues it.
+    resumable: whether what was done is kept, so that the same call continues it. fault: the stable
+    name of what is wrong with a checkpoint, where it has one (docs/errors.md).
     """
 
     exit_code: ClassVar[int] = 70
     resumable = False
+    fault: str | None = None
 
 
 class RankxformWarning(UserWarning):
@@ -130,14 +132,16 @@ class PeerError(RankxformError):
     """Another process failed in a way that is no RankxformError: a bug of ours."""
 
 
-def peer_error(name: str, message: str) -> RankxformError:
+def peer_error(name: str, message: str, fault: str | None = None) -> RankxformError:
     """Return the error that every process raises for one that failed with class `name`.
 
     >>> peer_error("StorageError", "disk full"), peer_error("KeyError", "x")
     (StorageError('disk full'), PeerError('x'))
     """
     kinds = {kind.__name__: kind for kind in RankxformError.__subclasses__()}
-    return kinds.get(name, PeerError)(message)
+    error = kinds.get(name, PeerError)(message)
+    error.fault = fault
+    return error
 
 
 def exit_code(error: BaseException) -> int:

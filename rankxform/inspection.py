@@ -23,7 +23,8 @@ from rankxform.formats.base import Index, suffixes
 from rankxform.layout.layout import Layout
 from rankxform.publish.companions import faults
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
-from rankxform.source.opening import Source, form_at, listing_at, look_at, open_source
+from rankxform.source.choice import form_at, listing_at, look_at
+from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container, index
 from rankxform.storage.store import absolute, address_of, is_path

@@ -138,7 +138,7 @@ def test_there_is_one_way_in():
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert found["PosixStore"] == {"storage/posix_store.py"}
     # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written
-    assert found["store_at"] == {"source/opening.py", "source/by_node.py", "publish/companions.py",
+    assert found["store_at"] == {"source/choice.py", "source/by_node.py", "publish/companions.py",
                                  "storage/index.py", "storage/samples.py", "target/operation_inputs.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/opening.py", "job/verify_manifest.py", "job/strategies.py"}
@@ -150,10 +150,10 @@ def test_faults_of_a_source_are_raised_in_one_place():
         (path, node)
         for path in files()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Raise) and "kind(" in ast.unparse(node)
+        if isinstance(node, ast.Raise) and ".error(" in ast.unparse(node)
     ]
     assert [(path.name, ast.unparse(node)[:16]) for path, node in raisers] == [
-        ("opening.py", "raise first.kind")
+        ("opening.py", "raise first.erro")
     ]
 
 

@@ -109,7 +109,12 @@ def _help(argv: Sequence[str]) -> int:
 def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
     speak()
     if "--json" in argv:
-        facts = {"kind": type(error).__name__, "code": exit_code(error), "message": str(error)}
+        facts = {
+            "kind": type(error).__name__,
+            "code": exit_code(error),
+            "message": str(error),
+            "fault": getattr(error, "fault", None),
+        }
         with suppress(OSError):
             os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
     text = f"{red('rankxform: error:', STDERR)} {error}"

@@ -58,6 +58,7 @@ from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
 _SHOWN = 3
+_SECOND = 8
 _ROWS, _PLACES = 64, 64
 """Rows that are looked at at once; places where rows are compared."""
 
@@ -89,11 +90,28 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
     found = _checksums(request, source) + _judged(request, source, rules, team)
     if adapter is not None:
         every = adapter.table.parameters
-        rules = [*_comparisons(request, adapter, every, selection.name_of)]
+        rules = [*_comparisons(request, adapter, every, selection.name_of), _untrained(adapter)]
         found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={}, steps=())
     if target.truncated_vocab or target.tied_duplicates:
         team.bcast(lambda: _check_rows(request, source, target))
     return found
+
+
+def _untrained(adapter: Source) -> Comparison:
+    """Return what tells an adapter that adds nothing: its second matrices begin with zeros."""
+    names = {
+        file: [name for name in index.schema.names if "lora_b" in name.lower()][:_SECOND]
+        for file, index in adapter.indexes.items()
+    }
+
+    def judge(seen: Samples) -> Evidence:
+        looked = [seen[file][name] for file, some in names.items() for name in some]
+        if not looked or not all(one.constant for one in looked):
+            return Evidence()
+        text = f"{adapter.where.path}: each of {len(looked)} B matrices looked at is constant, as "
+        return Evidence(warnings=(f"{text}before the training: nothing may be added",))
+
+    return Comparison(Wanted(names, False), judge)
 
 
 def _checksums(request: Request, source: Source) -> Evidence:

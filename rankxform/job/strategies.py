@@ -37,7 +37,7 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.request import Request
-from rankxform.source.opening import look_at
+from rankxform.source.choice import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 from rankxform.target.asked import read_shapes

@@ -18,8 +18,9 @@ from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.request import Request
+from rankxform.source.choice import Narrow, form_at, look_at
 from rankxform.source.faults import file_faults, own_names
-from rankxform.source.opening import Narrow, Source, form_at, look_at, open_source
+from rankxform.source.opening import Source, open_source
 from rankxform.storage.metadata import is_stated
 from rankxform.storage.posix import inode
 from rankxform.storage.store import is_path

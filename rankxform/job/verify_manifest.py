@@ -18,7 +18,8 @@ from rankxform.publish import companions
 from rankxform.publish.contents import expected
 from rankxform.publish.target import MANIFEST_NAME, manifest
 from rankxform.request import Request
-from rankxform.source.opening import Source, listing_at
+from rankxform.source.choice import listing_at
+from rankxform.source.opening import Source
 from rankxform.storage.identity import digest, sampled
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress

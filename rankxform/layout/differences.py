@@ -44,17 +44,22 @@ def first_difference(
 ) -> str | None:
     """Return the first of `names`, which both list, that the two shard in two ways; None if none.
 
-    `shapes` are full shapes, by which the expanded axes of a JSON strategy are folded.
+    `shapes` are full shapes, by which the expanded axes of a JSON strategy are folded; of a tensor
+    whose shape is not known, layouts of other numbers of axes are not compared.
     """
     same_stages = len(own.stages) == len(other.stages)
     for name in names:
         mine, theirs = own.stages_of[name], other.stages_of[name]
-        try:
-            layout = other.stages[theirs[0]][name].fold(shapes[name], slices=False)
-        except RequestError:
-            return name
+        layout, ours = other.stages[theirs[0]][name], own.stages[mine[0]][name]
         moved = same_stages and mine[0] != theirs[0]
-        if moved or not same_boxes(own.stages[mine[0]][name], layout):
+        if name in shapes:
+            try:
+                layout = layout.fold(shapes[name], slices=False)
+            except RequestError:
+                return name
+        elif len(layout.tensor_map) != len(ours.tensor_map):
+            continue
+        if moved or not same_boxes(ours, layout):
             return name
     return None
 

@@ -14,7 +14,7 @@ from rankxform.job.transform import convert_one
 from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
-from rankxform.source.opening import look_at
+from rankxform.source.choice import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import index
 from rankxform.target.aim import prepare

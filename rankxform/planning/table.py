@@ -65,6 +65,14 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
             yield Fact(SHAPE, name, shape, STRATEGY, catalog.label)
             yield Fact(SHAPE, name, one.shape, HEADER, slices)
             yield Fact(TYPE, name, one.dtype, HEADER, slices)
+    for name, one in catalog.declared.items() if not catalog.is_whole else ():
+        base = catalog.declared.get(parameter_of(name), one)
+        if len(base.shape) != len(one.shape):  # an optimizer that keeps sums of rows and columns
+            continue
+        if base.shape != one.shape and base.holders and one.holders:
+            slices = f"its slices and {catalog.label}"
+            yield Fact(SHAPE, base.name, base.shape, HEADER, slices)
+            yield Fact(SHAPE, base.name, one.shape, HEADER, f"those of its state {name!r}")
 
 
 def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:

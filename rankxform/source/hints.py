@@ -40,6 +40,22 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
     )
 
 
+def with_checkpoint(path: str, given: Strategy) -> Strategy | None:
+    """Return the strategy that MindFormers leaves with a checkpoint: ``output/strategy`` beside
+    ``output/checkpoint``.
+
+    None where there is none that can be read, or it is the `given` one.
+    """
+    folder = Path(path)
+    if folder.name != "checkpoint" or not is_path(path):
+        return None
+    beside = folder.parent / "strategy"
+    if Path(given.label).absolute().is_relative_to(beside.absolute()):
+        return None
+    found = strategies.loadable([beside] if beside.is_dir() else [])
+    return found[0][1] if found else None
+
+
 def siblings_of(path: Path) -> list[int]:
     """Return the ranks of the folder of `path` and of those beside it; none if it is alone."""
     path = path.resolve()

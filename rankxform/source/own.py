@@ -27,9 +27,10 @@ class Own:
 
     strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
     does. dtypes: by name. files: what is noted of each, by name relative to the folder. steps: how
-    far the training was. wrong: companion files that are not as written, and gone: files that are
-    not there, of a form that describes itself, in words; doubts: a model's small files that are not
-    as they were copied. notice: why the manifest could not be read.
+    far the training was; applied: digests of the adapters that were added. wrong: companion files
+    that are not as written, and gone: files that are not there, of a form that describes itself, in
+    words; doubts: a model's small files that are not as they were copied. notice: why the manifest
+    could not be read.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Own:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    applied: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         dtypes,
         record["files"],
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
+        tuple(one for one in record.get("applied", ()) if isinstance(one, str)),
         tuple(f"{folder / name}: {why}" for name, why in companions.faults(folder, record).items()),
         tuple(_gone(label, names, there)),
         tuple(companions.doubts(folder, record)),

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+from time import monotonic, sleep
 
 from rankxform.formats.base import Span
 from rankxform.values import dataclass
@@ -45,6 +46,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _FEWEST, _EACH = 8, 512 << 10
 """Samples of a small file, and of how many bytes there is one more."""
 _STALE_SECONDS = 3600
+_SEEN_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,16 @@ class FolderMarker:
         return self._folder / f".rankxform-{self._token}-{node}.part"
 
     def seen(self, nodes: int) -> tuple[int, ...]:
-        """Return the nodes whose markers are here."""
-        return tuple(node for node in range(nodes) if self._path(node).exists())
+        """Return the nodes whose markers are here.
+
+        Where caches are not coherent, another's may be seen a moment after it was made.
+        """
+        until = monotonic() + (0 if is_coherent(self._folder) else _SEEN_SECONDS)
+        while True:
+            found = tuple(node for node in range(nodes) if self._path(node).exists())
+            if len(found) == nodes or monotonic() >= until:
+                return found
+            sleep(_PAUSE_SECONDS)
 
     def remove(self) -> None:
         remove(self._own)

@@ -25,6 +25,7 @@ from rankxform.planning.stages import check_ranks
 from rankxform.planning.table import written_out
 from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
+from rankxform.source.options import CONTRADICTIONS
 from rankxform.storage import strategies
 from rankxform.storage.index import container
 from rankxform.storage.store import address_of, scheme_of
@@ -33,6 +34,7 @@ from rankxform.transport import Team
 from .asked import Asked, read_request, where_of
 from .asked_source import open_asked
 from .doubts import absent_weights, check_shapes, check_side, iterations, remarks
+from .manifest import check_not_applied
 from .operation_inputs import (
     derivation_of,
     map_in_words,
@@ -58,6 +60,8 @@ def prepare(request: Request, team: Team) -> tuple[Asked, Source, Target]:
 def aim(asked: Asked, source: Source, team: Team) -> Target:
     """Return what is made of a source without faults. Collective."""
     adapter = _adapter(asked, team)
+    if adapter is not None and not asked.request.accepts(CONTRADICTIONS):
+        team.bcast(lambda: check_not_applied(source, adapter))
     training = training_facts(asked.request, source, team)
     reference = _check_arrangement(asked, source, team)
     with suggesting(asked, source, team):

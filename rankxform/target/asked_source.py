@@ -17,8 +17,9 @@ from rankxform.planning.reach import Reach
 from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.table import catalog_of
-from rankxform.source.opening import Narrow, Source, open_source
-from rankxform.source.options import EXTRA_RANKS
+from rankxform.source.choice import Narrow
+from rankxform.source.opening import Source, open_source
+from rankxform.source.options import CONTRADICTIONS, EXTRA_RANKS
 from rankxform.transport import Team
 
 from .asked import Asked
@@ -45,6 +46,7 @@ def _needed_of(asked: Asked) -> Narrow:
         lambda src: _needed_ranks(src, asked, derivation),
         derivation.drops,
         extra_ranks=asked.request.accepts(EXTRA_RANKS),
+        beside=not asked.request.accepts(CONTRADICTIONS),
     )
 
 

@@ -37,7 +37,7 @@ from rankxform.transport.team import quiet
 from rankxform.values import dataclass
 
 from .free import foreign_warnings
-from .manifest import identity, verify_options
+from .manifest import applied, identity, verify_options
 from .outputs import FileLayouts, equal_files, outputs
 from .placement import NodeFolder, Placement, place
 from .strategy_file import check_strategy_file, keep_beside
@@ -341,6 +341,8 @@ class Folder:
         told = {"ranks": len(names), "verify": options, "step": steps, "accepted": accepted}
         beside = {name: companions.digest_of(data) for name, data in target.companions.items()}
         told |= {"beside": beside} if beside else {}
+        added = applied(self.source, target.adapter)
+        told |= {"applied": added} if added else {}
         self.folder.finish(
             {**kept, **told},
             names.values(),

@@ -14,7 +14,8 @@ from posixpath import relpath
 from rankxform.errors import StorageError, UsageError
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
 from rankxform.request import Request
-from rankxform.source.opening import Source, listing_at
+from rankxform.source.choice import listing_at
+from rankxform.source.opening import Source
 from rankxform.storage.posix import inode, is_inside, is_same, lies_in, read_bytes
 from rankxform.storage.store import is_path
 from rankxform.transport import Team

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from rankxform.errors import CheckpointError, StorageError
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
@@ -17,6 +19,8 @@ from rankxform.planning.sharding import Composed
 from rankxform.request import Request, affecting, option_table
 from rankxform.source.opening import Source
 from rankxform.storage import strategies
+from rankxform.storage.identity import sampled
+from rankxform.storage.store import is_path
 
 from .target import Target
 
@@ -48,6 +52,33 @@ def _adapter(adapter: Source) -> dict[str, Any]:
         "adapter files": _files(adapter, adapter.where.path),
         "adapter strategy": described(adapter.table),
     }
+
+
+def applied(source: Source, adapter: Source | None) -> list[str]:
+    """Return digests of the adapters that a destination's tensors have in them, by their files."""
+    found = list(source.own.applied) if source.own is not None else []
+    if adapter is not None:
+        found.append(adapter_digest(adapter))
+    return found
+
+
+def adapter_digest(adapter: Source) -> str:
+    """Return a digest of samples of an adapter's files, by which its copies are known again."""
+    state = blake2b(digest_size=16)
+    for path in adapter.paths.values():
+        if is_path(path):
+            with suppress(StorageError):  # another node has it
+                state.update(sampled(Path(path)).encode())
+    return state.hexdigest()
+
+
+def check_not_applied(source: Source, adapter: Source) -> None:
+    """Refuse to add an adapter that a source has in it by its manifest."""
+    if source.own is not None and adapter_digest(adapter) in source.own.applied:
+        raise CheckpointError(
+            f"leave out --lora: {source.own.label} says that {adapter.where.path} was added to "
+            "these tensors already; --accept contradictions adds it again"
+        )
 
 
 def _files(source: Source, folder: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rankxform.ops.vocabulary import Vocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.request import Request
-from rankxform.source.opening import form_at
+from rankxform.source.choice import form_at
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
 from rankxform.storage.store import address_of, is_path, store_at

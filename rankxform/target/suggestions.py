@@ -21,8 +21,9 @@ from rankxform.errors import (
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Tensor
 from rankxform.request import Request
+from rankxform.source.choice import ranks_at
 from rankxform.source.hints import option_for, shortly
-from rankxform.source.opening import Source, ranks_at
+from rankxform.source.opening import Source
 from rankxform.source.options import EXTRA_RANKS
 from rankxform.storage import strategies
 from rankxform.storage.store import is_path

@@ -52,12 +52,23 @@ def _version_1(document: dict[str, Any]) -> list[Host]:
         raise ValueError(f"version {document['version']!r} is not 0, 1.0 or 1.2")
     servers = []
     seen: set[int] = set()
+    counted = document.get("server_count", len(document["server_list"]))
+    if int(counted) != len(document["server_list"]):
+        listed = len(document["server_list"])
+        raise ValueError(f"server_count is {counted}, and {listed} servers are listed")
     for server in document["server_list"]:
         ranks = sorted(int(device["rank_id"]) for device in server["device"])
         if seen.intersection(ranks):
             raise ValueError(f"rank {min(seen.intersection(ranks))} is listed twice")
         seen.update(ranks)
+        if ranks[-1] - ranks[0] >= len(ranks):
+            raise ValueError(
+                f"ranks {ranks[0]} to {ranks[-1]} of {_address(server)} are not all its own, and a "
+                "hostfile places ranks host by host"
+            )
         servers.append((ranks[0], Host(_address(server), len(ranks))))
+    if seen and max(seen) != len(seen) - 1:
+        raise ValueError(f"rank {min(set(range(len(seen))) - seen)} is missing")
     return [host for _, host in sorted(servers, key=lambda item: item[0])]
 
 

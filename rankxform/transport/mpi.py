@@ -210,9 +210,10 @@ class MpiTeam(Team):
         record = b""
         if first == self.rank:
             assert failure is not None
-            record = pickle.dumps((type(failure).__name__, self._describe(failure)))
-        name, message = pickle.loads(self._broadcast(record, first))
-        raise peer_error(name, message) from failure
+            fault = getattr(failure, "fault", None)
+            record = pickle.dumps((type(failure).__name__, self._describe(failure), fault))
+        name, message, fault = pickle.loads(self._broadcast(record, first))
+        raise peer_error(name, message, fault) from failure
 
     def _describe(self, failure: BaseException) -> str:
         if isinstance(failure, RankxformError):

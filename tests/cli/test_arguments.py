@@ -37,6 +37,7 @@ def test_an_error_is_an_object_too(tmp_path, capfd):
     out, error = capfd.readouterr()
     found = json.loads(out)
     assert (found["result"], found["kind"], found["code"]) == ("error", "UsageError", 2)
+    assert found["fault"] == "unfit"
     assert found["message"] in error.replace("\n", " ") or "no such checkpoint" in found["message"]
 
 

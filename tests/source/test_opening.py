@@ -11,7 +11,8 @@ from rankxform.checkpoints.base import Where
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
-from rankxform.source.opening import Narrow, look_at, open_source
+from rankxform.source.choice import Narrow, look_at
+from rankxform.source.opening import open_source
 from rankxform.storage import strategies
 from rankxform.transport import Serial
 from tests.reference import write_checkpoint, write_ckpt, write_strategy

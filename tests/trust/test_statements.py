@@ -163,6 +163,77 @@ def test_an_adapter_and_what_its_configuration_states(tmp_path, modules, config,
         converted(tmp_path / "src", tmp_path, **options)
 
 
+def test_an_adapter_is_added_once(tmp_path):
+    tensors = {"q.weight": ("Float32", reference.full_tensor("q", (8, 8), "Float32"))}
+    reference_forms.write_huggingface(tmp_path / "src", tensors)
+    lora = adapter(tmp_path / "lora", ["q"], {})
+    shutil.copytree(lora, tmp_path / "copy")
+    other = adapter(tmp_path / "other", ["q"], {"lora_alpha": 8})
+    (tmp_path / "other" / "adapter_model.safetensors").unlink()
+    rankxform.transform(tmp_path / "src", tmp_path / "once", lora=lora, dst_form="huggingface")
+    rankxform.transform(tmp_path / "once", tmp_path / "moved", dst_form="huggingface")
+    for made in ("once", "moved"):
+        for again in (lora, str(tmp_path / "copy")):
+            with pytest.raises(rankxform.CheckpointError, match="was added to these tensors alre"):
+                rankxform.transform(tmp_path / made, tmp_path / "twice", lora=again)
+            assert not (tmp_path / "twice").exists()
+    tensors = {f"base_model.model.q.lora_{x}.weight": ("Float32", reference.full_tensor(x, s, "Float32"))
+               for x, s in (("A", (2, 8)), ("B", (8, 2)))}  # fmt: skip
+    reference_forms.write_huggingface(tmp_path / "other", tensors)
+    (tmp_path / "other" / "model.safetensors").rename(
+        tmp_path / "other" / "adapter_model.safetensors"
+    )
+    rankxform.transform(tmp_path / "once", tmp_path / "two", lora=other)
+    rankxform.transform(
+        tmp_path / "once", tmp_path / "meant", lora=lora, accept=("contradictions",)
+    )
+
+
+def test_an_adapter_that_was_never_trained(tmp_path):
+    tensors = {"q.weight": ("Float32", reference.full_tensor("q", (8, 8), "Float32"))}
+    reference_forms.write_huggingface(tmp_path / "src", tensors)
+    lora = adapter(tmp_path / "lora", ["q"], {})
+    path = tmp_path / "lora" / "adapter_model.safetensors"
+    data = path.read_bytes()
+    b = reference.full_tensor("base_model.model.q.lora_B.weight", (8, 2), "Float32").tobytes()
+    assert data.count(b) == 1
+    path.write_bytes(data.replace(b, bytes(len(b))))
+    with pytest.warns(rankxform.RankxformWarning, match="1 B matrices looked at is constant, as b"):
+        converted(tmp_path / "src", tmp_path, lora=lora)
+
+
+def test_the_strategy_that_mindformers_left_with_the_checkpoint(tmp_path):
+    """`output/strategy` beside `output/checkpoint` is compared with what is given."""
+    params = {"w": ((8, 8), "Float32"), "v": ((8, 8), "Float32")}
+    rows = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
+    columns = [dict.fromkeys(params, ([4], [-1, 0], 0, 0))]
+    src = tmp_path / "output" / "checkpoint"
+    src.parent.mkdir()
+    reference.write_checkpoint(src, rows, params)
+    (tmp_path / "output" / "strategy").mkdir()
+    own = tmp_path / "output" / "strategy" / "s_rank_0.ckpt"
+    reference.write_strategy(own, rows)
+    same = reference.write_strategy(tmp_path / "same.ckpt", rows)
+    for given in (own, own.parent, same):
+        rankxform.transform(src, tmp_path / "dst", given, None, overwrite=True)
+    own.unlink()
+    reference.write_strategy(own, columns)
+    with pytest.raises(rankxform.StrategyError, match="left with .*/checkpoint, shard '.' in two"):
+        rankxform.transform(src, tmp_path / "other", same, None)
+    assert not (tmp_path / "other").exists()
+    rankxform.transform(src, tmp_path / "other", same, None, accept=("contradictions",))
+
+
+def test_a_state_of_another_shape_than_its_parameter(tmp_path):
+    """Headers agree with both layouts; the full shapes do not."""
+    params = {"w": ((8, 8), "Float32"), "adam_m.w": ((4, 16), "Float32")}
+    src = [{"w": ([2], [0, -1], 0, 0), "adam_m.w": ([2], [-1, 0], 0, 0)}]
+    reference.write_checkpoint(tmp_path / "src", src, params)
+    strategy = reference.write_strategy(tmp_path / "s.ckpt", src)
+    with pytest.raises(rankxform.CheckpointError, match=r"'w' is \[8, 8\], and \[4, 16\] by those"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
+
+
 def test_a_stage_of_a_pipeline_alone(tmp_path):
     stages = [{"a": ([2], [0, -1], 0, 0)}, {"b": ([2], [0, -1], 0, 0)}]
     params = dict.fromkeys("ab", ((4, 4), "Float32"))
