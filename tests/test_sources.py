@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -566,3 +567,34 @@ def test_strategies_of_two_networks(tmp_path):
     b = write_strategy(tmp_path / "b.ckpt", [{"x": ([2], [0], 0, 0)}])
     with pytest.raises(rankxform.RequestError, match="share none of the checkpoint's parameters"):
         rankxform.transform(source, tmp_path / "dst", a, b)
+
+
+def test_the_only_checkpoint_in_a_folder_is_taken(tmp_path):
+    """MindFormers' `output`, in the place of `output/checkpoint`."""
+    params = {"w": ((8, 4), "Float32")}
+    rows = [{"w": ([2], [0, -1], 0, 0)}]
+    reference.write_checkpoint(tmp_path / "output" / "checkpoint", rows, params)
+    strategy = reference.write_strategy(tmp_path / "s.ckpt", rows)
+    report = rankxform.transform(tmp_path / "output", tmp_path / "dst", strategy)
+    assert report.src == str(tmp_path / "output" / "checkpoint")
+    assert "the only checkpoint in it is" in report.notices[0]
+    reference.write_checkpoint(tmp_path / "output" / "transformed", rows, params)
+    with pytest.raises(rankxform.CheckpointError, match=r"checkpoint \(2 ranks\) or .*transformed"):
+        rankxform.transform(tmp_path / "output", tmp_path / "dst", strategy, overwrite=True)
+
+
+def test_a_file_that_cannot_be_read_and_an_earlier_step(tmp_path):
+    params = {"w": ((8, 4), "Float32")}
+    rows = [{"w": ([2], [0, -1], 0, 0)}]
+    src = Path(reference.write_checkpoint(tmp_path / "src", rows, params))
+    strategy = reference.write_strategy(tmp_path / "s.ckpt", rows)
+    for rank in range(2):
+        folder = src / f"rank_{rank}"
+        (folder / f"checkpoint_{rank}.ckpt").rename(folder / "net-2_200.ckpt")
+        for step in ("1_100", "1_50")[: 2 - rank]:
+            shutil.copy(folder / "net-2_200.ckpt", folder / f"net-{step}.ckpt")
+    path = src / "rank_1" / "net-2_200.ckpt"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(rankxform.CheckpointError, match=r"net-2_200.*earlier step: --step 1_100"):
+        rankxform.transform(src, tmp_path / "dst", strategy)
+    rankxform.transform(src, tmp_path / "dst", strategy, step="1_100")

@@ -99,5 +99,9 @@ def test_a_folder_one_level_too_high(place):
     Path("src").rename("out/checkpoint")
     Path("stages").rename("out/strategy")
     said = refused("out", "dst", "four.ckpt")
-    assert said.startswith(f"name {place}/out/checkpoint (4 ranks), or give --src-pattern")
+    assert f"out/strategy, which MindFormers left with {place}/out/checkpoint, shard" in said
+    Path("out/other").mkdir()
+    shutil.copytree("out/checkpoint/rank_0", "out/other/rank_0")
+    said = refused("out", "dst", "four.ckpt")
+    assert said.startswith(f"name {place}/out/checkpoint (4 ranks) or {place}/out/other (1 ranks),")
     assert "did you mean out/strategy?" in refused("out/checkpoint", "dst", "out")

@@ -98,6 +98,7 @@ class Upload:
     def _file(self, file):
         return self._name(self.target.arrangement.names[file])
 
+    bytes_before = property(lambda self: sum(nbytes for _, nbytes in self._sent.values()))
     files_kept = property(lambda self: len(self.target.files) - len(self._sent))
     files_continued = property(lambda self: sum(number > 0 for number, _ in self._sent.values()))
 

@@ -114,8 +114,11 @@ def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:
     else:
         linked = f" ({done.files_linked} linked to equal ones)" if done.files_linked else ""
         made = count(len(done.files) - done.files_kept, "file")
+        before = ""
+        if done.bytes_before:
+            before = f", of which {size(done.bytes_before)} had been written before"
         last = (
-            f"{size(done.bytes_written)} in {made}{linked}, "
+            f"{size(done.bytes_written + done.bytes_before)} in {made}{linked}{before}, "
             f"{seconds(done.seconds)}, {size(done.bytes_written / max(done.seconds, 1e-9))}/s"
         )
     lines = [*told, labelled("done", last)]

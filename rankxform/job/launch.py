@@ -128,7 +128,7 @@ class KeptStrategy:
             if inode(old) in own:
                 raise StorageError(
                     f"{old}: is the source's strategy, and another belongs in {self.folder} now; "
-                    "choose another --output"
+                    f"choose another folder, such as --output {self.folder.parent}_new"
                 )
 
     def check_others(self, request: Request) -> None:

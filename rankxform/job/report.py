@@ -26,7 +26,8 @@ class Report:
     src, dst: the folders, with the step that was taken and the ranks that their strategies have.
     parameters: how many, states included.
     files: all destination files; files_linked: how many of them share another's bytes; files_kept:
-    how many were complete before; files_continued: how many an earlier run had begun.
+    how many were complete before; files_continued: how many an earlier run had begun,
+    and bytes_before: what it had written of them.
 
     bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
     bytes_needed: distinct source bytes. bytes_compared: parameters that were read whole to
@@ -65,6 +66,7 @@ class Report:
     phases: tuple[Mapping[str, float], ...]
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
+    bytes_before: int = 0
     bytes_compared: int = 0
     evidence: Mapping[str, int] = field(default_factory=dict)
     accepted: tuple[str, ...] = ()
@@ -142,6 +144,7 @@ def report_of(
         bytes_needed=needed,
         bytes_written=sum(one.written for one, _, _ in every),
         bytes_sent=sum(one.sent for one, _, _ in every),
+        bytes_before=destination.bytes_before,
         bytes_compared=evidence.nbytes,
         evidence=evidence.facts,
         accepted=target.accepted,

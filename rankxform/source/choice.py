@@ -6,6 +6,7 @@ Process 0 alone looks, and tells the others; no header is read here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from posixpath import dirname
@@ -114,6 +115,19 @@ def form_at(where: Where, option: str = "--src-form") -> Form:
     return recognized(store.list("*"), store, option)
 
 
+def entered(where: Where) -> tuple[Where, str]:
+    """Return where a checkpoint lies, as this process sees it: the only folder of rank folders
+    inside the one that is named, if that holds none; and what to say of it."""
+    if where.files is not None or not is_path(where.path) or where.form is not None:
+        return where, ""
+    listing = store_at(where.path).list(where.pattern)
+    inside = [one for one, files in listing.inside.items() if files]
+    if listing.files or len(inside) != 1 or form_at(where).described:
+        return where, ""
+    path = address_of(where.path, inside[0])
+    return replace(where, path=path), f"{where.path}: the only checkpoint in it is {path}"
+
+
 def look_at(where: Where, option: str = "--src-form") -> tuple[Form, Listing, Selected]:
     """Return what lies at a place, as this process sees it, and its files; no header is read.
 
@@ -122,6 +136,16 @@ def look_at(where: Where, option: str = "--src-form") -> tuple[Form, Listing, Se
     form, store = form_at(where, option), store_at(where.path)
     listing = store.list(form.pattern(where))
     return form, listing, form.select(listing, where, store, Needed())
+
+
+def earlier_step(form: Form, where: Where, listing: Listing, selected: Selected) -> str | None:
+    """Return the newest step before the chosen one that all ranks have files of, by its name."""
+    steps = [step for step in selected.skipped_steps if selected.step and step < selected.step]
+    for step in sorted(steps, reverse=True):
+        asked, needed = replace(where, step="_".join(map(str, step))), Needed([*selected.names])
+        with suppress(RankxformError):  # some rank lacks it
+            return form.select(listing, asked, store_at(where.path), needed).step_name
+    return None
 
 
 def listing_at(folder: Path, form: Form, where: Where | None = None) -> Listing:

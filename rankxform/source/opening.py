@@ -37,7 +37,7 @@ from rankxform.values import dataclass
 
 from . import faults
 from .by_node import list_on_all, reach_of
-from .choice import Chosen, Fault, Narrow, choose, form_at
+from .choice import Chosen, Fault, Narrow, choose, entered, form_at
 from .own import Own, changed
 from .whole import whole_strategy
 
@@ -103,7 +103,7 @@ class Source:
 def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Source:
     """List, choose, describe, and read the headers that are needed. Collective."""
     narrow = narrow or Narrow()
-    where = team.bcast(lambda: replace(where, path=absolute(where.path)))
+    where, inside = team.bcast(lambda: entered(replace(where, path=absolute(where.path))))
     form = FORMS[team.bcast(lambda: form_at(where).name)]
     listing, same_as_node0 = None, frozenset[int]()
     if where.files is None:
@@ -116,7 +116,8 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
     found, unreadable = index_all(paths, reach, team, chosen.own)
     source = Source(
         where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,
-        (*chosen.faults, *unreadable), (*chosen.notices, *notices), chosen.warnings,
+        (*chosen.faults, *unreadable), (*filter(None, [inside]), *chosen.notices, *notices),
+        chosen.warnings,
         listing.searched if listing else "", chosen.own, there,
     )  # fmt: skip
     return team.agree(lambda: _tabulated(source, chosen, narrow))

@@ -30,8 +30,9 @@ class Destination(Protocol):
 
     source, target, request: what it is made of, and as it was asked for. left: by process the
     slices that are to be written. files_linked, files_kept, files_continued: how many files share
-    another's bytes, were complete before, and had been begun by an earlier run. placement: in
-    words, where the files are, if not at one place.
+    another's bytes, were complete before, and had been begun by an earlier run; bytes_before: of
+    tensors that it had written. placement: in words, where the files are, if not at one place, and
+    whose processes write them, if of one node each.
     """
 
     source: Source
@@ -45,6 +46,8 @@ class Destination(Protocol):
     def files_kept(self) -> int: ...
     @property
     def files_continued(self) -> int: ...
+    @property
+    def bytes_before(self) -> int: ...
     @property
     def placement(self) -> str | None: ...
 

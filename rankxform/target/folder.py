@@ -16,6 +16,7 @@ from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.file_sink import Output, add_checksum, part_descriptors, part_of
 from rankxform.engine.pipeline import Inputs, Traffic
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
+from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import STEPS
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
@@ -132,6 +133,14 @@ class Folder:
     @property
     def files_continued(self) -> int:
         return len(self.state.completed.done)
+
+    @property
+    def bytes_before(self) -> int:
+        found = 0
+        for file, names in self.state.completed.done.items():
+            slices = zip(self.target.planner.names(file), self.target.planner.slices(file))
+            found += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
+        return found
 
     @property
     def placement(self) -> str | None:

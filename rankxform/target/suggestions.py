@@ -21,7 +21,7 @@ from rankxform.errors import (
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Tensor
 from rankxform.request import Request
-from rankxform.source.choice import ranks_at
+from rankxform.source.choice import earlier_step, ranks_at
 from rankxform.source.hints import option_for, shortly
 from rankxform.source.opening import Source
 from rankxform.source.options import EXTRA_RANKS
@@ -61,6 +61,10 @@ def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | 
         return True, found
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(fault.file is not None for fault in source.faults[:1])
+    if unreadable and source.listing is not None:
+        earlier = earlier_step(source.form, source.where, source.listing, source.selected)
+        if earlier is not None:
+            return False, f"All ranks have files of an earlier step: --step {earlier}"
     if source.form.described or request.files is not None or not source.paths or unreadable:
         return None
     if src is None:

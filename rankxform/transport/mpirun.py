@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rankxform.errors import UsageError
@@ -55,10 +57,27 @@ def _hosts(path: str, style: str, as_file: str, as_list: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"--hostfile {path}: {error.strerror}") from error
     found = hostfile.parse(data, path)
+    for host in found:
+        _check_known(host.address, path)
     foreign = b":" if style == "openmpi" else b"slots="
     if not any(foreign in line.partition(b"#")[0] for line in data.splitlines()):
         return [as_file, path]
     return [as_list, ",".join(f"{host.address}:{host.devices}" for host in found)]
+
+
+def _check_known(host: str, path: str) -> None:
+    """Raise UsageError for a host that neither the resolver nor ssh's configuration knows."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        with suppress(OSError, subprocess.TimeoutExpired):  # no ssh
+            line = ["ssh", "-G", host]
+            told = subprocess.run(
+                line, capture_output=True, text=True, timeout=_ANSWER, check=False
+            )
+            if f"hostname {host}\n" not in told.stdout:
+                return  # an alias, whose host ssh will look for
+        raise UsageError(f"--hostfile {path}: host {host} is not known: {error.strerror}") from None
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
