@@ -22,9 +22,47 @@ A message says what was found where, what was wanted, and what to do about it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
+
+_QUOTED = 200
+"""Most characters of a document that a message quotes."""
+_LONG = re.compile(
+    rf"""(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|"[^"]{{{_QUOTED},}}"|[^\s/]{{{_QUOTED},}}"""
+)
+"""Texts in quotes, and words that are no path."""
+
+
+def _shortened(text: str) -> str:
+    """Return a message without the middle of what it quotes at length.
+
+    >>> _shortened(f"x.json: 'w' is {[7] * 900}, no number").count("7")
+    40
+    """
+    kept, at = [], 0
+    for start, end in _lists(text):
+        kept += [text[at:start], _cut(text[start:end])]
+        at = end
+    return _LONG.sub(lambda found: _cut(found[0]), "".join([*kept, text[at:]]))
+
+
+def _cut(text: str) -> str:
+    return f"{text[: _QUOTED // 2]} ... {text[-_QUOTED // 10 :]}" if len(text) > _QUOTED else text
+
+
+def _lists(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where lists and tables begin and end that lie in no other."""
+    depth = start = 0
+    for found in re.finditer(r"[\[\]{}]", text):
+        if found[0] in "[{":
+            start = start if depth else found.start()
+            depth += 1
+        elif depth:
+            depth -= 1
+            if not depth:
+                yield start, found.end()
 
 
 class RankxformError(Exception):
@@ -37,6 +75,9 @@ class RankxformError(Exception):
     exit_code: ClassVar[int] = 70
     resumable = False
     fault: str | None = None
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_shortened(message))
 
 
 class RankxformWarning(UserWarning):

@@ -120,10 +120,11 @@ class NameMap(Composition):
         known: list[dict[str, int]] = [{}]
         for one in ranges:
             numbers = range(self.sizes.number(one.start, {}), self.sizes.number(one.stop, {}))
-            if len(numbers) * len(known) > _MOST:
+            count = max(0, numbers.stop - numbers.start)  # a range has no length beyond 2**63
+            if count * len(known) > _MOST:
                 stated = self.sizes.stated([one.start, one.stop])
                 raise UsageError(
-                    f"{self.sizes.label}: {stated}: that would be {len(numbers):,} values of "
+                    f"{self.sizes.label}: {stated}: that would be {count:,} values of "
                     f"{one.variable!r}; no model has so many"
                 )
             known = [{**some, one.variable: n} for some in known for n in numbers]

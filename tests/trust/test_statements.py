@@ -163,6 +163,23 @@ def test_an_adapter_and_what_its_configuration_states(tmp_path, modules, config,
         converted(tmp_path / "src", tmp_path, **options)
 
 
+@pytest.mark.parametrize("value", ["x" * 5000, [*range(3000)], {"y" * 5000: 1}, [["z"] * 900] * 9])
+def test_no_message_quotes_a_document_at_length(tmp_path, value):
+    src = tmp_path / "src"
+    reference_forms.write_huggingface(src, TENSORS, files=2)
+    (index,) = src.glob("*.index.json")
+    document = json.loads(index.read_text())
+    for wrong in (
+        {**document, "weight_map": value},
+        {**document, "weight_map": {"a": value}},
+        value,
+    ):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(rankxform.RankxformError) as caught:
+            rankxform.load(src)
+        assert len(str(caught.value)) < len(str(index)) + 500, str(caught.value)
+
+
 def test_an_adapter_is_added_once(tmp_path):
     tensors = {"q.weight": ("Float32", reference.full_tensor("q", (8, 8), "Float32"))}
     reference_forms.write_huggingface(tmp_path / "src", tensors)
