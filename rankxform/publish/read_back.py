@@ -21,7 +21,8 @@ def seen_elsewhere(
 ) -> Iterator[tuple[Path, Facts, str]]:
     """Yield the files that `process` reads back, with the name of the node that wrote each.
 
-    written: by process the files that it wrote, with size and sample; processes: those that share
+    written: by process the files that it wrote, with size and sample ("" if they need not be
+    compared); processes: those that share
     their folder. Files that no other node sees are read back by none.
     """
     for writer in processes:
@@ -34,7 +35,7 @@ def seen_elsewhere(
 def read_back(
     path: Path, facts: Facts, writer: str, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """See that a file is here what `writer` says of it: its size, and samples of its content.
+    """See that a file is here what `writer` says of it: its size, and samples if they are known.
 
     Caches of this node are waited for. Raises StorageError.
     """
@@ -55,6 +56,8 @@ def _wrong(path: Path, facts: Facts) -> str | None:
         return "is not seen on another node"
     if found["size"] != facts["size"]:
         return f"has {found['size']:,} bytes as another node sees it"
+    if not facts["sample"]:
+        return None
     try:
         return None if sampled(path) == facts["sample"] else "has other bytes on another node"
     except StorageError as error:

@@ -125,7 +125,8 @@ def sampled(path: Path) -> str:
         state = blake2b(f"{size}".encode(), digest_size=16)
         last = max(0, size - _SAMPLE_BYTES)
         count = min(_SAMPLES, max(_FEWEST, size // _EACH))
-        for start in sorted({last * number // (count - 1) for number in range(count)}):
+        places = {last * number // (count - 1) // _SAMPLE_BYTES for number in range(count - 1)}
+        for start in (*sorted(place * _SAMPLE_BYTES for place in places), last):  # whole pages
             state.update(read_at(start, _SAMPLE_BYTES))
     return state.hexdigest()
 

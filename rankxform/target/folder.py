@@ -236,7 +236,10 @@ class Folder:
         team.bcast(lambda: self._finish(made))
 
     def _read_back(self, written: Sequence[Mapping[Path, Facts]], team: Team) -> None:
-        """See that other nodes have what each process has written. Collective."""
+        """See that other nodes have what each process has written. Collective.
+
+        Content is compared where its sample is known.
+        """
         mine = seen_elsewhere(written, self.root.processes, team.rank, self.places.nodes)
 
         def read() -> None:
@@ -326,8 +329,10 @@ class Folder:
             for final in output.output_paths:
                 found, noted = self._facts(output, final, seen[file]), facts[final]
                 _check_part(part_of(final), found, noted["inode"], noted["size"])
+                replaced = known_facts(final) is not None  # what another node may still see
                 give_name(part_of(final), final, durable=self.request.fsync)
-                published[final] = {**facts_of(final), "sample": noted["sample"]}
+                sample = noted["sample"] if replaced else ""
+                published[final] = {**facts_of(final), "sample": sample}
         return published
 
     def _finish(self, published: Mapping[Path, Facts]) -> None:
