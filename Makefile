@@ -19,7 +19,7 @@ FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning deri
 
 # The tests that start mpirun; single processes know nothing of an MPI library, and run beside each other.
 STARTING = tests/mpi tests/cli $(addprefix tests/trust/,test_integrity.py test_random_signals.py \
-          test_replicas.py test_signals.py test_verify.py)
+          test_replicas.py test_signals.py test_verify.py test_writer.py)
 KILLS    = tests/trust/test_kills.py
 WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
 ALONE    = $(addprefix --ignore=,$(STARTING) tests/hosts) --deselect $(KILLS)::test_random_kills_under_mpirun

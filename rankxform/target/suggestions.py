@@ -59,6 +59,8 @@ def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | 
     """Return what may be meant, and whether that is likelier than what the error says."""
     if request.map is not None and (found := _other_map(request, source)) is not None:
         return True, found
+    if request.map is None and (found := _missing_map(request, source, dst)) is not None:
+        return True, found
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(fault.file is not None for fault in source.faults[:1])
     if unreadable and source.listing is not None:
@@ -87,16 +89,31 @@ def _other_map(request: Request, source: Source) -> str | None:
     return f"give {' or '.join(f'--map {name}' for name in fitting)}?" if fitting else None
 
 
-def _fitting_maps(request: Request, source: Source) -> list[str]:
+def _missing_map(request: Request, source: Source, dst: object) -> str | None:
+    """Return which maps give the source's tensors names of the destination, where it has none."""
+    if source.catalog is None or not isinstance(dst, Strategy) or isinstance(dst, WholeStrategy):
+        return None
+    names = [one.name for one in source.table.parameters]
+    if any(name in dst for name in names):
+        return None
+    maps = [f"--map {name}" for name in _fitting_maps(request, source, dst)]
+    if not maps:
+        return None
+    return f"give {' or '.join(maps)}? none of the {len(names)} names of SRC is in {dst.label}."
+
+
+def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None) -> list[str]:
+    """Return the maps that fit all of the source's tensors, and make some that `dst` lists."""
     from rankxform.storage import maps
 
     tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.table.parameters]
     found = []
-    for name in (request.map or "", *maps.names()):
+    for name in filter(None, (request.map, *maps.names())):
         with suppress(RankxformError):
             asked = replace(request, map=name)
             known = name_map(asked, read_operation_inputs(asked, source.where.path))
-            if known is not None and known.compose(tensors):
+            made = known.compose(tensors) if known is not None else []
+            if any(dst is None or one.name in dst for one in made):
                 found.append(name)
     return list(dict.fromkeys(found))
 

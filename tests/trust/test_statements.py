@@ -93,6 +93,16 @@ def test_names_that_are_there_already(model):
         converted(folder / "hf", folder, map="qwen3", dst_form="huggingface")
 
 
+def test_a_map_that_was_forgotten(model):
+    made, folder = model
+    layouts = [{name: ([2], [-1] * array.ndim, 0, 0) for name, array in made.mf.items()}]
+    strategy = reference.write_strategy(folder / "s.ckpt", layouts)
+    words = f"give --map qwen3\\? none of the {len(made.hf)} names of SRC is in"
+    with pytest.raises(rankxform.RankxformError, match=words):
+        rankxform.transform(folder / "hf", folder / "dst", None, strategy)
+    rankxform.transform(folder / "hf", folder / "dst", None, strategy, map="qwen3")
+
+
 def test_two_configurations(model):
     made, folder = model
     other = made.config | {"num_attention_heads": 2 * made.config["num_attention_heads"]}
