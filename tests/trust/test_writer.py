@@ -143,7 +143,9 @@ def test_no_mixture(number, place, tmp_path):
     after = before if kind in ("appended", "truncated") else full(src)
     if code:
         assert kind != "nothing", output
-        assert code == 3 or (verb == "load" and "CheckpointError" in output), (kind, output)
+        told = verb == "load" and "CheckpointError" in output
+        differs = verb == "verify" and code == 6 and before != after  # all was written before
+        assert code == 3 or told or differs, (kind, output)
         assert verb != "transform" or not list(dst.glob("rank_*/*.ckpt"))
     elif verb == "transform":
         assert made(dst) in (before, after), kind
