@@ -245,7 +245,7 @@ def test_a_refused_run_leaves_the_manifest(place, monkeypatch):
     before = place.manifest
     status = os.statvfs(place.tmp)
     full = type("Full", (), {"f_bavail": 0, "f_frsize": status.f_frsize})
-    monkeypatch.setattr(target.os, "statvfs", lambda path: full)
+    monkeypatch.setattr(files.os, "statvfs", lambda path: full)
     with pytest.raises(rankxform.StorageError, match="0.0 MB are free") as caught:
         place.transform(overwrite=True)
     assert not caught.value.resumable
