@@ -499,3 +499,45 @@ class TestLike:
         written(model, published.parent, "hf")
         with pytest.warns(rankxform.RankxformWarning, match="nothing that is made resembles"):
             self.convert(place, qkv="grouped", gate_up="interleaved")
+
+
+@pytest.mark.parametrize("side", ["hf", "mf"])
+def test_a_model_without_its_multi_token_prediction_layers(side, tmp_path):
+    """Transformers saves DeepSeek-V3 without them, and its config.json still states them."""
+    model = next(
+        one
+        for one in (Model("deepseek_v3", seed) for seed in range(20))
+        if one.config["num_nextn_predict_layers"]
+    )
+    layers = model.config["num_hidden_layers"]
+    beyond = tuple(f"model.layers.{layers + n}." for n in range(2))
+    model.hf = {n: w for n, w in model.hf.items() if not n.startswith(beyond)}
+    model.mf = {n: w for n, w in model.mf.items() if not n.startswith("mtp.")}
+    src = written(model, tmp_path, side)
+    options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+    if side == "mf":
+        options["dst_form"] = "huggingface"
+    with pytest.warns(rankxform.RankxformWarning, match="the checkpoint has none of these layers"):
+        rankxform.transform(src, tmp_path / "dst", **options)
+    read = reference_forms.read_huggingface if side == "mf" else None
+    made = arrays(tmp_path / "dst", read) if read else {
+        n: (np.frombuffer(data, "<u2" if d == "BFloat16" else "<u4"))
+        for n, (d, _, data) in reference.read_ckpt(
+            tmp_path / "dst" / "rank_0" / "checkpoint_0.ckpt"
+        ).items()
+    }  # fmt: skip
+    wanted = model.hf if side == "mf" else model.mf
+    assert {n: w.tobytes() for n, w in made.items()} == {n: w.tobytes() for n, w in wanted.items()}
+
+
+def test_half_of_a_multi_token_prediction_layer_is_no_layer(tmp_path):
+    model = next(
+        one
+        for one in (Model("deepseek_v3", seed) for seed in range(20))
+        if one.config["num_nextn_predict_layers"]
+    )
+    layers = model.config["num_hidden_layers"]
+    for name in [n for n in model.hf if n.startswith(f"model.layers.{layers}.mlp.")]:
+        del model.hf[name]
+    text = refused(written(model, tmp_path, "hf"), tmp_path, "deepseek_v3", CheckpointError)
+    assert "lacks" in text

@@ -20,6 +20,7 @@
     huggingface = "model.layers.{layer}"
     layer = ["0", "num_hidden_layers"]     # from, up to but without
     also = ["dense"]                       # rules of these blocks hold here too
+    unless = "mtp_layers"                  # what counts as 0 where no tensor of the block is there
 
     [[rules]]
     blocks = ["decoder"]
@@ -128,12 +129,14 @@ class Range:
 class Block:
     """What begins the names of many rules, on either side; and the variable in it.
 
-    also: blocks whose rules hold for this one too.
+    also: blocks whose rules hold for this one too. unless: the entry of the configuration that
+    counts as 0 where a checkpoint has none of the tensors.
     """
 
     names: Mapping[str, str]
     range: Range
     also: tuple[str, ...] = ()
+    unless: str | None = None
 
 
 @dataclass(frozen=True)
@@ -298,13 +301,16 @@ def _copied(facts: Mapping[str, Any], where: str) -> Copied:
 
 def _block(facts: Mapping[str, Any], where: str) -> Block:
     names = {side: facts.get(side) for side in SIDES}
-    variables = [key for key in facts if key not in (*SIDES, "also")]
+    variables = [key for key in facts if key not in (*SIDES, "also", "unless")]
     also = tuple(_texts(facts.get("also", []), f"{where}.also"))
+    unless = facts.get("unless")
+    if unless is not None and not isinstance(unless, str):
+        raise UsageError(f"{where}.unless: expected a name of the configuration")
     if not all(isinstance(name, str) for name in names.values()) or len(variables) != 1:
         raise UsageError(f"{where}: expected mindformers, huggingface, and a variable's range")
     known = {side: str(name) for side, name in names.items()}
     (variable,) = variables
-    return Block(known, _range(variable, facts[variable], where), also)
+    return Block(known, _range(variable, facts[variable], where), also, unless)
 
 
 def _range(name: str, value: Any, where: str) -> Range:

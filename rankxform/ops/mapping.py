@@ -235,8 +235,37 @@ class NameMap(Composition):
             )
         return best
 
+    def _lacking(self, names: Iterable[str]) -> list[str]:
+        """Return the entries of the configuration of whose blocks a checkpoint has no tensor."""
+        every = [*names]
+        side = self.side_of(every)
+        begins: dict[str, list[str]] = {}
+        for block in self.table.blocks.values():
+            if block.unless is not None:
+                prefix = f"{block.names[side]}."
+                some = [self._name(prefix, None, values) for values in self._values([block.range])]
+                begins.setdefault(block.unless, []).extend(some)
+        return [
+            entry
+            for entry, some in begins.items()
+            if some and not any(name.startswith(tuple(some)) for name in every)
+        ]
+
+    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
+        """Return what is to be known of how the table was applied, and doubts; of a checkpoint's
+        `names`."""
+        return "", [
+            f"{self.sizes.label}: states {entry} {self.sizes.known[entry]}, and the checkpoint has "
+            "none of these layers; the destination gets none"
+            for entry in self._lacking(names)
+        ]
+
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = {one.name: one for one in tensors if not one.dropped}
+        for entry in self._lacking(known):
+            sizes, excluded = self.sizes.without(entry), self._excluded
+            reduced = NameMap(sizes, self.choices, excluded, free_rows=self._free_rows)
+            return reduced.compose(tensors)
         side = self.side_of(known)
         taken = set[str]()
         found: list[Tensor] = []

@@ -27,6 +27,10 @@ class Sizes:
                     "a table of your own (--map FILE.toml)"
                 )
 
+    def without(self, name: str) -> Sizes:
+        """Return the sizes where the configuration states 0 of something."""
+        return Sizes(self.table, {**self._stated, name: 0}, self.label)
+
     def number(self, one: Expression, variables: Mapping[str, int]) -> int:
         """Return a number, from 0 on. Raises UsageError."""
         found = one.value(self.known, variables)

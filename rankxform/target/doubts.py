@@ -51,7 +51,7 @@ def remarks(
     """Return what to know, and patterns that match nothing."""
     request, operation = asked.request, asked.operation
     matchless = [*_matchless(request, source.table, derivation, tensors)]
-    added, doubts = _adapter(source, derivation)
+    added, doubts = _compositions(source, derivation)
     return Evidence(
         notices=(
             *_remarks(request, source, selection, bool(operation.table)),
@@ -67,13 +67,15 @@ def remarks(
     )
 
 
-def _adapter(source: Source, derivation: Derivation) -> tuple[list[str], list[str]]:
-    """Return what an adapter is added to, and what is doubtful in that."""
+def _compositions(source: Source, derivation: Derivation) -> tuple[list[str], list[str]]:
+    """Return what adapters are added to and maps applied to, and what is doubtful in that."""
+    told, doubts = list[str](), list[str]()
     for one in derivation.compositions:
         if hasattr(one, "remarks"):
-            added, doubts = one.remarks([p.name for p in source.table.parameters])
-            return [added], doubts
-    return [], []
+            text, some = one.remarks([p.name for p in source.table.parameters])
+            told += [text] if text else []
+            doubts += some
+    return told, doubts
 
 
 def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:
