@@ -501,6 +501,7 @@ class TestLike:
             self.convert(place, qkv="grouped", gate_up="interleaved")
 
 
+@pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 @pytest.mark.parametrize("side", ["hf", "mf"])
 def test_a_model_without_its_multi_token_prediction_layers(side, tmp_path):
     """Transformers saves DeepSeek-V3 without them, and its config.json still states them."""
