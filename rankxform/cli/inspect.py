@@ -10,20 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import CheckpointError, DifferenceError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError
 from rankxform.layout.names import natural, pattern_of
 from rankxform.request import Request
 from rankxform.transport import Team
 
 from .maps import show_names
 from .options import add_json, add_option, given, option, refuse
-from .report import warnings
+from .report import catalog_words, notes, warnings
 from .screen import Screen
 from .terminal import labelled, red, shown_path
 from .units import abbreviate, count, seconds, short_table, size, table
 
 if TYPE_CHECKING:
     from rankxform.job.replicas import ReplicaVerdict
+    from rankxform.planning.consistency import Evidence
+    from rankxform.source.opening import Source
 
 SUMMARY = "Print what a checkpoint file or folder, or a strategy, holds."
 EXAMPLE = "rankxform inspect output"
@@ -53,14 +55,14 @@ def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
     if options.compare_replicas:
         return _compare_replicas(options, team, screen)
+    if options.src_strategy is not None and options.map is None:
+        return _examine(options, team, screen)
     if options.map is not None:
         return show_names(team.bcast(lambda: _request(options, "none")), team, screen)
     from rankxform.inspection import inspect
 
     def look() -> dict[str, Any]:
-        refuse(options, "is for --replicas or --map", ("src_pattern",))
-        if options.src_strategy is not None:
-            raise UsageError("--src-strategy is for --replicas or --map")
+        refuse(options, "is for --src-strategy or --map", ("src_pattern",))
         return inspect(options.path, options.src_pattern)
 
     found = team.bcast(look)
@@ -81,6 +83,40 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
     found = compare_replicas(request, team, screen.progress)
     screen.result("replicas", found.as_dict, partial(_replicas, found))
     return 0 if found.same else DifferenceError.exit_code
+
+
+def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+    """Say whether what files hold bears a strategy out."""
+    from rankxform.job.evidence import examine_source
+
+    request = team.bcast(lambda: _request(options, "none"))
+    source, evidence = examine_source(request, team)
+    facts = {
+        "src": source.where.path,
+        "src_ranks": source.table.ranks,
+        "evidence": evidence.facts,
+        "notices": (*source.notices, *evidence.notices),
+        "warnings": (*source.warnings, *evidence.warnings),
+    }
+    screen.result("evidence", lambda: facts, partial(_evidence, source, evidence, facts))
+    return 0 if evidence.samples else DifferenceError.exit_code
+
+
+def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:
+    if evidence.samples:
+        told = (
+            f"fits, by {count(evidence.samples, 'comparison')} of tensors that several files hold"
+        )
+    else:
+        told = "nothing could be compared: no two files hold slices of one tensor"
+    read = f"{count(evidence.reads, 'read')} of {size(evidence.bytes_read)}"
+    lines = [
+        labelled("from", shown_path(source.where.path), catalog_words(source.table)),
+        labelled("strategy", f"{told} ({read})"),
+        *notes(facts["notices"]),
+        *warnings(facts["warnings"]),
+    ]
+    return "\n".join(lines)
 
 
 def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:

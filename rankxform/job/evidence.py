@@ -50,6 +50,7 @@ from rankxform.source.options import STEP as STEP_DOUBT
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
+from rankxform.target.aim import prepare
 from rankxform.target.asked import Asked
 from rankxform.target.reading import reading
 from rankxform.target.suggestions import suggesting
@@ -73,6 +74,12 @@ def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidenc
         return Evidence()
     with suggesting(asked, source, team):
         return _examined(asked.request, source, target, team)
+
+
+def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
+    """Open a source, and compare what its ranks hold, as a conversion would. Collective."""
+    asked, source, target = prepare(request, team)
+    return source, examine(asked, source, target, team)
 
 
 def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:

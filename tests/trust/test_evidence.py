@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.cli.main import main
 from tests import reference
 
 PARAMS = {
@@ -108,6 +109,16 @@ def test_every_verb_obeys(place):
     ):
         with pytest.raises(rankxform.CheckpointError, match="hold replicas"):
             call()
+
+
+def test_inspect_says_whether_a_strategy_is_borne_out(place, capfd):
+    assert main(["inspect", str(place.src), "--src-strategy", place.right]) == 0
+    assert "strategy  fits, by" in capfd.readouterr().out
+    assert main(["inspect", str(place.src), "--src-strategy", place.wrong]) == 3
+    assert "hold replicas of" in " ".join(capfd.readouterr().err.split())
+    one = str(place.file(0))
+    assert main(["inspect", one, "--src-strategy", "none"]) == 6
+    assert "nothing could be compared" in capfd.readouterr().out
 
 
 def test_two_folders_exchanged(place):
