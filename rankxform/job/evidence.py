@@ -10,12 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from posixpath import basename
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rankxform.engine.operands import read_box
-from rankxform.errors import CheckpointError, DifferenceError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError
 from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
-from rankxform.geometry.box import Box
 from rankxform.layout.names import STEPS, pattern_of, summarize_names
 from rankxform.ops.weights import is_state
 from rankxform.planning.catalog import Parameter
@@ -49,19 +47,17 @@ from rankxform.source.options import CONTRADICTIONS, EQUAL_SLICES, EXTRA_RANKS
 from rankxform.source.options import STEP as STEP_DOUBT
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
-from rankxform.storage.sources import Sources
 from rankxform.target.aim import prepare
 from rankxform.target.asked import Asked
-from rankxform.target.reading import reading
 from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
+from .rows import check_values
+
 _SHOWN = 3
 _SECOND = 8
-_ROWS, _PLACES = 64, 64
-"""Rows that are looked at at once; places where rows are compared."""
 
 
 def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidence:
@@ -99,9 +95,7 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
         every = adapter.table.parameters
         rules = [*_comparisons(request, adapter, every, selection.name_of), _untrained(adapter)]
         found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={}, steps=())
-    if target.truncated_vocab or target.tied_duplicates:
-        team.bcast(lambda: _check_rows(request, source, target))
-    return found
+    return found + check_values(request, source, target, team)
 
 
 def _untrained(adapter: Source) -> Comparison:
@@ -350,60 +344,3 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 # -- rows of whole tensors ------------------------------------------------------------------------
-
-
-def _check_rows(request: Request, source: Source, target: Target) -> None:
-    """Compare rows that are left out with what they are said to be; on process 0."""
-    with reading(source, target) as inputs:
-        if target.truncated_vocab:
-            _check_truncated(request, source, target, inputs.sources)
-        if target.tied_duplicates and source.reach.is_full:
-            _check_tied(source, target, inputs.sources)
-
-
-def _check_tied(source: Source, target: Target, sources: Sources) -> None:
-    """Compare some rows of tensors that are left out because each is the same as another."""
-    known = {p.src_name: p for p in source.table.parameters}
-    for name, of in target.tied_duplicates:
-        a, b = known[name], known.get(of)
-        if b is None:
-            continue
-        rows = min(a.shape[:1] + b.shape[:1], default=0)
-        alike = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
-        for first in range(0, rows, max(1, rows // _PLACES)) if alike else ():
-            own, other = (_rows(one, sources, first, min(first + 1, rows)) for one in (a, b))
-            alike = alike and own.tobytes() == other.tobytes()
-        if not alike:
-            raise CheckpointError(
-                f"{name!r} should be the same as {of!r} by {target.map_in_words}, and is "
-                "not; is it this model's configuration? --exclude leaves it out as it is"
-            )
-
-
-def _check_truncated(request: Request, source: Source, target: Target, sources: Sources) -> None:
-    """Refuse to take rows from a vocabulary that are no padding, unless told to."""
-    rows = request.vocab
-    if request.vocab_cut or rows is None:
-        return
-    if not source.reach.is_full:
-        raise UsageError(
-            "--vocab: which rows are padding, one process looks up, and it does not see all "
-            "files; say --vocab-cut if they are"
-        )
-    known = {p.src_name: p for p in source.table.parameters}
-    for name in target.truncated_vocab:
-        parameter, more = known[name], known[name].shape[0]
-        for first in range(rows, more, _ROWS):
-            kept = _rows(parameter, sources, rows - 1, rows)
-            found = _rows(parameter, sources, first, min(first + _ROWS, more))
-            if found.any() and not (found == kept).all():
-                raise CheckpointError(
-                    f"{name!r}: rows {rows} to {more - 1} are not padding (zeros, or the last "
-                    f"row again); give --vocab {more}, or say --vocab-cut to lose them"
-                )
-
-
-def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
-    shape = parameter.shape
-    box = Box((first, *(0 for _ in shape[1:])), (last, *shape[1:]))
-    return read_box(parameter, box, sources)

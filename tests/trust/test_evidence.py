@@ -383,3 +383,19 @@ def test_a_resumed_runs_names_count_from_one_and_its_scalars_do_not(tmp_path):
     made = tmp_path / "c2"
     rankxform.transform(tmp_path / "src", made, strategy, strategy, dst_form="checkpoint2")
     assert rankxform.transform(made, tmp_path / "out", None, None).warnings == ()
+
+
+def test_masters_that_are_not_the_parameters(tmp_path):
+    """Each parameter is its master, rounded; the masters of another step are not."""
+    values = {
+        n: np.random.default_rng(at).standard_normal((16, 8), "f4") for at, n in enumerate("abcd")
+    }
+    halves = {n: one.astype("f2") for n, one in values.items()}
+    tensors = {n: ("Float16", one.view("<u2")) for n, one in halves.items()}
+    tensors |= {f"main_param.{n}": ("Float32", one.view("<u4")) for n, one in values.items()}
+    reference.write_ckpt(tmp_path / "right.ckpt", tensors)
+    rankxform.transform(tmp_path / "right.ckpt", tmp_path / "dst")
+    tensors |= {f"main_param.{n}": ("Float32", (values[n] * 1.5).view("<u4")) for n in "abcd"}
+    reference.write_ckpt(tmp_path / "wrong.ckpt", tensors)
+    with pytest.warns(rankxform.RankxformWarning, match="4 of 4 masters looked at do not round"):
+        rankxform.load(tmp_path / "wrong.ckpt")

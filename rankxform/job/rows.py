@@ -1,0 +1,146 @@
+"""Values that are compared with what is said of them, on process 0: rows, and masters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankxform.engine.convert import BRAIN, HALF, converter
+from rankxform.engine.operands import read_box
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.dtype import content_bytes
+from rankxform.geometry.box import Box
+from rankxform.layout.names import parameter_of, state_of, summarize_names
+from rankxform.ops.weights import MASTER
+from rankxform.planning.catalog import Parameter
+from rankxform.planning.consistency import Evidence
+from rankxform.request import Request
+from rankxform.source.opening import Source
+from rankxform.storage.sources import Sources
+from rankxform.target.reading import reading
+from rankxform.target.target import Target
+from rankxform.transport import Team
+
+_ROWS, _PLACES = 64, 1024
+"""Rows that are looked at at once; places where rows of large tensors are compared."""
+_ALL, _AT_ONCE = 64 << 20, 4 << 20
+"""Bytes of two tensors all of whose rows are compared, and of rows that are read at once."""
+_FEW = 4
+_MOST_UNLIKE = 0.5
+"""Part of the values that stochastic rounding may round otherwise."""
+
+
+def check_values(request: Request, source: Source, target: Target, team: Team) -> Evidence:
+    """Compare values with what is said of them: rows that are left out, and masters. Collective.
+
+    Raises CheckpointError.
+    """
+    masters = _masters(target)
+    if not (target.truncated_vocab or target.tied_duplicates or masters):
+        return Evidence()
+    return team.bcast(lambda: _checked(request, source, target, masters))
+
+
+def _checked(
+    request: Request, source: Source, target: Target, masters: Sequence[tuple[Parameter, Parameter]]
+) -> Evidence:
+    with reading(source, target) as inputs:
+        if target.truncated_vocab:
+            _check_truncated(request, source, target, inputs.sources)
+        if target.tied_duplicates and source.reach.is_full:
+            _check_tied(source, target, inputs.sources)
+        if masters and source.reach.is_full:
+            return _compare_masters(masters, inputs.sources)
+    return Evidence()
+
+
+def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
+    """Return some masters of a longer type, spread over the model, each with its parameter."""
+    known = {p.name: p for p in target.planner.catalog.parameters}
+    pairs = [
+        (one, known[parameter_of(name)])
+        for name, one in known.items()
+        if state_of(name) == MASTER
+        and parameter_of(name) in known
+        and one.shape == known[parameter_of(name)].shape
+        and len(one.shape) > 1
+        and known[parameter_of(name)].src_dtype in (HALF, BRAIN)
+    ]
+    return pairs[:: max(1, len(pairs) // _FEW)][:_FEW]
+
+
+def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sources) -> Evidence:
+    """Warn of masters that do not round to their parameters."""
+    wrong = []
+    for master, parameter in pairs:
+        rows = min(master.shape[0], _ROWS)
+        values, words = (_rows(one, sources, 0, rows) for one in (master, parameter))
+        rounded = words.copy()
+        converter(master.src_dtype, parameter.src_dtype)(rounded, values)
+        if (rounded.view("<u2") != words.view("<u2")).mean() > _MOST_UNLIKE:
+            wrong.append(master.name)
+    if not wrong:
+        return Evidence()
+    count = f"{len(wrong)} of {len(pairs)} masters looked at"
+    text = f"{summarize_names(wrong, 2)}: {count} do not round to their parameters; are they of "
+    return Evidence(warnings=(f"{text}another step, or of another rank?",))
+
+
+def _check_tied(source: Source, target: Target, sources: Sources) -> None:
+    """Compare some rows of tensors that are left out because each is the same as another."""
+    known = {p.src_name: p for p in source.table.parameters}
+    for name, of in target.tied_duplicates:
+        a, b = known[name], known.get(of)
+        if b is None:
+            continue
+        rows = min(a.shape[:1] + b.shape[:1], default=0)
+        alike = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
+        many = _rows_at_once(a) if _is_small(a, b) else 1
+        stride = many if many > 1 else max(1, rows // _PLACES)
+        for first in range(0, rows, stride) if alike else ():
+            own, other = (_rows(one, sources, first, min(first + many, rows)) for one in (a, b))
+            alike = alike and own.tobytes() == other.tobytes()
+        if not alike:
+            raise CheckpointError(
+                f"{name!r} should be the same as {of!r} by {target.map_in_words}, and is "
+                "not; is it this model's configuration? --exclude leaves it out as it is"
+            )
+
+
+def _check_truncated(request: Request, source: Source, target: Target, sources: Sources) -> None:
+    """Refuse to take rows from a vocabulary that are no padding, unless told to."""
+    rows = request.vocab
+    if request.vocab_cut or rows is None:
+        return
+    if not source.reach.is_full:
+        raise UsageError(
+            "--vocab: which rows are padding, one process looks up, and it does not see all "
+            "files; say --vocab-cut if they are"
+        )
+    known = {p.src_name: p for p in source.table.parameters}
+    for name in target.truncated_vocab:
+        parameter, more = known[name], known[name].shape[0]
+        for first in range(rows, more, _ROWS):
+            kept = _rows(parameter, sources, rows - 1, rows)
+            found = _rows(parameter, sources, first, min(first + _ROWS, more))
+            if found.any() and not (found == kept).all():
+                raise CheckpointError(
+                    f"{name!r}: rows {rows} to {more - 1} are not padding (zeros, or the last "
+                    f"row again); give --vocab {more}, or say --vocab-cut to lose them"
+                )
+
+
+def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
+    shape = parameter.shape
+    box = Box((first, *(0 for _ in shape[1:])), (last, *shape[1:]))
+    return read_box(parameter, box, sources)
+
+
+def _rows_at_once(parameter: Parameter) -> int:
+    nbytes = content_bytes(parameter.src_dtype, parameter.shape)
+    return max(2, _AT_ONCE * parameter.shape[0] // max(1, nbytes))
+
+
+def _is_small(*parameters: Parameter) -> bool:
+    """Tell whether all rows are looked at, and not some."""
+    return sum(content_bytes(one.src_dtype, one.shape) for one in parameters) <= _ALL
