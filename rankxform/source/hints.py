@@ -31,13 +31,26 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
         what = f"{where.path}: is the file of one of {len(siblings)} rank folders"
     beside = strategies.beside(folder, ranks) if is_path(where.path) else []
-    found = [option_for(path, strategy) for path, strategy in beside]
+    found = [option_for(path, one) for path, one in beside if is_tied(path, folder)]
+    others = [f"{shortly(path)} ({one.extent})" for path, one in beside][:_SHOWN]
     found = found[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
+    there = f"; beside it lies {' and '.join(others)}, of this checkpoint or of another"
     return (
         f"give {' or '.join(found)}, or --src-strategy none if every rank holds whole parameters "
         f"(data parallel, remove_redundancy): {what}, and no --src-strategy says how they were "
-        "sharded"
+        f"sharded{there if others and not any(is_tied(path, folder) for path, _ in beside) else ''}"
     )
+
+
+def is_tied(path: Path, folder: Path) -> bool:
+    """Tell whether a strategy is a checkpoint's by where it lies, and not just near it.
+
+    In the folder itself; as MindFormers leaves it, ``output/strategy`` beside
+    ``output/checkpoint``; or under the folder's name, as rankxform keeps one.
+    """
+    path, folder = path.absolute(), folder.absolute()
+    mindformers = folder.name == "checkpoint" and path == folder.parent / "strategy"
+    return path.parent == folder or mindformers or path.name.startswith(f"{folder.name}_strategy")
 
 
 def with_checkpoint(path: str, given: Strategy) -> Strategy | None:

@@ -20,6 +20,8 @@ from rankxform.errors import (
 )
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Tensor
+from rankxform.planning.description import Description
+from rankxform.planning.table import catalog_of
 from rankxform.request import Request
 from rankxform.source.choice import earlier_step, ranks_at
 from rankxform.source.hints import option_for, shortly
@@ -75,7 +77,7 @@ def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | 
     given = strategies.path_of(request.src_strategy)
     fits = ranks == src.ranks or (request.accepts(EXTRA_RANKS) and ranks > src.ranks)
     if given is not None and not fits:
-        found = _other_strategy(request, given, ranks, src, dst)
+        found = _other_strategy(request, source, given, src, dst)
         if found is not None:  # fewer ranks may be lost ones as well
             return ranks > src.ranks, found
     found = _stage_file(request.dst_strategy, "--dst-strategy")
@@ -118,9 +120,20 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
     return list(dict.fromkeys(found))
 
 
+def _fits(strategy: Strategy, source: Source) -> bool:
+    """Tell whether the headers of a source's files fit a strategy."""
+    schemas = {file: one.schema for file, one in {**source.indexes, **source.extra}.items()}
+    with suppress(RankxformError):
+        description = Description(strategy.label, strategy)
+        catalog_of(description, schemas, source.paths, range(strategy.ranks))
+        return True
+    return False
+
+
 def _other_strategy(
-    request: Request, given: Path, ranks: int, src: Strategy, dst: object
+    request: Request, source: Source, given: Path, src: Strategy, dst: object
 ) -> str | None:
+    ranks = max(source.selected.names) + 1
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
         return f"exchange SRC and DST? {counts}; {request.dst} has {src.ranks}."
@@ -133,7 +146,7 @@ def _other_strategy(
             f"exchange --src-strategy and --dst-strategy? {counts}, as many as {dst.label} is of."
         )
     beside = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
-    fitting = [one for one in beside if one[1].ranks == ranks]
+    fitting = [one for one in beside if one[1].ranks == ranks and _fits(one[1], source)]
     if fitting:
         return f"give {option_for(*fitting[0])}? {counts}."
     if ranks > src.ranks:
