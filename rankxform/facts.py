@@ -53,8 +53,8 @@ class Kind(NamedTuple):
     refused: bool = True
 
 
-STEP, ITERATION, NAMED_STEP, SHAPE, TYPE, BYTES, SIZE, BOXES, FILES = (
-    "step", "iteration", "named-step", "shape", "type", "bytes", "size", "boxes", "files",
+STEP, ITERATION, NAMED_STEP, SHAPE, TYPE, BYTES, SIZE, BOXES, FILES, COMMIT = (
+    "step", "iteration", "named-step", "shape", "type", "bytes", "size", "boxes", "files", "commit",
 )  # fmt: skip
 
 KINDS: Mapping[str, Kind] = {
@@ -79,6 +79,11 @@ KINDS: Mapping[str, Kind] = {
     SIZE: Kind("{of} is", "one of them is another model's"),
     BOXES: Kind("{of!r} is sharded as", "one of them is another checkpoint's"),
     FILES: Kind("{of} is", "one of them was changed or replaced"),
+    COMMIT: Kind(
+        "the commit is",
+        "the files are of two versions of the model? Download them again",
+        refused=False,
+    ),
 }
 """All kinds, by the id that a fault bears."""
 

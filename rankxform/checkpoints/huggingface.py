@@ -12,10 +12,12 @@ Any other folder of safetensors files of whole tensors is read alike, if no name
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
+from rankxform.facts import COMMIT, METADATA, Fact
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import natural, ranges
 from rankxform.planning.parts import Part
@@ -27,6 +29,7 @@ from .base import Arrangement, Naming, Needed, Selected, Where
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
+_DOWNLOADED = ".cache/huggingface/download/{name}.metadata"
 _SHARD = re.compile(
     r"(?P<prefix>[^/\0]*?)model(-(?P<number>[0-9]{5,9})-of-(?P<of>[0-9]{5,9}))?\.safetensors"
 )
@@ -69,7 +72,10 @@ class HuggingFace:
                 "meant; move the others away"
             )
         _check_clear(listing, bool(found))
-        return folder.whole_tensors(listing, store, found[0] if found else None)
+        selected = folder.whole_tensors(listing, store, found[0] if found else None)
+        assert selected.description is not None
+        facts = (*selected.description.facts, *_commits(selected, store))
+        return replace(selected, description=replace(selected.description, facts=facts))
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """In the order of names; a tensor that would exceed the limit opens another shard.
@@ -128,6 +134,15 @@ class HuggingFace:
         known = self.companion_names(own)
         indexes = [name for name in listing.entries if name.endswith(INDEX) and name not in known]
         return [*folder.foreign_files(listing, own), *indexes]
+
+
+def _commits(selected: Selected, store: Store) -> Iterator[Fact]:
+    """Yield the commit that each file was downloaded of, as huggingface_hub notes it."""
+    for name in selected.names.values():
+        noted = _DOWNLOADED.format(name=name)
+        if name and store.has(noted):
+            commit = store.read(noted).partition(b"\n")[0].decode(errors="replace").strip()
+            yield Fact(COMMIT, "", commit, METADATA, name)
 
 
 def _check_clear(listing: Listing, indexed: bool) -> None:

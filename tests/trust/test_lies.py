@@ -202,6 +202,15 @@ def another_type_in_the_manifest(place):
     place.edit(place.document("rankxform.json"), change)
 
 
+@lie("huggingface", fact="commit", own=False)
+def two_commits(place):
+    """A download that was broken off, and continued after the model was changed."""
+    for number, path in enumerate(place.files()):
+        noted = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
+        noted.parent.mkdir(parents=True, exist_ok=True)
+        noted.write_text(f"{'ab'[number > 0] * 40}\netag\n1700000000.0\n")
+
+
 @lie(*WHOLE, fact="bytes", own=False)
 def more_bytes_in_the_index(place):
     path = place.document("model.safetensors.index.json", "param_name_map.json")
