@@ -209,7 +209,10 @@ def test_the_sources_own_strategy_is_never_removed(place):
             place, None, "plain", src="output/strategy/a.ckpt", options=options
         )
         assert (code, told) == (4, []), output
-        assert "a.ckpt: is the source's strategy" in output and "another --output" in output
+        assert (
+            "a.ckpt: is the source's strategy" in output
+            and "choose another folder, such as --output" in output
+        )
     assert (place / "output/strategy/a.ckpt").exists()
     options = ["--overwrite", "--output", "other"]
     (place / "other/strategy").mkdir(parents=True)
