@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     from rankxform.inspection import inspect
 
     def look() -> dict[str, Any]:
-        refuse(options, "is for --src-strategy or --map", ("src_pattern",))
+        refuse(options, "is for --replicas, --src-strategy or --map", ("src_pattern",))
         return inspect(options.path, options.src_pattern)
 
     found = team.bcast(look)

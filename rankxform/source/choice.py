@@ -173,7 +173,8 @@ def choose(
         if own is None:
             return _of_ranks(where, form, there, store, narrow)
         stated = where if where.strategy is not None else replace(where, strategy=own.strategy)
-        return _with_own(_of_ranks(stated, form, there, store, narrow), own, where, there)
+        known = replace(narrow, beside=False)  # the manifest says more than what lies beside it
+        return _with_own(_of_ranks(stated, form, there, store, known), own, where, there)
 
     chosen = team.bcast(found)
     return chosen, (seen[0] if seen else None)
