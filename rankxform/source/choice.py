@@ -120,6 +120,9 @@ def entered(where: Where) -> tuple[Where, str]:
     inside the one that is named, if that holds none; and what to say of it."""
     if where.files is not None or not is_path(where.path) or where.form is not None:
         return where, ""
+    folders = store_at(where.path).list("*").folders
+    if where.pattern != DEFAULT_PATTERN or any(name.startswith("rank") for name in folders):
+        return where, ""
     listing = store_at(where.path).list(where.pattern)
     inside = [one for one, files in listing.inside.items() if files]
     if listing.files or len(inside) != 1 or form_at(where).described:
