@@ -29,9 +29,7 @@ from typing import ClassVar
 
 _QUOTED = 200
 """Most characters of a document that a message quotes."""
-_LONG = re.compile(
-    rf"""(?<!\w)'[^']{{{_QUOTED},}}'(?!\w)|"[^"]{{{_QUOTED},}}"|[^\s/]{{{_QUOTED},}}"""
-)
+_LONG = re.compile(rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}""")
 """Texts in quotes, and words that are no path."""
 
 
@@ -49,7 +47,9 @@ def _shortened(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return f"{text[: _QUOTED // 2]} ... {text[-_QUOTED // 10 :]}" if len(text) > _QUOTED else text
+    if len(text) <= _QUOTED or ("/" in text and not re.search(r"\s", text)):  # a path
+        return text
+    return f"{text[: _QUOTED // 2]} ... {text[-_QUOTED // 10 :]}"
 
 
 def _lists(text: str) -> Iterator[tuple[int, int]]:

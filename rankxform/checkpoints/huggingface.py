@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.facts import COMMIT, METADATA, Fact
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import natural, ranges
@@ -140,9 +141,10 @@ def _commits(selected: Selected, store: Store) -> Iterator[Fact]:
     """Yield the commit that each file was downloaded of, as huggingface_hub notes it."""
     for name in selected.names.values():
         noted = _DOWNLOADED.format(name=name)
-        if name and store.has(noted):
-            commit = store.read(noted).partition(b"\n")[0].decode(errors="replace").strip()
-            yield Fact(COMMIT, "", commit, METADATA, name)
+        with suppress(RankxformError):  # a note of somebody else's, which cannot be read
+            if name and store.has(noted):
+                commit = store.read(noted).partition(b"\n")[0].decode(errors="replace").strip()
+                yield Fact(COMMIT, "", commit, METADATA, name)
 
 
 def _check_clear(listing: Listing, indexed: bool) -> None:

@@ -20,7 +20,7 @@
     huggingface = "model.layers.{layer}"
     layer = ["0", "num_hidden_layers"]     # from, up to but without
     also = ["dense"]                       # rules of these blocks hold here too
-    unless = "mtp_layers"                  # what counts as 0 where no tensor of the block is there
+    unless = "num_mtp_layers"              # what counts as 0 where no tensor of the block is there
 
     [[rules]]
     blocks = ["decoder"]

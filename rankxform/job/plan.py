@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankxform.engine.file_sink import part_of
-from rankxform.formats.dtype import item_size
+from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.movement import needed_bytes
@@ -131,10 +131,11 @@ def planned(
     """Plan what is made of a source, as `plan` does. Collective."""
     found, policy = predict_loads(request, source, target, processes or team.size, team)
     prediction = None
-    room = team.bcast(lambda: room_of(request, target))
+    apart = team.nodes.count > 1  # each node may have a folder of its own
+    room = None if apart else team.bcast(lambda: room_of(request, target))
     if room is not None and room.is_short:
         target = replace(target, warnings=(*target.warnings, room.in_words))
-    elif room is not None and timed:
+    elif timed and target.dst is not None:
         prediction = predict(request, source, target, found, policy, team)
     written = team.agree(lambda: summarize(request, source, target, found, policy))
     if room is not None:
@@ -169,12 +170,13 @@ def room_of(request: Request, target: Target) -> Room | None:
         return None
     planner, files = target.planner, target.files
     stored = files if request.link == NO_LINKS else planner.equal_files(files)
-    there = [status_of_name(one) for path in target.paths.values() for one in (path, part_of(path))]
-    return Room(
-        target.folder,
-        sum(planner.plan(file).nbytes for file in stored),
-        free_bytes(target.folder) + sum(one.st_blocks * 512 for one in there if one),
-    )
+    paths = target.paths.values()
+    names = [*map(part_of, paths), *(() if request.overwrite else paths)]
+    there = {one.st_ino: one.st_blocks * 512 for path in names if (one := status_of_name(path))}
+    needed = 0
+    for file in stored:
+        needed += sum(content_bytes(p.dtype, shape) for p, shape in planner.slices(file))
+    return Room(target.folder, needed, free_bytes(target.folder) + sum(there.values()))
 
 
 class Simulated(NamedTuple):

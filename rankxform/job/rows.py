@@ -21,8 +21,10 @@ from rankxform.target.reading import reading
 from rankxform.target.target import Target
 from rankxform.transport import Team
 
-_ROWS, _PLACES = 64, 1024
-"""Rows that are looked at at once; places where rows of large tensors are compared."""
+_ROWS, _COLUMNS = 64, 8192
+"""Rows that are looked at at once, and columns of masters."""
+_PLACES, _BLOCK = 64, 16
+"""Places where rows of large tensors are compared, and rows at each."""
 _ALL, _AT_ONCE = 64 << 20, 4 << 20
 """Bytes of two tensors all of whose rows are compared, and of rows that are read at once."""
 _FEW = 4
@@ -73,8 +75,9 @@ def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sour
     """Warn of masters that do not round to their parameters."""
     wrong = []
     for master, parameter in pairs:
-        rows = min(master.shape[0], _ROWS)
-        values, words = (_rows(one, sources, 0, rows) for one in (master, parameter))
+        inner = min(master.shape[-2], _ROWS), min(master.shape[-1], _COLUMNS)
+        box = Box((0,) * len(master.shape), (1,) * (len(master.shape) - 2) + inner)
+        values, words = (read_box(one, box, sources) for one in (master, parameter))
         rounded = words.copy()
         converter(master.src_dtype, parameter.src_dtype)(rounded, values)
         if (rounded.view("<u2") != words.view("<u2")).mean() > _MOST_UNLIKE:
@@ -95,8 +98,9 @@ def _check_tied(source: Source, target: Target, sources: Sources) -> None:
             continue
         rows = min(a.shape[:1] + b.shape[:1], default=0)
         alike = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
-        many = _rows_at_once(a) if _is_small(a, b) else 1
-        stride = many if many > 1 else max(1, rows // _PLACES)
+        small = _is_small(a, b)
+        many = _rows_at_once(a) if small else _BLOCK
+        stride = many if small else max(many, rows // _PLACES)
         for first in range(0, rows, stride) if alike else ():
             own, other = (_rows(one, sources, first, min(first + many, rows)) for one in (a, b))
             alike = alike and own.tobytes() == other.tobytes()

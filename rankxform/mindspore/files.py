@@ -9,15 +9,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rankxform import api
-from rankxform.errors import CheckpointError, UsageError
-from rankxform.job.load import Parameters
+from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.job.load import Parameters, load
 from rankxform.job.transform import convert_one
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.index import index
-from rankxform.transport import team
+from rankxform.transport import Serial, team
 
 from .network import parameters, strategy_of
 from .unified import chosen
@@ -68,14 +67,21 @@ def _convert(
     pattern = re.compile(file_name_regex or "")
     pairs = list(_files(Path(file_path), save_path, pattern, src))
     processes = team(None)
-    for old, folder in pairs[processes.rank :: processes.size]:
-        names = name_map or {}
-        renamed = chosen(index(old).schema.names, lambda name: names.get(name, name))  # noqa: B023
-        request = Request(
-            str(old), None, "none", files={0: str(old)}, ranks=(0,), format=dst, **renamed
-        )
-        convert_one(request, folder / f"{old.stem}.{dst}")
-    processes.barrier()
+    names = name_map or {}
+
+    def convert_mine() -> None:
+        for old, folder in pairs[processes.rank :: processes.size]:
+            renamed = chosen(index(old).schema.names, lambda name: names.get(name, name))
+            request = Request(
+                str(old), None, "none", files={0: str(old)}, ranks=(0,), format=dst, **renamed
+            )
+            convert_one(request, folder / f"{old.stem}.{dst}")
+
+    try:
+        processes.agree(convert_mine)
+    except RankxformError:  # raised on every process
+        processes.free()
+        raise
     processes.free()
 
 
@@ -115,7 +121,8 @@ def load_segmented_checkpoints(
 
     filter_prefix: of names that are left out; specify_prefix: of those that are taken; either
     takes the place of choice_func, which is given a name. A tensor that several files hold must be
-    the same in all (MindSpore takes that of any). Encrypted files are MindSpore's own.
+    the same in all (MindSpore takes that of any). Each process loads by itself. Encrypted files are
+    MindSpore's own.
     """
     import mindspore
 
@@ -135,7 +142,7 @@ def load_segmented_checkpoints(
     made: dict[str, Any] = {}
     held: dict[str, tuple[Path, Any]] = {}
     for path in sorted(folder.glob("*.ckpt")):
-        found = api.load(path, "none")
+        found = load(Request(str(path), None, "none"), Serial(), 0)
         for name in [name for name in found if not wanted(name)]:
             found.pop(name)
         _check_same(found, held, path)

@@ -84,6 +84,7 @@ class NameMap(Composition):
             self.choices[name] = chosen
         self._assemblies: dict[tuple[int, tuple[Shape, ...]], Assembly] = {}
         self._inverses: dict[int, list[Assembly]] = {}
+        self._absent: list[str] = []
         self.links = [link for rule in self.table.rules for link in self._links(rule)]
         self.copies = [copy for one in self.table.copies for copy in self._copies(one)]
         self._names = self._by_side()
@@ -237,6 +238,8 @@ class NameMap(Composition):
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         """Return the entries of the configuration of whose blocks a checkpoint has no tensor."""
+        if all(block.unless is None for block in self.table.blocks.values()):
+            return []
         every = [*names]
         side = self.side_of(every)
         begins: dict[str, list[str]] = {}
@@ -252,19 +255,26 @@ class NameMap(Composition):
         ]
 
     def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
-        """Return what is to be known of how the table was applied, and doubts; of a checkpoint's
-        `names`."""
+        """Return what is to be known of how the table was applied, and doubts."""
         return "", [
-            f"{self.sizes.label}: states {entry} {self.sizes.known[entry]}, and the checkpoint has "
-            "none of these layers; the destination gets none"
-            for entry in self._lacking(names)
+            f"{self.sizes.label}: states {entry} {self.sizes.known.get(entry)}, and the checkpoint "
+            "has none of these layers; the destination gets none"
+            for entry in self._absent
         ]
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = {one.name: one for one in tensors if not one.dropped}
-        for entry in self._lacking(known):
-            sizes, excluded = self.sizes.without(entry), self._excluded
-            reduced = NameMap(sizes, self.choices, excluded, free_rows=self._free_rows)
+        self._absent = self._lacking(known)
+        if self._absent:
+            sizes = self.sizes
+            for entry in self._absent:
+                sizes = sizes.without(entry)
+            reduced = NameMap(sizes, self.choices, self._excluded, free_rows=self._free_rows)
+            if reduced._lacking(known):
+                raise UsageError(
+                    f"{self.table.label}: unless {self._absent[0]!r}: a block is there even where "
+                    "that is 0; name an entry of the configuration"
+                )
             return reduced.compose(tensors)
         side = self.side_of(known)
         taken = set[str]()

@@ -67,8 +67,8 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
             yield Fact(TYPE, name, one.dtype, HEADER, slices)
     for name, one in catalog.declared.items() if not catalog.is_whole else ():
         base = catalog.declared.get(parameter_of(name), one)
-        if len(base.shape) != len(one.shape):  # an optimizer that keeps sums of rows and columns
-            continue
+        if len(base.shape) != len(one.shape) or one.shape == (1,):
+            continue  # of an optimizer that keeps sums of rows and columns
         if base.shape != one.shape and base.holders and one.holders:
             slices = f"its slices and {catalog.label}"
             yield Fact(SHAPE, base.name, base.shape, HEADER, slices)

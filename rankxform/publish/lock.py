@@ -209,13 +209,14 @@ def _guarded(path: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            guard.with_name(_TURN).rmdir()
-        with suppress(OSError):
             there = list(guard.parent.iterdir())
             if path not in there and all(map(is_of_lock, there)):
                 for one in (*there, guard):
-                    remove(one)
-                guard.parent.rmdir()
+                    remove(one)  # of the turn, which is a folder, nothing comes
+        with suppress(OSError):
+            guard.with_name(_TURN).rmdir()
+        with suppress(OSError):
+            guard.parent.rmdir()  # unless there is something in it
         with suppress(OSError):
             os.close(fd)
 
@@ -226,7 +227,10 @@ def _hold(guard: Path, until: float) -> int:
         make_folder(guard.parent)
         try:
             fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:  # the folder was removed in between
+        except FileNotFoundError as error:  # the folder was removed in between
+            if time.monotonic() > until:
+                raise StorageError.of(error, guard, "open") from error
+            time.sleep(0.01)
             continue
         except OSError as error:
             raise StorageError.of(error, guard, "open") from error
@@ -260,4 +264,6 @@ def _turn(guard: Path, until: float) -> bool:
             time.sleep(0.01)
         except FileNotFoundError:
             return False
+        except OSError:  # no folder can be made: nor can the lock be
+            return True
     return False

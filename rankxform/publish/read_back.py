@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rankxform.errors import StorageError
 from rankxform.storage.identity import sampled
+from rankxform.storage.posix import remove
 from rankxform.transport.nodes import Nodes
 
 from .facts import Facts, known_facts
@@ -25,11 +26,15 @@ def seen_elsewhere(
     compared); processes: those that share
     their folder. Files that no other node sees are read back by none.
     """
+    elsewhere: dict[int, list[int]] = {}
     for writer in processes:
-        others = [other for other in processes if nodes.of[other] != nodes.of[writer]]
+        node = nodes.of[writer]
+        if written[writer] and node not in elsewhere:
+            elsewhere[node] = [other for other in processes if nodes.of[other] != node]
+        others = elsewhere.get(node, [])
         for number, (path, facts) in enumerate(written[writer].items()):
             if others and others[number % len(others)] == process:
-                yield path, facts, nodes.names[nodes.of[writer]]
+                yield path, facts, nodes.names[node]
 
 
 def read_back(
@@ -42,10 +47,12 @@ def read_back(
     until = clock() + _SECONDS
     while (wrong := _wrong(path, facts)) is not None:
         if clock() > until:
+            remove(path)  # or a run that goes on would take it for complete
             raise StorageError(
                 f"{path}: {wrong}, {facts['size']:,} bytes were written on {writer}; the file "
-                "system loses what nodes write, or shows other nodes something else. Run again "
-                "with --writers node, with processes of one node, or in a folder elsewhere"
+                "system loses what nodes write, or shows other nodes something else. It was "
+                "removed, to be made anew: with --writers node, with processes of one node, or in "
+                "a folder elsewhere"
             )
         time.sleep(_PAUSE)
 

@@ -32,7 +32,7 @@ from rankxform.errors import (
 )
 from rankxform.facts import BOXES, FILES
 from rankxform.layout.differences import first_difference
-from rankxform.layout.names import ranges
+from rankxform.layout.names import NEVER_SAVED, ranges, state_of
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.description import Description
 from rankxform.planning.table import with_uneven_states
@@ -295,8 +295,10 @@ def _of_ranks(
 
 def _contradicted_beside(path: str, given: Strategy) -> Iterator[Fault]:
     """Yield that a strategy contradicts the one that MindFormers left with the checkpoint."""
-    own = with_checkpoint(path, given)
-    both = [name for name in own.stages_of if name in given.stages_of] if own is not None else []
+    found = with_checkpoint(path, given)
+    own = with_uneven_states(found) if found is not None else None
+    listed = own.stages_of if own is not None else ()
+    both = [n for n in listed if n in given.stages_of and state_of(n) != NEVER_SAVED]
     if own is None or own.ranks != given.ranks or not both:
         return  # it is another job's
     name = first_difference(own, with_uneven_states(given), both, {})

@@ -159,10 +159,11 @@ class FolderMarker:
         Where caches are not coherent, another's may be seen a moment after it was made.
         """
         until = monotonic() + (0 if is_coherent(self._folder) else _SEEN_SECONDS)
+        missing = [*range(nodes)]
         while True:
-            found = tuple(node for node in range(nodes) if self._path(node).exists())
-            if len(found) == nodes or monotonic() >= until:
-                return found
+            missing = [node for node in missing if not self._path(node).exists()]
+            if not missing or monotonic() >= until:
+                return tuple(sorted({*range(nodes)} - {*missing}))
             sleep(_PAUSE_SECONDS)
 
     def remove(self) -> None:

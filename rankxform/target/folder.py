@@ -324,14 +324,17 @@ class Folder:
 
         Returns the facts of each file under its name, as the node that wrote it has them.
         """
-        published = {}
+        published, replaced = dict[Path, Facts](), set[Path]()
         for file, output in self._owned.items():
             for final in output.output_paths:
                 found, noted = self._facts(output, final, seen[file]), facts[final]
                 _check_part(part_of(final), found, noted["inode"], noted["size"])
-                replaced = known_facts(final) is not None  # what another node may still see
+                if known_facts(final) is not None:  # what another node may still see
+                    replaced.add(final)
                 give_name(part_of(final), final, durable=self.request.fsync)
-                sample = noted["sample"] if replaced else ""
+        for output in self._owned.values():  # renaming a link changes the times of the others
+            for final in output.output_paths:
+                sample = facts[final]["sample"] if final in replaced else ""
                 published[final] = {**facts_of(final), "sample": sample}
         return published
 

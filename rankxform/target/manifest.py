@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable, Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,8 @@ from rankxform.storage.identity import sampled
 from rankxform.storage.store import is_path
 
 from .target import Target
+
+_FEW_FILES = 16
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 
@@ -57,24 +58,31 @@ def _adapter(adapter: Source) -> dict[str, Any]:
 def applied(source: Source, adapter: Source | None) -> list[str]:
     """Return digests of the adapters that a destination's tensors have in them, by their files."""
     found = list(source.own.applied) if source.own is not None else []
-    if adapter is not None:
-        found.append(adapter_digest(adapter))
-    return found
+    digest = adapter_digest(adapter) if adapter is not None else None
+    return [*found, digest] if digest is not None else found
 
 
-def adapter_digest(adapter: Source) -> str:
-    """Return a digest of samples of an adapter's files, by which its copies are known again."""
-    state = blake2b(digest_size=16)
-    for path in adapter.paths.values():
-        if is_path(path):
-            with suppress(StorageError):  # another node has it
-                state.update(sampled(Path(path)).encode())
+def adapter_digest(adapter: Source) -> str | None:
+    """Return a digest of samples of an adapter's first files, by which its copies are known again.
+
+    None where they are no files of this node.
+    """
+    state, first = blake2b(digest_size=16), [*adapter.paths.values()][:_FEW_FILES]
+    if not all(map(is_path, first)):
+        return None
+    try:
+        for path in first:
+            state.update(sampled(Path(path)).encode())
+    except StorageError:
+        return None
     return state.hexdigest()
 
 
 def check_not_applied(source: Source, adapter: Source) -> None:
     """Refuse to add an adapter that a source has in it by its manifest."""
-    if source.own is not None and adapter_digest(adapter) in source.own.applied:
+    known = source.own.applied if source.own is not None else ()
+    if known and adapter_digest(adapter) in known:
+        assert source.own is not None
         raise CheckpointError(
             f"leave out --lora: {source.own.label} says that {adapter.where.path} was added to "
             "these tensors already; --accept contradictions adds it again"

@@ -67,6 +67,7 @@ class Placement:
         files: list[frozenset[int]] = [frozenset()] * self.nodes.count
         for root in self.roots:
             mine = [rank for rank in ranks if rank in root.ranks]
+            every = frozenset(mine)
             own = sorted({self.nodes.of[process] for process in root.processes})
             if self.one_node:
                 number = [own.index(self.nodes.of[process]) for process in root.processes]
@@ -74,7 +75,8 @@ class Placement:
                 for at, node in enumerate(own):
                     files[node] = frozenset(rank for rank in mine if writer[rank] == at)
             else:
-                files = [frozenset(mine) if n in own else some for n, some in enumerate(files)]
+                for node in own:
+                    files[node] = every
         return assign_visible(planner, ranks, Reach(self.nodes.of, tuple(files)), done)
 
     def describe(self) -> str | None:

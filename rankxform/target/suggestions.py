@@ -95,6 +95,8 @@ def _missing_map(request: Request, source: Source, dst: object) -> str | None:
     """Return which maps give the source's tensors names of the destination, where it has none."""
     if source.catalog is None or not isinstance(dst, Strategy) or isinstance(dst, WholeStrategy):
         return None
+    if request.rename:
+        return None
     names = [one.name for one in source.table.parameters]
     if any(name in dst for name in names):
         return None

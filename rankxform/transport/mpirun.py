@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rankxform.errors import UsageError
@@ -17,6 +16,10 @@ from . import hostfile
 from .library import OPEN_MPI, family_of, load, name_of
 
 _ANSWER = 30.0
+_LAUNCH_AGENTS = (
+    "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC",
+)  # fmt: skip
+"""What says that hosts are reached otherwise than by ssh."""
 _HOME = Path(__file__).parents[2]
 _PROGRAM = (
     "import sys; sys.path[:1] = []; sys.path.append({home!r}); "
@@ -67,17 +70,28 @@ def _hosts(path: str, style: str, as_file: str, as_list: str) -> list[str]:
 
 def _check_known(host: str, path: str) -> None:
     """Raise UsageError for a host that neither the resolver nor ssh's configuration knows."""
+    if any(name in os.environ for name in _LAUNCH_AGENTS):
+        return  # it knows hosts by names of its own
     try:
         socket.getaddrinfo(host, None)
+    except UnicodeError:
+        raise UsageError(f"--hostfile {path}: {host!r} is no name of a host") from None
     except OSError as error:
-        with suppress(OSError, subprocess.TimeoutExpired):  # no ssh
-            line = ["ssh", "-G", host]
-            told = subprocess.run(
-                line, capture_output=True, text=True, timeout=_ANSWER, check=False
-            )
-            if f"hostname {host}\n" not in told.stdout:
-                return  # an alias, whose host ssh will look for
-        raise UsageError(f"--hostfile {path}: host {host} is not known: {error.strerror}") from None
+        if not _is_alias(host):
+            why = error.strerror
+            raise UsageError(f"--hostfile {path}: host {host} is not known: {why}") from None
+
+
+def _is_alias(host: str) -> bool:
+    """Tell whether ssh may know a name that the resolver does not."""
+    line = ["ssh", "-G", host]
+    try:
+        told = subprocess.run(line, capture_output=True, text=True, timeout=_ANSWER, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    except OSError:  # there is no ssh
+        return False
+    return f"hostname {host}\n" not in told.stdout or "proxyjump" in told.stdout
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

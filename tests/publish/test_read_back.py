@@ -55,7 +55,7 @@ def test_a_file_that_is_shorter_or_not_there(file, monkeypatch):
     path, facts = file
     path.write_bytes(path.read_bytes()[:-1])
     refused(path, facts, "has 1,048,575 bytes as another node sees it", monkeypatch)
-    path.unlink()
+    assert not path.exists(), "or a run that goes on would take it for complete"
     refused(path, facts, "is not seen on another node", monkeypatch)
 
 

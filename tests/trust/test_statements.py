@@ -103,6 +103,15 @@ def test_a_map_that_was_forgotten(model):
     rankxform.transform(folder / "hf", folder / "dst", None, strategy, map="qwen3")
 
 
+def test_a_map_of_names_that_are_changed_first(model):
+    made, folder = model
+    tensors = {f"base.{n}": ("BFloat16", array) for n, array in made.hf.items()}
+    reference_forms.write_huggingface(folder / "based", tensors)
+    (folder / "based" / "config.json").write_text(json.dumps(made.config))
+    options = {"map": "qwen3", "rename": ("^base\\.=",)}
+    rankxform.transform(folder / "based", folder / "dst", fsync=False, **options)
+
+
 def test_two_configurations(model):
     made, folder = model
     other = made.config | {"num_attention_heads": 2 * made.config["num_attention_heads"]}
@@ -249,6 +258,21 @@ def test_the_strategy_that_mindformers_left_with_the_checkpoint(tmp_path):
         rankxform.transform(src, tmp_path / "other", same, None)
     assert not (tmp_path / "other").exists()
     rankxform.transform(src, tmp_path / "other", same, None, accept=("contradictions",))
+
+
+def test_uneven_rows_beside_the_checkpoint(tmp_path):
+    """The compiler states them of an embedding, and not of its moments: the same file, twice."""
+    params = dict.fromkeys(("emb", "adam_m.emb"), ((10, 4), "Float32"))
+    stages = [{"emb": ([2], [0, -1], 0, 0, [4, 6]), "adam_m.emb": ([2], [0, -1], 0, 0)}]
+    whole = {n: ("Float32", reference.full_tensor(n, (10, 4), "Float32")) for n in params}
+    reference.write_ckpt(tmp_path / "a.ckpt", whole)
+    (tmp_path / "output" / "strategy").mkdir(parents=True)
+    same = reference.write_strategy(tmp_path / "same.ckpt", stages)
+    reference.write_strategy(tmp_path / "output" / "strategy" / "s.ckpt", stages)
+    made = tmp_path / "output" / "checkpoint"
+    rankxform.transform(tmp_path / "a.ckpt", made, None, same)
+    (made / "rankxform.json").unlink()
+    rankxform.transform(made, tmp_path / "dst", same, None)
 
 
 def test_a_state_of_another_shape_than_its_parameter(tmp_path):
