@@ -29,8 +29,8 @@ from typing import ClassVar
 
 _QUOTED = 200
 """Most characters of a document that a message quotes."""
-_LONG = re.compile(rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}""")
-"""Texts in quotes, and words that are no path."""
+_LONG = rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}"""
+"""Texts in quotes, and words that are no path; compiled where there is an error."""
 
 
 def _shortened(text: str) -> str:
@@ -43,7 +43,7 @@ def _shortened(text: str) -> str:
     for start, end in _lists(text):
         kept += [text[at:start], _cut(text[start:end])]
         at = end
-    return _LONG.sub(lambda found: _cut(found[0]), "".join([*kept, text[at:]]))
+    return re.sub(_LONG, lambda found: _cut(found[0]), "".join([*kept, text[at:]]))
 
 
 def _cut(text: str) -> str:

@@ -199,12 +199,14 @@ def _table(planned: Planned, screen: Screen) -> str:
 
 def _room(plan: Plan) -> list[str]:
     """Say what the destination takes, and whose processes write it."""
-    if plan.bytes_stored is None or plan.bytes_free is None:
-        return []
-    linked = " at least" if plan.bytes_stored < plan.bytes_written else ""
-    needs = f"needs {size(plan.bytes_stored)}{linked}; {size(plan.bytes_free)} are free"
-    written = [labelled("written", "each file by processes of one node")]
-    return [labelled("disk", needs), *(written if plan.written_by == NODE else [])]
+    lines = []
+    if plan.bytes_stored is not None and plan.bytes_free is not None:
+        linked = " at least" if plan.bytes_stored < plan.bytes_written else ""
+        needs = f"needs {size(plan.bytes_stored)}{linked}; {size(plan.bytes_free)} are free"
+        lines.append(labelled("disk", needs))
+    if plan.written_by == NODE:
+        lines.append(labelled("written", "each file by processes of one node"))
+    return lines
 
 
 def _sharding(kinds: Sequence[Kind]) -> list[str]:

@@ -138,10 +138,10 @@ def planned(
     elif timed and target.dst is not None:
         prediction = predict(request, source, target, found, policy, team)
     written = team.agree(lambda: summarize(request, source, target, found, policy))
+    written_by = team.bcast(lambda: writers_of(request, target))
+    written = replace(written, written_by=written_by)
     if room is not None:
-        written_by = team.bcast(lambda: writers_of(request, target))
-        stored, free = room.needed, room.free
-        written = replace(written, bytes_stored=stored, bytes_free=free, written_by=written_by)
+        written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
     return Planned(source, target, written, prediction)
 
 

@@ -340,7 +340,7 @@ def test_a_network_file_system_is_asked_for_each_byte_once(given, shape, clean):
         assert reference.wrong_slices(disk / "dst", case.dst, case.params) == []
         assert [path.name for path in (disk / "dst").glob("*.json")] == ["rankxform.json"]
         # one node writes a file, so that nodes read parts of every tensor in turn, the system reads
-        # ahead past each part, and each file is read back: 61.4 MB, and 59.4 MB with --writers any
+        # ahead past each part, and each file is read back: 61.4 MB, and 59.4 MB without the two
         assert served <= 1.05 * TOTAL + 2.5e6, output
         code, output = clean.mpirun(
             1, sys.executable, "-m", "rankxform", "verify", NETWORK / "src", NETWORK / "dst",
