@@ -32,6 +32,11 @@ def _same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return a == b if len(a) == len(b) else prod(a) == prod(b)
 
 
+def _ends_in(weight: tuple[int, ...], bias: tuple[int, ...]) -> bool:
+    """Tell whether a bias has an element for each row of its weight, or for each column."""
+    return bias[0] in weight
+
+
 def _share_one(a: frozenset[int], b: frozenset[int]) -> bool:
     return bool(a & b)
 
@@ -53,8 +58,9 @@ class Kind(NamedTuple):
     refused: bool = True
 
 
-STEP, ITERATION, NAMED_STEP, SHAPE, TYPE, BYTES, SIZE, BOXES, FILES, COMMIT = (
-    "step", "iteration", "named-step", "shape", "type", "bytes", "size", "boxes", "files", "commit",
+STEP, ITERATION, NAMED_STEP, SHAPE, LAYERS, OUTPUTS, TYPE, BYTES, SIZE, BOXES, FILES, COMMIT = (
+    "step", "iteration", "named-step", "shape", "layers", "outputs", "type", "bytes", "size",
+    "boxes", "files", "commit",
 )  # fmt: skip
 
 KINDS: Mapping[str, Kind] = {
@@ -72,6 +78,14 @@ KINDS: Mapping[str, Kind] = {
         refused=False,
     ),
     SHAPE: Kind("the full shape of {of!r} is", "one of them is another network's", _same_shape),
+    LAYERS: Kind(
+        "from slices of one shape the full shape of {of} is",
+        "is the strategy another network's?",
+        refused=False,
+    ),
+    OUTPUTS: Kind(
+        "the full shape of {of!r} is", "is the strategy another network's?", _ends_in, refused=False
+    ),
     TYPE: Kind("the type of {of!r} is", "copy both again from one checkpoint"),
     BYTES: Kind(
         "the bytes of {of} are", "is a file missing, or of another checkpoint?", refused=False

@@ -201,6 +201,61 @@ def test_the_public_names():
     assert all(getattr(rankxform, name).__doc__ for name in rankxform.__all__)
 
 
+READERS = ("checkpoints", "source", "storage", "target", "job")
+"""Rooms in which statements on a checkpoint are read."""
+WITHIN_ONE = {
+    "checkpoints/checkpoint2.py": "an option against the folder that it was to choose",
+    "checkpoints/folder.py": "a name against its own normal form",
+    "job/rows.py": "rows of one tensor, which are values",
+    "job/verify_files.py": "a destination that was written against what it was to be",
+    "source/choice.py": "a number of ranks; boxes are compared by facts after it",
+    "source/faults.py": "one name in two files, which no value tells apart",
+    "storage/metadata.py": "entries of one metadata.json",
+    "storage/samples.py": "a sample against a later one of the same file",
+    "target/asked.py": "stages of one strategy",
+    "target/free.py": "paths",
+    "target/likeness.py": "a tensor of another checkpoint, whose values are compared next",
+    "target/operation_inputs.py": "what the destination becomes against what it was",
+    "target/strategy_file.py": "a file's bytes against those to be written",
+}
+"""Files that compare two values and refuse, and why these are no two statements of one fact."""
+
+
+def _is_fixed(node):
+    """Tell whether a side of a comparison is in the code, and not read from somewhere."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) in ("len", "type")
+    return isinstance(node, (ast.Constant, ast.Tuple)) or ast.unparse(node).isupper()
+
+
+def refusing_comparisons(path):
+    """Yield comparisons of two values that were read, on which something is raised or yielded."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        refusals = (ast.Raise, ast.Yield)
+        if not isinstance(node, ast.If):
+            continue
+        if not any(isinstance(one, refusals) for part in node.body for one in ast.walk(part)):
+            continue
+        for one in ast.walk(node.test):
+            is_equality = isinstance(one, ast.Compare) and isinstance(
+                one.ops[0], (ast.Eq, ast.NotEq)
+            )
+            if is_equality and not any(map(_is_fixed, (one.left, *one.comparators))):
+                yield ast.unparse(one)
+
+
+def test_statements_are_compared_in_one_place():
+    found = {
+        str(path.relative_to(PACKAGE)): [*refusing_comparisons(path)]
+        for path in files()
+        if package_of(path) in READERS
+    }
+    comparing = {path for path, some in found.items() if some}
+    more = comparing - {*WITHIN_ONE}
+    assert not more, f"make facts of it, see rankxform/facts.py: {more} {[found[p] for p in more]}"
+    assert {*WITHIN_ONE} <= comparing, "these compare nothing any more"
+
+
 def functions():
     """Yield (file, function) of the package."""
     for path in files():

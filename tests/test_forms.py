@@ -241,6 +241,15 @@ def _set(*path, to):
     return change
 
 
+def _without_group(change):
+    def both(parameters, storage):
+        change(parameters, storage)
+        for one in storage[KEY]:
+            one.pop("rank_group", None)  # as versions before 1.9
+
+    return both
+
+
 WRONG = {
     "a slice that is nowhere": (lambda p, s: s.pop(KEY), "does not say where slice 0 is"),
     "a parameter that is nothing": (
@@ -258,7 +267,8 @@ WRONG = {
     ),
     "an absolute path": (_set("s", KEY, 0, "file_name", to="/x.safetensors"), "not below"),
     "a rank too large": (_set("s", KEY, 0, "storage_rank", to=1 << 40), "is no rank"),
-    "another rank": (_set("s", KEY, 0, "storage_rank", to=3), "is said to be rank"),
+    "another rank": (_without_group(_set("s", KEY, 0, "storage_rank", to=3)), "is said to be rank"),
+    "a rank outside its group": (_set("s", KEY, 0, "storage_rank", to=3), "not in its rank_group"),
     "a rank list with gaps": (
         _set("p", NAME, "layout", "rank_list", to=[0, 2, 4, 6]),
         "not a pipeline stage",

@@ -81,7 +81,7 @@ def parse(read_at: ReadAt) -> Metadata:
     def entry(key: str, entries: Any) -> None:
         try:
             name, number = _slice_of(key)
-            places = tuple((one["file_name"], _rank(one["storage_rank"])) for one in entries)
+            places = tuple((one["file_name"], _storage_rank(one)) for one in entries)
             if not all(isinstance(file, str) for file, _ in places):
                 raise FormatError("a file_name is no text")
         except (*_WRONG, FormatError) as error:
@@ -126,6 +126,14 @@ def _rank(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MOST_RANKS:
         raise FormatError(f"storage_rank {value!r} is no rank")
     return value
+
+
+def _storage_rank(entry: Mapping[str, Any]) -> int:
+    """Return the rank that stored a slice, which is one of those that hold it."""
+    rank, group = _rank(entry["storage_rank"]), entry.get("rank_group")
+    if group is not None and rank not in group:
+        raise FormatError(f"is stored by rank {rank}, which is not in its rank_group {group[:8]}")
+    return rank
 
 
 def _stated(facts: Any, same: dict[Any, Any]) -> Stated:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.facts import BYTES, HEADER, SHAPE, STRATEGY, TENSORS, TYPE, Fact
+from rankxform.facts import BYTES, HEADER, LAYERS, OUTPUTS, SHAPE, STRATEGY, TENSORS, TYPE, Fact
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.geometry.boxes import Boxes, tiling_of
 from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
+from rankxform.layout.names import NEVER_SAVED, parameter_of, pattern_of, state_of, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 
 from .catalog import Catalog, FileGroup, Parameter
@@ -65,6 +65,8 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
             yield Fact(SHAPE, name, shape, STRATEGY, catalog.label)
             yield Fact(SHAPE, name, one.shape, HEADER, slices)
             yield Fact(TYPE, name, one.dtype, HEADER, slices)
+    if not catalog.is_whole and strategy is not None:
+        yield from _alike(catalog)
     for name, one in catalog.declared.items() if not catalog.is_whole else ():
         base = catalog.declared.get(parameter_of(name), one)
         if len(base.shape) != len(one.shape) or one.shape == (1,):
@@ -73,6 +75,28 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
             slices = f"its slices and {catalog.label}"
             yield Fact(SHAPE, base.name, base.shape, HEADER, slices)
             yield Fact(SHAPE, base.name, one.shape, HEADER, f"those of its state {name!r}")
+
+
+def _alike(catalog: Catalog) -> Iterator[Fact]:
+    """Yield full shapes that a network's parts share: those of one kind, and a bias and its weight.
+
+    Layers may differ by design, and their slices then differ as well. Slices of one shape that
+    make other full shapes in other layers are rather sharded otherwise than the strategy says.
+    """
+    alike: dict[tuple[str, Shape], Shape] = {}
+    for name, one in catalog.declared.items():
+        if not one.holders or state_of(name) is not None or 0 in one.shape or not one.shape:
+            continue
+        local = one.grid.box((0,) * len(one.shape)).shape if isinstance(one.grid, Grid) else ()
+        kind = pattern_of(name)
+        first = alike.setdefault((kind, local), one.shape)
+        if first != one.shape:
+            yield Fact(LAYERS, kind, first, HEADER, catalog.label)
+            yield Fact(LAYERS, kind, one.shape, HEADER, f"those of {name!r}")
+        weight = catalog.declared.get(name.removesuffix("bias") + "weight")
+        if name.endswith(".bias") and weight and weight.holders and len(one.shape) == 1:
+            yield Fact(OUTPUTS, weight.name, weight.shape, HEADER, catalog.label)
+            yield Fact(OUTPUTS, weight.name, one.shape, HEADER, "its bias")
 
 
 def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:

@@ -261,6 +261,20 @@ def a_strategy_of_fewer_ranks(place):
     place.strategy = reference.write_strategy(place.folder / "b.ckpt", [stage])
 
 
+@lie(*RANKED, fact="layers")
+def a_layer_that_is_sharded_otherwise(place):
+    stages = [{**layouts()[0], "layers.1.wq": ([2, 2], [1, 0], 0, 0)}]
+    place.strategy = reference.write_strategy(place.folder / "b.ckpt", stages)
+
+
+@lie(*RANKED, fact="outputs", own=False)
+def a_bias_of_another_length(place):
+    for path in place.files():
+        place.rewrite(path, lambda e: e.update({"embed.bias": ("Float32", np.ones(5, "<u4"))}))
+    stages = [{**layouts()[0], "embed.bias": ([4], [-1], 0, 0)}]
+    place.strategy = reference.write_strategy(place.folder / "b.ckpt", stages)
+
+
 @lie(*RANKED)
 def no_strategy_at_all(place):
     place.strategy = "none"

@@ -19,6 +19,7 @@ VALUES = {
     "iteration": (frozenset({1}), frozenset({2})),
     "named-step": ((2, 5), (1, 5)),
     "shape": ((4, 8), (8, 8)),
+    "outputs": ((8,), (9,)),
 }
 
 
@@ -273,6 +274,29 @@ def test_uneven_rows_beside_the_checkpoint(tmp_path):
     rankxform.transform(tmp_path / "a.ckpt", made, None, same)
     (made / "rankxform.json").unlink()
     rankxform.transform(made, tmp_path / "dst", same, None)
+
+
+@pytest.mark.parametrize(
+    ("lie", "text"),
+    [
+        ("layers.1.weight", r"shape of layers.\*.weight is \[16, 16\], and \[8, 32\]"),
+        ("head.weight", r"shape of 'head.weight' is \[8, 32\], and \[16\] by its bias"),
+        (None, None),
+    ],
+)
+def test_slices_that_agree_with_no_neighbour(tmp_path, lie, text):
+    shapes = {f"layers.{n}.weight": (16, 16) for n in range(2)}
+    shapes |= {"layers.2.weight": (16, 8), "head.weight": (16, 16), "head.bias": (16,)}
+    rows = {name: ([4], [0, *[-1] * (len(shape) - 1)], 0, 0) for name, shape in shapes.items()}
+    params = {name: (shape, "Float32") for name, shape in shapes.items()}
+    src = reference.write_checkpoint(tmp_path / "src", [rows], params)
+    given = {**rows, **({lie: ([2, 2], [1, 0], 0, 0)} if lie else {})}
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [given])
+    if lie is None:
+        assert converted(src, tmp_path, src_strategy=strategy).warnings == ()
+        return
+    with pytest.warns(rankxform.RankxformWarning, match=text):
+        converted(src, tmp_path, src_strategy=strategy)
 
 
 def test_a_state_of_another_shape_than_its_parameter(tmp_path):
