@@ -66,7 +66,8 @@ def sample(
                     done += span.nbytes
                 data = bytes(room)
                 on_progress(len(data))
-                found[name] = Sample(blake2b(data, digest_size=16).digest(), len(set(data)) < 2)
+                is_constant = not data.lstrip(data[:1])
+                found[name] = Sample(blake2b(data, digest_size=16).digest(), is_constant)
     return found
 
 
