@@ -17,8 +17,8 @@ _rankxform() {
         "transform --dtype") words="bf16 fp16 fp32" ;;
         "transform --vocab-fill") words="zeros repeat-last" ;;
         "transform --unsharded") words="cp" ;;
-        "transform --src-form") words="ranks checkpoint2 unified huggingface" ;;
-        "transform --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "transform --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist" ;;
+        "transform --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "transform --format") words="ckpt safetensors" ;;
         "transform --link") words="reflink hard none" ;;
         "transform --writers") words="auto node any" ;;
@@ -32,8 +32,8 @@ _rankxform() {
         "verify --dtype") words="bf16 fp16 fp32" ;;
         "verify --vocab-fill") words="zeros repeat-last" ;;
         "verify --unsharded") words="cp" ;;
-        "verify --src-form") words="ranks checkpoint2 unified huggingface" ;;
-        "verify --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "verify --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist" ;;
+        "verify --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "verify --format") words="ckpt safetensors" ;;
         "verify --link") words="reflink hard none" ;;
         "verify --writers") words="auto node any" ;;
@@ -46,8 +46,8 @@ _rankxform() {
         "launch --dtype") words="bf16 fp16 fp32" ;;
         "launch --vocab-fill") words="zeros repeat-last" ;;
         "launch --unsharded") words="cp" ;;
-        "launch --src-form") words="ranks checkpoint2 unified huggingface" ;;
-        "launch --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "launch --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist" ;;
+        "launch --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "launch --format") words="ckpt safetensors" ;;
         "launch --link") words="reflink hard none" ;;
         "launch --writers") words="auto node any" ;;
@@ -60,8 +60,8 @@ _rankxform() {
         "plan --dtype") words="bf16 fp16 fp32" ;;
         "plan --vocab-fill") words="zeros repeat-last" ;;
         "plan --unsharded") words="cp" ;;
-        "plan --src-form") words="ranks checkpoint2 unified huggingface" ;;
-        "plan --dst-form") words="ranks checkpoint2 unified huggingface" ;;
+        "plan --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist" ;;
+        "plan --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "plan --format") words="ckpt safetensors" ;;
         "plan --link") words="reflink hard none" ;;
         "plan --writers") words="auto node any" ;;
@@ -71,7 +71,7 @@ _rankxform() {
         "strategy derive --unsharded") words="cp" ;;
         "maps check --qkv") words="grouped contiguous" ;;
         "maps check --gate-up") words="interleaved contiguous" ;;
-        "maps check --src-form") words="ranks checkpoint2 unified huggingface" ;;
+        "maps check --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist" ;;
         "hostfile --style") words="openmpi mpich" ;;
     esac
     [ -z "$words" ] && case "$verb" in

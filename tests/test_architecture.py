@@ -204,7 +204,8 @@ def test_the_public_names():
 READERS = ("checkpoints", "source", "storage", "target", "job")
 """Rooms in which statements on a checkpoint are read."""
 WITHIN_ONE = {
-    "checkpoints/checkpoint2.py": "an option against the folder that it was to choose",
+    "checkpoints/iterations.py": "an option against the folder that it was to choose",
+    "checkpoints/torch_dist.py": "what a backend says of itself against what can be read",
     "checkpoints/folder.py": "a name against its own normal form",
     "job/rows.py": "rows of one tensor, which are values",
     "job/verify_files.py": "a destination that was written against what it was to be",

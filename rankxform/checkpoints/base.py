@@ -140,6 +140,10 @@ class Form(Protocol):
     """The companion file that states facts on the training, such as global_step, if any does."""
     configured: bool
     """Whether a model's config.json, and its tokenizer's files, belong to a folder."""
+    items: str
+    """How it keeps what is no tensor, which is carried to a form that keeps it alike; "": not."""
+    is_written: bool
+    """Whether there can be destinations of it."""
 
     def pattern(self, where: Where) -> str:
         """Return which files it wants to be listed, as `rankxform.storage.store.Store.list`."""
@@ -185,6 +189,38 @@ class Form(Protocol):
 
         `listing` is of the destination, by `pattern`; `own` are the names of its own files.
         """
+
+
+class ReadOnly:
+    """What a form has to say of destinations if there can be none."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    described = True
+    training: str | None = None
+    configured = False
+    items = ""
+    is_written = False
+
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        raise UsageError(f"{self.name} is read only; choose another --dst-form")
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        return {}
+
+    def owns(self, name: str, file: int) -> bool:
+        return False
+
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+    ) -> Mapping[str, Iterable[bytes]]:
+        return {}
+
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+        return []
 
 
 FORMS: dict[str, Form] = {}

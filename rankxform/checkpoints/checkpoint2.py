@@ -23,21 +23,23 @@ from rankxform import facts
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.facts import ITERATION, STEP, Fact
 from rankxform.formats import checkpoint2 as documents
-from rankxform.layout.names import COUNTERS, STEPS, ranges, state_of
+from rankxform.layout.names import COUNTERS, STEPS, state_of
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage import metadata
 from rankxform.storage.metadata import Slices
 from rankxform.storage.store import FOLDER, Listing, Store
-from rankxform.values import dataclass
 
 from . import folder
 from .base import Arrangement, Naming, Needed, Selected, Where
-from .rank_folders import LATEST
+from .iterations import Iteration, Steps, iteration_of
 
 TRACKER, METADATA, COMMON = "latest_checkpointed_iteration.txt", "metadata.json", "common.json"
+OTHERS_STEPS = "iter_"
+"""How the folders of Megatron-Core's iterations begin, whose tracker has the same name."""
 _ITERATION = re.compile(r"iteration_(\d{8,18})")
+STEPS_OF = Steps("iteration", _ITERATION, "iteration_{:08}", TRACKER, folder.tensor_files)
 _FILE = re.compile(
     r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>[0-9]{7,9})-(?P<of>[0-9]{7,9})\.safetensors"
 )
@@ -55,6 +57,8 @@ class Checkpoint2:
     described = True
     training: str | None = COMMON
     configured = False
+    items = ""
+    is_written = True
 
     def pattern(self, where: Where) -> str:
         return "iteration_*/*"
@@ -62,7 +66,8 @@ class Checkpoint2:
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         if listing.kind != FOLDER:
             return None
-        for name in (TRACKER, COMMON):
+        theirs = any(name.startswith(OTHERS_STEPS) for name in listing.folders)
+        for name in (COMMON,) if theirs else (TRACKER, COMMON):
             if name in listing.files:
                 return name
         if METADATA in listing.files:
@@ -76,7 +81,7 @@ class Checkpoint2:
     def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; Checkpoint 2.0 has --step N")
-        chosen = _iteration(listing, where, store)
+        chosen = iteration_of(listing, where, store, STEPS_OF)
         if METADATA not in chosen.names:  # a job of one device has none
             _check_one_device(chosen)
             if COMMON not in chosen.names and not any(map(_FILE.fullmatch, chosen.names)):
@@ -113,7 +118,7 @@ class Checkpoint2:
         for rank in range(ranks):
             held = planner.names(rank)
             if naming.options["dedup"]:
-                first = [n for n in held if not _is_seen(planner, n, held[n], rank, seen)]
+                first = [n for n in held if not folder.is_seen(planner, n, held[n], rank, seen)]
                 kinds = _kinds(first)
             else:
                 kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(held))
@@ -151,14 +156,6 @@ class Checkpoint2:
 # -- written --------------------------------------------------------------------------------------
 
 
-def _is_seen(planner: Planner, name: str, layout: Any, rank: int, seen: set[object]) -> bool:
-    """Tell whether a lower rank holds the same slice; it is known from now on."""
-    key = name, planner.cell(layout, rank)
-    known = key in seen
-    seen.add(key)
-    return known
-
-
 def _kinds(names: Iterable[str]) -> tuple[frozenset[str], ...]:
     """Divide names into those of the network and those of its optimizer.
 
@@ -180,110 +177,7 @@ def _is_optimizers(name: str) -> bool:
 # -- found ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Iteration:
-    """An iteration: its number, the names of its files, and other iterations.
-
-    below: its folder in the place, with a slash; "" if it is the place itself.
-    """
-
-    listing: Listing
-    below: str
-    number: int | None
-    names: tuple[str, ...]
-    others: tuple[tuple[int, ...], ...] = ()
-    notices: tuple[str, ...] = ()
-
-    @property
-    def path(self) -> str:
-        return self.listing.at(self.below.rstrip("/"))
-
-    def at(self, name: str) -> str:
-        return self.listing.at(self.below + name)
-
-    @property
-    def step(self) -> tuple[int, ...] | None:
-        return None if self.number is None else (self.number,)
-
-
-def _iteration(listing: Listing, where: Where, store: Store) -> _Iteration:
-    """Return the iteration that is meant. Raises UsageError, CheckpointError."""
-    if listing.kind != FOLDER:
-        raise UsageError(f"{listing.path}: no such checkpoint folder{listing.searched}")
-    found: dict[int, list[str]] = {}
-    folders: dict[int, str] = {}
-    for name in listing.files:
-        parent, _, own = name.rpartition("/")
-        match = _ITERATION.fullmatch(parent)
-        if match:
-            found.setdefault(int(match[1]), []).append(own)
-            folders[int(match[1])] = parent + "/"
-    direct = tuple(name for name in listing.entries if name not in listing.folders)
-    if folder.tensor_files(direct):
-        match = _ITERATION.fullmatch(listing.name)
-        number = int(match[1]) if match else None
-        if found or (where.step not in (None, LATEST) and where.step != str(number)):
-            raise UsageError(
-                f"{listing.path}: is one iteration's folder; --step chooses one in the folder "
-                "above it"
-                if not found
-                else f"{listing.path}: holds files of a checkpoint beside folders of iterations; "
-                "name one"
-            )
-        return _Iteration(listing, "", number, direct)
-    if not found:
-        raise CheckpointError(
-            f"{listing.path}: holds no iteration_N folder with files{listing.searched}"
-        )
-    number, notices = _number(listing, where, store, sorted(found))
-    others = tuple((n,) for n in sorted(found) if n != number)
-    return _Iteration(listing, folders[number], number, tuple(found[number]), others, notices)
-
-
-def _number(
-    listing: Listing, where: Where, store: Store, known: list[int]
-) -> tuple[int, tuple[str, ...]]:
-    if where.step not in (None, LATEST):
-        assert where.step is not None
-        if not _is_number(where.step) or int(where.step) not in known:
-            raise UsageError(
-                f"--step {where.step!r}: {listing.path} has iterations {ranges(known)}; say one of "
-                "them"
-            )
-        return int(where.step), ()
-    if TRACKER not in listing.entries:
-        raise CheckpointError(
-            f"{listing.path}: has no {TRACKER}, by which a complete iteration is known; name the "
-            f"folder of the one that is meant, such as {listing.at(f'iteration_{known[-1]:08}')}"
-        )
-    text = store.read(TRACKER, listing.searched).decode(errors="replace").strip()
-    if not _is_number(text) or int(text) not in known:
-        raise CheckpointError(
-            f"{listing.at(TRACKER)}: says {text[:20]!r}, and the iterations that are there are "
-            f"{ranges(known)}; name the folder of one of them"
-        )
-    newer = [n for n in known if n > int(text)]
-    if newer and where.step == LATEST:
-        raise CheckpointError(
-            f"{listing.path}: iteration {newer[-1]} is newer than {text}, the last complete one by "
-            f"{TRACKER}; say --step {text} if that is meant"
-        )
-    notices = (
-        (
-            f"{listing.path}: iteration {newer[-1]} is newer, and {TRACKER} does not call it "
-            "complete",
-        )
-        if newer
-        else ()
-    )
-    return int(text), notices
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,18}", text) is not None
-
-
-def _check_one_device(chosen: _Iteration) -> None:
+def _check_one_device(chosen: Iteration) -> None:
     """Refuse files of several ranks without metadata, which alone says how they are sharded."""
     for name in folder.tensor_files(chosen.names):
         match = _FILE.fullmatch(name)
@@ -294,7 +188,7 @@ def _check_one_device(chosen: _Iteration) -> None:
             )
 
 
-def _training(chosen: _Iteration, store: Store) -> dict[str, Any]:
+def _training(chosen: Iteration, store: Store) -> dict[str, Any]:
     if COMMON not in chosen.names:
         return {}
     try:
@@ -303,7 +197,7 @@ def _training(chosen: _Iteration, store: Store) -> dict[str, Any]:
         raise CheckpointError(f"{chosen.at(COMMON)}: {error}") from error
 
 
-def _facts(chosen: _Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
+def _facts(chosen: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
     """Return how far the training was, by common.json and by the folder's name.
 
     The folder counts what common.json calls step_num or global_step; they differ where steps were
@@ -337,7 +231,7 @@ def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str
     }
 
 
-def _described(chosen: _Iteration, store: Store) -> Selected:
+def _described(chosen: Iteration, store: Store) -> Selected:
     """Return the files that metadata.json speaks of, and what it says of them."""
     path, name = chosen.at(METADATA), chosen.below + METADATA
     if not store.has(name):

@@ -9,11 +9,13 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.facts import BYTES, INDEX, TENSORS, Fact
-from rankxform.formats.base import suffixes
+from rankxform.formats.base import suffixes as suffixes_of_files
 from rankxform.formats.dtype import INT4
 from rankxform.formats.json_stream import load
+from rankxform.layout.layout import Layout
 from rankxform.layout.names import natural
 from rankxform.planning.description import Description
+from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, Listing, Store
 
 from .base import Selected, Where
@@ -27,15 +29,16 @@ def tensor_files(names: Iterable[str]) -> list[str]:
     return sorted((n for n in names if n.endswith(SUFFIX) and "/" not in n), key=natural)
 
 
-def in_folder(name: object, source: str) -> str:
+def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) -> str:
     """Return the name of a file that `source` names. Raises CheckpointError if it leaves the
-    folder."""
+    folder, or is of another kind."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise CheckpointError(f"{source}: names {name!r}, which is no file")
     if isabs(name) or ".." in name.split("/") or normpath(name) != name:
         raise CheckpointError(f"{source}: names {name!r}, which is not below its folder")
-    if not name.endswith(SUFFIX):
-        raise CheckpointError(f"{source}: names {name!r}, which is no safetensors file")
+    if not name.endswith(tuple(suffixes)):
+        kind = " or ".join(one[1:] for one in suffixes)
+        raise CheckpointError(f"{source}: names {name!r}, which is no {kind} file")
     return name
 
 
@@ -138,7 +141,7 @@ def index_document(files: Mapping[str, Collection[str]], total: int, **style: ob
 def foreign_files(listing: Listing, own: Collection[str]) -> list[str]:
     """Return other checkpoint files beside a destination's own: loaders read all that is there."""
     mine = {*own, *listing.folders}
-    return [n for n in listing.entries if n.endswith(suffixes()) and n not in mine]
+    return [n for n in listing.entries if n.endswith(suffixes_of_files()) and n not in mine]
 
 
 def check_whole(what: str, ranks: int) -> None:
@@ -158,3 +161,11 @@ def check_no_step(form: str, where: Where) -> None:
 def plain_metadata(source: Mapping[str, str], kind: str) -> Mapping[str, str]:
     """Return metadata that say which library's tensors these are, and no more of the source's."""
     return {"format": kind} | {k: v for k, v in source.items() if v == INT4}
+
+
+def is_seen(planner: Planner, name: str, layout: Layout, rank: int, seen: set[object]) -> bool:
+    """Tell whether a lower rank holds the same slice; it is known from now on."""
+    key = name, planner.cell(layout, rank)
+    known = key in seen
+    seen.add(key)
+    return known

@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from rankxform import facts
 from rankxform.errors import CheckpointError, RankxformError, UsageError
-from rankxform.facts import COMMIT, METADATA, Fact
+from rankxform.facts import COMMIT, Fact
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import natural, ranges
 from rankxform.planning.parts import Part
@@ -27,6 +28,8 @@ from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder
 from .base import Arrangement, Naming, Needed, Selected, Where
+from .boxes import METADATA
+from .dcp_safetensors import SHARD
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
@@ -46,15 +49,17 @@ class HuggingFace:
     described = True
     training: str | None = None
     configured = True
+    items = ""
+    is_written = True
 
     def pattern(self, where: Where) -> str:
         return "*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """By its index or its shards; else by safetensors files, if nothing else is there."""
-        if listing.kind != FOLDER or listing.name.startswith("rank_"):
-            return None
         names = listing.entries
+        if listing.kind != FOLDER or listing.name.startswith("rank_") or _is_sharded(names):
+            return None
         for name in names:
             if name.endswith(INDEX) or _SHARD.fullmatch(name):
                 return name
@@ -144,7 +149,7 @@ def _commits(selected: Selected, store: Store) -> Iterator[Fact]:
         with suppress(RankxformError):  # a note of somebody else's, which cannot be read
             if name and store.has(noted):
                 commit = store.read(noted).partition(b"\n")[0].decode(errors="replace").strip()
-                yield Fact(COMMIT, "", commit, METADATA, name)
+                yield Fact(COMMIT, "", commit, facts.METADATA, name)
 
 
 def _check_clear(listing: Listing, indexed: bool) -> None:
@@ -174,6 +179,12 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
             )
 
 
+def _is_sharded(names: Iterable[str]) -> bool:
+    """Tell whether files hold boxes of tensors, of which a table or the files themselves tell."""
+    return any(name == METADATA or SHARD.fullmatch(name) or _OF_RANK.match(name) for name in names)
+
+
+_OF_RANK = re.compile(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")
 _OTHERS = ("param_name_map.json", "part0.safetensors", "metadata.json", "common.json")
 _OTHER = re.compile(r"(^|-)(model|opt)-\d{7}-\d{7}\.safetensors$")
 """Files by which a folder of safetensors is of another form."""

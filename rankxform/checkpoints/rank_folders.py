@@ -42,6 +42,8 @@ class RankFolders:
     described = False
     training: str | None = None
     configured = False
+    items = ""
+    is_written = True
 
     def pattern(self, where: Where) -> str:
         return where.pattern

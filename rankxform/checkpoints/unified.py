@@ -46,6 +46,8 @@ class Unified:
     described = True
     training: str | None = None
     configured = False
+    items = ""
+    is_written = True
 
     def pattern(self, where: Where) -> str:
         return "*"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 from rankxform.formats.base import FileLayout, Format, locate
 from rankxform.storage.posix import (
@@ -153,8 +154,9 @@ class FileSink:
 
     def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
         layout = output.layout
-        self._spans, self._heads = layout.spans, layout.heads
-        self._shares = True  # until the file system does not
+        self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
+        self._shares = not layout.tails  # until the file system does not
+        self._crcs: dict[str, int] = {}  # of tensors with a tail, until all is put
         self._writer = Writer(output.part, parts, buffer, behind)
 
     @property
@@ -170,6 +172,8 @@ class FileSink:
                 put(offset, data, self._heads[offset])
             else:
                 put(offset, data)
+            if name in self._tails:
+                self._put_tail(name, start, data)
             return
         done = 0
         for span in locate(spans, start, len(data)) if len(data) else spans:
@@ -178,6 +182,15 @@ class FileSink:
                 put(span.offset - len(head), head)
             put(span.offset, data[done : done + span.nbytes])
             done += span.nbytes
+
+    def _put_tail(self, name: str, start: int, data: Buffer) -> None:
+        """Sum content that was put, and write what stands behind it when that was the last."""
+        crc, span = crc32(data, self._crcs.pop(name, 0)), self._spans[name][0]
+        if start + len(data) < span.nbytes:
+            self._crcs[name] = crc
+        else:
+            tail = self._tails[name].with_crc(crc)
+            self._writer.put(span.offset + span.nbytes, memoryview(tail))
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
         spans, (src, path, first) = self._spans[name], source

@@ -5,6 +5,8 @@ Readers find things in bytes that they are handed; they open nothing and import 
 
 from .base import FORMATS
 from .ckpt import Ckpt
+from .distcp import Distcp
+from .raw import Raw
 from .safetensors import Safetensors
 
-FORMATS.update({one.name: one for one in (Ckpt(), Safetensors())})
+FORMATS.update({one.name: one for one in (Ckpt(), Safetensors(), Distcp(), Raw())})

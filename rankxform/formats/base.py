@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from hashlib import blake2b
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from rankxform.errors import FormatError
@@ -75,6 +76,30 @@ class Schema:
         return content_bytes(self.dtypes[i], self.shapes[i])
 
 
+class View(NamedTuple):
+    """An entry of a file's own table of contents, or a part of it, under another name.
+
+    entry: its own name. there: the shape that it is stated to have, in elements; None if only where
+    a part of it lies is stated. name, shape: as it is known. first: the element at which a part
+    begins.
+    """
+
+    entry: str
+    there: Shape | None
+    name: str
+    shape: Shape
+    first: int = 0
+
+
+class Stated(NamedTuple):
+    """What a checkpoint states of a file: views of its entries, and how many bytes it has at least;
+    source: what states it, for messages."""
+
+    views: tuple[View, ...] = ()
+    nbytes: int = 0
+    source: str = ""
+
+
 @dataclass
 class Index:
     """Table of contents of one checkpoint file.
@@ -86,6 +111,8 @@ class Index:
     checksum_at: byte at which a checksum behind the content starts, or None. has_checksum: whether
         the file states a checksum, there or elsewhere.
     metadata: texts that the container keeps beside tensors.
+    wrong: by name why an entry's bytes are not its elements in row-major order. sums: by position
+        the CRC-32 that is stated of an entry's content. views: what the entries were called before.
     """
 
     schema: Schema
@@ -98,6 +125,9 @@ class Index:
     checksum_at: int | None = None
     has_checksum: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[int, int] = field(default_factory=dict)
+    views: tuple[View, ...] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.schema.position
@@ -118,6 +148,41 @@ class Index:
         offsets = array("q", (self.offsets[self.schema.position[name]] for name in schema.names))
         return replace(self, schema=schema, offsets=offsets, pieces={})
 
+    def viewed(self, views: tuple[View, ...]) -> Index:
+        """Return the table of contents under the names that a checkpoint has for its entries.
+
+        What nobody speaks of is left out. Raises FormatError where an entry is not what is stated.
+        """
+        if not views:
+            return self
+        own, offsets, sums = self.schema, array("q"), {}
+        kinds = []
+        for number, (entry, there, name, shape, first) in enumerate(views):
+            at = own.position.get(entry)
+            if at is None:
+                raise FormatError(f"{name}: does not lie there; copy the file again")
+            if there is not None and own.shapes[at] != there:
+                if entry in self.wrong:
+                    tensor, at_box, box = name.partition(" at (")
+                    where = f" (at ({box})" if at_box else ""
+                    raise FormatError(f"{tensor}: {self.wrong[entry]}{where}")
+                raise FormatError(
+                    f"{name}: is {own.dtypes[at]} {list(own.shapes[at])}, and {list(there)} is "
+                    "stated; the files are not of one checkpoint"
+                )
+            if first + prod(shape) > prod(own.shapes[at]):
+                raise FormatError(f"{name}: ends at {first + prod(shape):,}, beyond the file's end")
+            kinds.append(own.dtypes[at])
+            offsets.append(self.offsets[at] + content_bytes(own.dtypes[at], (first,)))
+            if at in self.sums and shape == there:
+                sums[number] = self.sums[at]
+        schema = Schema(
+            tuple(one.name for one in views), tuple(kinds), tuple(one.shape for one in views)
+        )
+        return replace(
+            self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, views=views
+        )
+
     def spans(self, name: str) -> tuple[Span, ...]:
         """Return where the content of `name` lies, in order."""
         i = self.schema.position[name]
@@ -129,6 +194,20 @@ class Index:
         return self.metadata.get(REDUNDANCY_KEY) == "True"
 
 
+class Tail(NamedTuple):
+    """Bytes behind a tensor's content, and where in them its CRC-32 goes, in four bytes each."""
+
+    data: bytes
+    crc_at: tuple[int, ...]
+
+    def with_crc(self, crc: int) -> bytes:
+        """Return the bytes, of content with this CRC-32."""
+        found = bytearray(self.data)
+        for at in self.crc_at:
+            found[at : at + 4] = crc.to_bytes(4, "little")
+        return bytes(found)
+
+
 @dataclass(frozen=True)
 class FileLayout:
     """The bytes of a destination file, planned; the same for all ranks with slices of one shape.
@@ -137,12 +216,14 @@ class FileLayout:
         by the content of some tensor, and written with it.
     spans: where the content of each tensor goes, in order.
     size: the bytes of the complete file; the last `trailer` of them are a checksum.
+    tails: by tensor what stands right behind its content, and is written with it.
     """
 
     headers: tuple[tuple[int, bytes], ...]
     spans: Mapping[str, tuple[Span, ...]]
     size: int
     trailer: int = 0
+    tails: Mapping[str, Tail] = field(default_factory=dict)
 
     @cached_property
     def heads(self) -> Mapping[int, memoryview]:
@@ -157,16 +238,21 @@ class FileLayout:
             (name, *(n for span in spans for n in span)) for name, spans in self.spans.items()
         )
         state.update(repr(([at for at, _ in self.headers], *places)).encode())
+        state.update(b"".join(one.data for one in self.tails.values()))
         return state.hexdigest()
 
 
 class Format(Protocol):
     """One container. Pure but for the functions it is given; it knows no paths.
 
-    name: what ``--format`` calls it, and the suffix of its files.
+    name: what ``--format`` calls it, and the suffix of its files. alone: whether a file of it may
+    be a checkpoint, or a rank's; otherwise files are told by what speaks of them. alike: whether
+    most files of a checkpoint differ in content alone.
     """
 
     name: str
+    alone: bool
+    alike: bool
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         """Find every tensor of a file of `size` bytes from its headers; read no content.
@@ -194,8 +280,10 @@ class Format(Protocol):
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
         """Return the checksum of a complete file that was laid out with one, and where it goes."""
 
-    def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
-        """Return the checksum that a file states and its actual one; None if it states none."""
+    def checksums(
+        self, index: Index, read_at: ReadAt, blocks: Blocks
+    ) -> Sequence[tuple[str, str, str]]:
+        """Return the checksums that a file states: of what, in words, the stated, the actual."""
 
 
 FORMATS: dict[str, Format] = {}
@@ -203,13 +291,16 @@ FORMATS: dict[str, Format] = {}
 
 DEFAULT_CONTAINER = "ckpt"
 
+OF_FILE = "its checksum"
+"""What a checksum of a whole file is called."""
+
 BLOCK = 4096
 """Bytes of a file system's block, on the usual machines."""
 
 
 def suffixes() -> tuple[str, ...]:
-    """Return the suffixes of checkpoint files, with the dot."""
-    return tuple("." + name for name in FORMATS)
+    """Return the suffixes of files that may be checkpoints, with the dot."""
+    return tuple("." + name for name, one in FORMATS.items() if one.alone)
 
 
 def format_of(suffix: str) -> Format:

@@ -21,6 +21,7 @@ from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 
 from .base import (
+    OF_FILE,
     Blocks,
     Entry,
     FileLayout,
@@ -239,6 +240,8 @@ class Ckpt:
     """MindSpore's own container (`rankxform.formats.base.Format`)."""
 
     name = "ckpt"
+    alone = True
+    alike = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return read_index(read_at, size)
@@ -275,12 +278,14 @@ class Ckpt:
         end = layout.size - layout.trailer
         return end, crc_trailer(crc_of(blocks, [Span(0, end)]))
 
-    def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
+    def checksums(
+        self, index: Index, read_at: ReadAt, blocks: Blocks
+    ) -> Sequence[tuple[str, str, str]]:
         at = index.checksum_at
         if at is None:
-            return None
+            return ()
         stated = stated_crc(read_at(at, CRC_BYTES))
-        return str(stated), str(crc_of(blocks, [Span(0, at)]))
+        return [(OF_FILE, str(stated), str(crc_of(blocks, [Span(0, at)])))]
 
 
 def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:

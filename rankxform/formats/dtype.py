@@ -1,7 +1,8 @@
 """Element types: MindSpore's names, the names in safetensors, and bytes an element.
 
 Data are opaque here: a type is a label with an item size. Int4 counts bytes, two values in
-each; ``str`` is the UTF-32 text of an `append_dict` entry. Types that MindSpore does not have
+each; ``str`` is the UTF-32 text of an `append_dict` entry, ``bytes`` what is no tensor and is
+carried as it is between checkpoints of one form. Types that MindSpore does not have
 are called as in safetensors, and are carried from one such file to another.
 """
 
@@ -11,7 +12,7 @@ from math import prod
 
 from rankxform.errors import FormatError
 
-INT4, TEXT = "Int4", "str"
+INT4, TEXT, BYTES = "Int4", "str", "bytes"
 
 _TYPES = (
     # MindSpore, safetensors, bytes
@@ -45,7 +46,7 @@ FROM_SAFETENSORS = {other: name for name, other, _ in _TYPES if other}
 def item_size(dtype: str) -> int:
     """Return the bytes of one element. Raises FormatError for a type MindSpore does not have."""
     try:
-        return ITEM_SIZE[dtype]
+        return 1 if dtype == BYTES else ITEM_SIZE[dtype]
     except KeyError:
         raise FormatError(
             f"element type {dtype!r} is not one of MindSpore's ({', '.join(ITEM_SIZE)})"

@@ -19,6 +19,7 @@ from rankxform.geometry.box import Shape
 
 from .base import (
     BLOCK,
+    OF_FILE,
     REDUNDANCY_KEY,
     Blocks,
     Entry,
@@ -66,6 +67,11 @@ def zeros_of(dtype: str, shape: Shape, content: bytes) -> int | None:
 def read_index(read_at: ReadAt, size: int) -> Index:
     """Read the header of a file of `size` bytes. Raises FormatError where it does not hold."""
     prefix = read_at(0, 8)
+    if prefix.startswith(b"PK\3\4"):
+        raise FormatError(
+            "is no safetensors file but torch.save's (ZIP), as HyperParallel wrote until March "
+            "2026; save it again with a newer version"
+        )
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER):
         raise FormatError(
@@ -172,6 +178,8 @@ class Safetensors:
     """safetensors files as MindSpore writes them (`rankxform.formats.base.Format`)."""
 
     name = "safetensors"
+    alone = True
+    alike = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return read_index(read_at, size)
@@ -226,15 +234,18 @@ class Safetensors:
         assert len(data) <= len(head) - 8, "the reserve was too small"
         return 0, head[:8] + data.ljust(len(head) - 8)
 
-    def checksums(self, index: Index, read_at: ReadAt, blocks: Blocks) -> tuple[str, str] | None:
+    def checksums(
+        self, index: Index, read_at: ReadAt, blocks: Blocks
+    ) -> Sequence[tuple[str, str, str]]:
         if CRC_KEY not in index.metadata:
-            return None
+            return ()
         schema = index.schema
         scalars = {
             n: d for n, d, shape in zip(schema.names, schema.dtypes, schema.shapes) if not shape
         }
         spans = {name: index.spans(name) for name in schema.names}
-        return index.metadata[CRC_KEY], str(_crc_of_tensors(spans, scalars, blocks))
+        actual = _crc_of_tensors(spans, scalars, blocks)
+        return [(OF_FILE, index.metadata[CRC_KEY], str(actual))]
 
 
 def _crc_of_tensors(

@@ -117,8 +117,8 @@ def _check_tiles(shape: Shape, boxes: Sequence[Box]) -> None:
         active = [one for one in active if one.stop[0] > box.start[0]]
         for other in active:
             if other.intersect(box) is not None:
-                raise ValueError(f"boxes {other} and {box} overlap")
+                raise ValueError(f"boxes at {other.start} and {box.start} overlap")
         active.append(box)
     have = sum(box.size for box in boxes)
     if have != prod(shape):
-        raise ValueError(f"boxes hold {have:,} of {prod(shape):,} elements of {list(shape)}")
+        raise ValueError(f"boxes cover {have:,} of {prod(shape):,} elements of {list(shape)}")

@@ -11,6 +11,7 @@ OPERATIONS.update(
     lora=prepared("adapter"),
     mapping=prepared("mapping"),
     drop=drop.drop,
+    items=drop.drop_items,
     vocabulary=vocabulary.vocabulary,
     cast=cast.cast,
 )

@@ -6,11 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rankxform.formats.dtype import BYTES
 from rankxform.layout.names import expression
 
 from .base import Operation, Tensor
 
 NOT_CHOSEN = "not chosen by --include and --exclude"
+
+
+NO_TENSOR = "items that are no tensors"
+
+
+def drop_items(options: Mapping[str, Any]) -> Operation | None:
+    """Return the operation that drops what is no tensor, where the destination is not to have it.
+
+    `items` says so: how such things are kept at the source, and at the destination.
+    """
+    src, dst = options.get("items") or ("", "")
+    if src and src == dst:
+        return None
+
+    def dropped(tensor: Tensor) -> Tensor:
+        return replace(tensor, dropped=NO_TENSOR) if tensor.dtype == BYTES else tensor
+
+    return dropped
 
 
 def drop(options: Mapping[str, Any]) -> Operation | None:

@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Any, NamedTuple
 
 from rankxform.facts import Fact
+from rankxform.formats.base import Stated
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
@@ -35,6 +36,8 @@ class Description:
     there is none. boxes: by tensor what each file holds of it, where that is stated box by box.
     With neither, all tensors are whole, each in one file.
     ranks: by file the global rank that it is of; {}: ids are ranks, or files are of no rank.
+    stated: by file the entries of its own table of contents under the names that boxes have.
+    items: the kind of what is no tensor, which is carried to checkpoints that have the same.
     listed: by file the names that it is said to hold. declared: by name type and full shape, in
     elements. untracked: the file with values that are listed nowhere, if there is one. training:
     facts such as its global_step. missing_files: by rank a file that is spoken of and not
@@ -45,6 +48,8 @@ class Description:
     source: str = ""
     strategy: Strategy | None = None
     boxes: Mapping[str, tuple[StatedBox, ...]] = field(default_factory=dict)
+    stated: Mapping[int, Stated] = field(default_factory=dict)
+    items: str = ""
     ranks: Mapping[int, int] = field(default_factory=dict)
     listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     declared: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)

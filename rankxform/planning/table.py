@@ -201,7 +201,7 @@ def _tiled(
     try:
         tiling, cells = tiling_of(shape, [one.box for one in boxes])
     except ValueError as error:
-        raise CheckpointError(f"{source}: {name!r}: {error}; copy it again") from error
+        raise CheckpointError(f"{source}: {name}: {error}; copy it again") from error
     files: dict[Cell, dict[int, None]] = {}
     suffixes: dict[tuple[Cell, int], str] = {}
     for one, cell in zip(boxes, cells):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 from posixpath import dirname
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.checkpoints.base import (
@@ -24,7 +25,7 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.facts import FILES, contradictions
-from rankxform.formats.base import Index, Schema
+from rankxform.formats.base import Index, Schema, Stated
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
@@ -40,6 +41,8 @@ from .by_node import list_on_all, reach_of
 from .choice import Chosen, Fault, Narrow, choose, entered, form_at
 from .own import Own, changed
 from .whole import whole_strategy
+
+_NOTHING = Stated()
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
     chosen, there = choose(where, form, listing, narrow, team)
     paths = {file: address_of(where.path, name) for file, name in sorted(chosen.names.items())}
     reach, notices = reach_of(team, paths, same_as_node0)
-    found, unreadable = index_all(paths, reach, team, chosen.own)
+    stated = chosen.selected.description.stated if chosen.selected.description else {}
+    found, unreadable = index_all(paths, reach, team, chosen.own, stated)
     source = Source(
         where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,
         (*chosen.faults, *unreadable), (*filter(None, [inside]), *chosen.notices, *notices),
@@ -124,7 +128,11 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
 
 
 def index_all(
-    paths: Mapping[int, str], reach: Reach, team: Team, own: Own | None = None
+    paths: Mapping[int, str],
+    reach: Reach,
+    team: Team,
+    own: Own | None = None,
+    stated: Mapping[int, Stated] = MappingProxyType({}),
 ) -> tuple[dict[int, Index], list[Fault]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
@@ -140,7 +148,7 @@ def index_all(
                 wrong.append(Fault(why, CheckpointError, file, inside=True, id=FILES))
                 continue
             try:
-                found[file] = indexer.index(paths[file])
+                found[file] = indexer.index(paths[file], stated.get(file, _NOTHING))
             except CheckpointError as error:
                 wrong.append(Fault(str(error), CheckpointError, file, inside=True))
         outwait(found.values())

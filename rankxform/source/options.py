@@ -52,8 +52,8 @@ class SourceOptions:
         "(default: error)", BYTES, COMPARE, LOAD, kind=one_of((ERROR, "take-one")),
     )  # fmt: skip
     src_form: str | None = option(
-        None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, or "
-        "Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
+        None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, a "
+        "distributed checkpoint, or Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
         kind=one_of(FORMS),
     )  # fmt: skip
     src_pattern: str = option(

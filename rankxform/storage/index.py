@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, FormatError
-from rankxform.formats.base import Format, Index, ReadAt, format_of, gaps
+from rankxform.formats.base import Format, Index, ReadAt, Stated, format_of, gaps
 
 from .posix import AnyPath
 from .store import store_at
@@ -28,6 +28,9 @@ _TICK = 10_000_000
 """Nanoseconds after which the clock of a file system has ticked."""
 
 
+_NOTHING = Stated()
+
+
 class Indexer:
     """Indexes files; a file laid out like an earlier one is recognized by comparing headers.
 
@@ -40,19 +43,25 @@ class Indexer:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], list[_Template]] = {}
 
-    def index(self, path: AnyPath) -> Index:
-        """Read the table of contents of `path`. Raises CheckpointError."""
+    def index(self, path: AnyPath, stated: Stated = _NOTHING) -> Index:
+        """Read the table of contents of `path`, which is as is stated. Raises CheckpointError."""
         kind = container(path)
         with store_at(str(path)).open("") as file:
             size, modified, inode, changed = file.version
-            templates = self._seen.setdefault((kind.name, size), [])
+            templates = self._seen.setdefault((kind.name, size), []) if kind.alike else []
             found = next((t.index for t in templates if t.fits(file.read_at)), None)
-            if found is None:
-                try:
+            if size < stated.nbytes:
+                raise CheckpointError(
+                    f"{path}: is shorter than {stated.source} says: {size:,} of {stated.nbytes:,} "
+                    "bytes; copy it again"
+                )
+            try:
+                if found is None:
                     found = kind.read_index(file.read_at, size)
-                except FormatError as error:
-                    raise CheckpointError(f"{path}: {error}") from error
-                templates.append(_Template(found, str(path)))
+                    templates.append(_Template(found, str(path)))
+                found = found.viewed(stated.views)
+            except FormatError as error:
+                raise CheckpointError(f"{path}: {error}") from error
         return replace(found, modified=modified, inode=inode, changed=changed)
 
 

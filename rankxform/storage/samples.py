@@ -111,7 +111,7 @@ def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:
 
     seen: what was sampled of it before, by entry.
     """
-    now = table_of(path)
+    now = table_of(path).viewed(index.views)
     same = (now.schema, now.offsets, now.pieces) == (index.schema, index.offsets, index.pieces)
     if not same or sample(path, index, seen, lambda done: None) != seen:
         raise CheckpointError(
@@ -134,7 +134,5 @@ def wrong_crc(path: str, index: Index, on_progress: OnProgress) -> str | None:
     """
     with store_at(path).open("") as file, closing(storage_of(path).ranges()) as ranges:
         read = blocks(partial(ranges.read, path), on_progress)
-        both = container(path).checksums(index, file.read_at, read)
-    if both is None or both[0] == both[1]:
-        return None
-    return f"its checksum is {both[1]}, it states {both[0]}"
+        found = container(path).checksums(index, file.read_at, read)
+    return next((f"{of} is {b}, the file says {a}" for of, a, b in found if a != b), None)

@@ -108,7 +108,8 @@ def _aimed(
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
     request, operation, catalog = asked.request, asked.operation, source.table
-    derivation = derivation_of(request, operation, adapter.table if adapter else None)
+    added, items = adapter.table if adapter else None, source.description.items
+    derivation = derivation_of(request, operation, added, items)
     _check_extra_names(source, asked.src)
     check_side(request, operation, source, derivation)
     tensors = tensors_of(catalog, derivation)

@@ -200,9 +200,15 @@ def _with_adapter(request: Request, src: str, known: OperationInputs) -> Operati
 
 
 def derivation_of(
-    request: Request, given: OperationInputs, adapter: Catalog | None = None
+    request: Request,
+    given: OperationInputs,
+    adapter: Catalog | None = None,
+    items: str = "",
 ) -> Derivation:
-    """Return what becomes of the source's tensors; the same on every process."""
+    """Return what becomes of the source's tensors; the same on every process.
+
+    items: how the source keeps what is no tensor.
+    """
     made = None
     if adapter is not None:
         from rankxform.ops.lora import Adapter
@@ -210,7 +216,13 @@ def derivation_of(
         assert given.scaling is not None
         shapes = {p.src_name: p.shape for p in adapter.parameters}
         made = Adapter(shapes, given.scaling, str(given.lora), inside=given.inside)
-    ready = {"mapping": name_map(request, given), "adapter": made, "block": _block(given)}
+    kept = items, FORMS[request.dst_form or DEFAULT_FORM].items
+    ready = {
+        "mapping": name_map(request, given),
+        "adapter": made,
+        "block": _block(given),
+        "items": kept,
+    }
     return Derivation.of({**vars(request), **given.documents, **ready})
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from posixpath import splitext
 
 from rankxform.engine.file_sink import Output
-from rankxform.formats.base import BLOCK, FileLayout, Index
+from rankxform.formats.base import BLOCK, FileLayout, Format, Index, format_of
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.publish.links import NONE, REFLINK, can_reflink
@@ -53,13 +54,17 @@ class FileLayouts:
         """Return the layout of the file of a destination rank."""
         slices = self._planner.slices(rank)  # one list for all ranks with the same
         if id(slices) not in self._known:
-            container, tensors = self._target.container, self._planner.tensors(rank)
+            container, tensors = self._container(rank), self._planner.tensors(rank)
             source = self._source(rank)
             begins = min(source.offsets, default=0) % BLOCK
             metadata = self._metadata(rank, source)
             layout = container.lay_out(tensors, metadata, self._checksum, begins)
             self._known[id(slices)] = layout
         return self._known[id(slices)]
+
+    def _container(self, rank: int) -> Format:
+        """Return the container of a destination file; some forms have two."""
+        return format_of(splitext(self._target.arrangement.names[rank])[1])
 
     def _source(self, rank: int) -> Index:
         """Return the file of the lowest source rank of a destination rank's stage."""

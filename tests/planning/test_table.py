@@ -83,7 +83,7 @@ def test_tensors_that_are_stored_alike_share_one_sharding():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda boxes: boxes[1:], "hold 12 of 24 elements"),
+        (lambda boxes: boxes[1:], "cover 12 of 24 elements"),
         (lambda boxes: (*boxes, StatedBox(1, Box((2, 0), (5, 4)))), "overlap"),
         (lambda boxes: (StatedBox(0, Box((0, 0), (2, 4)), "x"), *boxes[1:]), "does not hold 'wx'"),
         (lambda boxes: (StatedBox(0, Box((0, 0), (3, 3))), *boxes[1:]), "is stated"),

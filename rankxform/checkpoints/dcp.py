@@ -1,0 +1,131 @@
+"""PyTorch's distributed checkpoints (DCP): files of items, and a table of boxes.
+
+::
+
+    .metadata                  every tensor's boxes, and where each lies; written last
+    __0_0.distcp ...           items as `torch.save` writes them, of rank 0, file 0
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from rankxform.errors import CheckpointError, FormatError
+from rankxform.formats import torch_metadata
+from rankxform.formats.base import BLOCK
+from rankxform.formats.dtype import content_bytes
+from rankxform.formats.torch_metadata import TORCH_FLAVOR, Item, Table
+from rankxform.planning.description import Description
+from rankxform.planning.plan import Planner
+from rankxform.storage.store import FOLDER, Listing, Store
+
+from . import boxes, folder
+from .base import Arrangement, Naming, Needed, Selected, Where
+from .boxes import METADATA
+
+SUFFIX = ".distcp"
+BACKEND = "metadata.json"
+_FILE = re.compile(r"__([0-9]{1,9})_0\.distcp")
+
+
+class Dcp:
+    """A folder of PyTorch's DCP (`checkpoints.base.Form`)."""
+
+    name = "dcp"
+    title = "PyTorch DCP"
+    options: tuple[str, ...] = ("max_part",)
+    container: str | None = "distcp"
+    described = True
+    training: str | None = None
+    configured = False
+    items = "torch"
+    is_written = True
+
+    def pattern(self, where: Where) -> str:
+        return "*"
+
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
+        if listing.kind != FOLDER or is_megatrons(listing, store):
+            return None
+        if begins_with(store, METADATA, b"torch.distributed"):
+            return METADATA
+        return next((name for name in listing.entries if name.endswith(SUFFIX)), None)
+
+    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+        folder.check_no_step(self.name, where)
+        table = read_table(listing, store, METADATA)
+        stated = Description(listing.at(METADATA), items=self.items)
+        names, description = boxes.described(
+            listing, boxes.as_stored(table), entry_of, (SUFFIX,), "", stated
+        )
+        return Selected(names, description=description)
+
+    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+        parts = boxes.parts_of(planner, naming.options["max_part"] or boxes.DEFAULT_BYTES)
+        names = {number: f"__{number}_0{SUFFIX}" for number in range(len(parts))}
+        return Arrangement(names, dict(enumerate(parts)))
+
+    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
+        return {}
+
+    def owns(self, name: str, file: int) -> bool:
+        match = _FILE.fullmatch(name)
+        return match is not None and int(match[1]) == file
+
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        return (METADATA,)
+
+    def companions(
+        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+    ) -> Mapping[str, Iterable[bytes]]:
+        table = boxes.table_of(planner, arrangement.names, places=True)
+        return {METADATA: torch_metadata.written(table, TORCH_FLAVOR)}
+
+    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+        return boxes.foreign(listing, own, (SUFFIX,))
+
+
+def is_megatrons(listing: Listing, store: Store) -> bool:
+    """Tell whether a folder is Megatron-Core's, which has a file on its backend beside the items.
+
+    `listing` has what lies in it.
+    """
+    return BACKEND in listing.entries and begins_with(store, BACKEND, b"sharded_backend")
+
+
+def begins_with(store: Store, name: str, words: bytes) -> bool:
+    """Tell whether words are among the first bytes of a file, if it is there."""
+    if not store.has(name):
+        return False
+    with store.open(name) as file:
+        return words in file.read_at(0, BLOCK)
+
+
+def entry_of(item: Item, dtype: str) -> str:
+    """Return what a ``.distcp`` calls an item: its first byte, and its key in a safetensors file.
+
+    Such a file, at the end, has all tensors, and what is stated are a tensor's own bytes.
+    """
+    inside = item.box is not None and item.nbytes == content_bytes(dtype, item.box.shape)
+    return f"{item.offset}/{item.key}" if inside else str(item.offset)
+
+
+def read_table(listing: Listing, store: Store, name: str) -> Table:
+    """Read a ``.metadata``. Raises CheckpointError."""
+    if not store.has(name):
+        interrupted = name + ".tmp"
+        why = (
+            f"; {interrupted} lies there, of a save that was interrupted"
+            if interrupted in listing.entries or store.has(interrupted)
+            else ""
+        )
+        raise CheckpointError(
+            f"{listing.at(name)}: is not there{listing.searched}, and without it nothing says "
+            f"where each tensor lies{why}; take another step, or save again"
+        )
+    try:
+        return torch_metadata.parse(store.read(name, listing.searched))
+    except FormatError as error:
+        raise CheckpointError(f"{listing.at(name)}: {METADATA} {error}") from error

@@ -1,0 +1,256 @@
+"""``.distcp``: items of PyTorch's distributed checkpoints, one behind the other.
+
+Each is a ZIP that `torch.save` wrote (`torch_item`), a tensor or anything else that is pickled.
+Where they begin only the checkpoint's ``.metadata`` says; they are found from the file's end, since
+every ZIP's end says where it began. Entries are named by their first byte in the file, which is how
+``.metadata`` names them; what the tensors are called, only that knows. Instead of tensors' ZIPs a
+safetensors file may stand at the end.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rankxform.errors import FormatError, RequestError
+
+from . import safetensors, torch_item
+from .base import BLOCK, Blocks, FileLayout, Index, Patch, ReadAt, Schema, Span, Tail, TensorSpec
+from .ckpt import crc_of
+from .dtype import BYTES, TEXT, content_bytes
+
+_WINDOW = 2048
+_MOST_ITEMS = 1 << 24
+_MOST_BYTES_ITEMS = 64 << 20
+_END = b"PK\5\6"
+_BEGIN = b"PK\3\4"
+
+
+class Distcp:
+    """Items of PyTorch's distributed checkpoints (`rankxform.formats.base.Format`)."""
+
+    name = "distcp"
+    alone = False
+    alike = False
+
+    def read_index(self, read_at: ReadAt, size: int) -> Index:
+        reader = _Reader(read_at, size)
+        if reader.bytes(max(0, size - 22), 4) != _END:
+            return _with_safetensors(read_at, size, reader)
+        return _index(_from_the_end(reader, 0, size), size)
+
+    def order(self, name: str, dtype: str) -> int:
+        """What is no tensor comes first."""
+        return int(dtype != BYTES)
+
+    def lay_out(
+        self,
+        tensors: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        checksum: bool,
+        begins: int = 0,
+    ) -> FileLayout:
+        """Plan a file. Each item has its CRC-32, whether or not a checksum is asked for."""
+        headers, spans, tails, at = [], {}, {}, 0
+        for name, dtype, shape in sorted(tensors, key=lambda one: self.order(one.name, one.dtype)):
+            nbytes = content_bytes(dtype, shape)
+            if dtype == BYTES:
+                spans[name] = (Span(at, nbytes),)
+                at += nbytes
+                continue
+            if dtype == TEXT or dtype not in torch_item.TORCH_NAMES:
+                raise RequestError(
+                    f"dcp cannot hold {name!r}, which is {dtype}; leave it out (--exclude)"
+                )
+            around = torch_item.parts(dtype, shape, at)
+            headers.append((at, around.head))
+            spans[name] = (Span(at + len(around.head), nbytes),)
+            tails[name] = Tail(around.tail, around.crc_at)
+            at += len(around.head) + nbytes + len(around.tail)
+        return FileLayout(tuple(headers), spans, at, tails=tails)
+
+    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+        return 0, b""  # each item has its own
+
+    def checksums(
+        self, index: Index, read_at: ReadAt, blocks: Blocks
+    ) -> Sequence[tuple[str, str, str]]:
+        found = []
+        for at, stated in index.sums.items():
+            name = index.schema.names[at]
+            actual = crc_of(blocks, index.spans(name))
+            found.append((f"{name}: CRC-32", f"{stated:08x}", f"{actual:08x}"))
+        return found
+
+
+def items_of(layout: FileLayout) -> dict[str, Span]:
+    """Return where the item of each tensor of a file lies, from its first byte to its last."""
+    before = {at + len(head): at for at, head in layout.headers}
+    found = {}
+    for name, ((at, nbytes),) in layout.spans.items():
+        start = before.get(at, at)
+        tail = layout.tails.get(name)
+        found[name] = Span(start, at + nbytes - start + (len(tail.data) if tail else 0))
+    return found
+
+
+class _Reader:
+    """Reads a file in windows, since an item's ends are often both in one."""
+
+    def __init__(self, read_at: ReadAt, size: int) -> None:
+        self._read_at, self.size = read_at, size
+        self._at, self._data = 0, b""
+
+    def bytes(self, at: int, nbytes: int) -> bytes:
+        """Return bytes of the file, fewer where it ends."""
+        end = min(at + nbytes, self.size)
+        if not (self._at <= at and end <= self._at + len(self._data)):
+            first = max(0, min(at, end - _WINDOW))
+            self._at, self._data = first, self._read_at(first, max(end, first + _WINDOW) - first)
+        return self._data[at - self._at : max(0, end - self._at)]
+
+
+class _Item:
+    """One item: where it is, what it is; and where its elements are, with their CRC-32."""
+
+    __slots__ = ("at", "crc", "described", "end", "start")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = self.at = start
+        self.end, self.crc = end, 0
+        self.described = torch_item.Described(BYTES, (end - start,))
+
+
+def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
+    """Return the items between two bytes of a file, each found by its last."""
+    found: list[_Item] = []
+    same: dict[bytes, torch_item.Described | str] = {}
+    while end > begin:
+        need = _WINDOW
+        while isinstance(need, int):
+            first = max(0, end - need)
+            data = reader.bytes(first, end - first)
+            tail = torch_item.read_tail(data, end)
+            if tail is None or tail == need:
+                raise FormatError(
+                    f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
+                    "or not one"
+                )
+            need = tail  # type: ignore[assignment]
+        assert isinstance(tail, torch_item.Tail)
+        if tail.start < begin or len(found) >= _MOST_ITEMS:
+            raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
+        found.append(_item(reader, tail, same))
+        end = tail.start
+    return found[::-1]
+
+
+def _item(
+    reader: _Reader, tail: torch_item.Tail, same: dict[bytes, torch_item.Described | str]
+) -> _Item:
+    """Return what an item is: a tensor, or bytes if it has no elements of its own."""
+    item, content = _Item(tail.start, tail.end), tail.members.get("data/0")
+    data = tail.members.get("data.pkl")
+    if content is None or data is None:
+        return item
+    try:
+        item.described, item.at = _tensor(reader, tail, same), _place(reader, tail, content)
+        item.crc = content.crc
+        if item.at + content.nbytes > tail.end:
+            raise FormatError("its elements do not lie in its item")
+    except FormatError as error:
+        item.described, item.at = item.described._replace(wrong=str(error)), item.start
+        item.described = torch_item.Described(BYTES, (tail.end - tail.start,), str(error))
+    return item
+
+
+def _place(reader: _Reader, tail: torch_item.Tail, member: torch_item.Member) -> int:
+    """Return the first byte of a member's content in the file."""
+    at = tail.start + member.at
+    head = reader.bytes(at, min(_WINDOW, tail.end - at))
+    found = torch_item.content_at(head, member._replace(at=0))
+    if found is None or at + found + member.nbytes > tail.end:
+        raise FormatError("a member of its ZIP lies beyond it")
+    return at + found
+
+
+def _tensor(
+    reader: _Reader, tail: torch_item.Tail, same: dict[bytes, torch_item.Described | str]
+) -> torch_item.Described:
+    """Return what an item's data.pkl says; most are equal to another's."""
+    reader.bytes(tail.start, min(_WINDOW, tail.end - tail.start))
+    order = tail.members.get("byteorder")
+    if order is not None:
+        stated = reader.bytes(_place(reader, tail, order), min(order.nbytes, 16))
+        if stated != b"little":
+            raise FormatError(f"{stated.decode(errors='replace')}-endian item")
+    data = tail.members["data.pkl"]
+    words = reader.bytes(_place(reader, tail, data), min(data.nbytes, _WINDOW))
+    if words not in same:
+        try:
+            same[words] = torch_item.described(words)
+        except FormatError as error:
+            same[words] = str(error)
+    found = same[words]
+    if isinstance(found, str):
+        raise FormatError(found)
+    if found.wrong:
+        raise FormatError(found.wrong)
+    if content_bytes(found.dtype, found.shape) != tail.members["data/0"].nbytes:
+        raise FormatError(
+            f"its data.pkl says {found.dtype} {list(found.shape)}, and it has "
+            f"{tail.members['data/0'].nbytes:,} bytes"
+        )
+    return found
+
+
+def _index(items: Sequence[_Item], size: int) -> Index:
+    schema = Schema(
+        tuple(str(one.start) for one in items),
+        tuple(one.described.dtype for one in items),
+        tuple(one.described.shape for one in items),
+    )
+    return Index(
+        schema,
+        array("q", (one.at for one in items)),
+        {},
+        size,
+        has_checksum=all(one.crc or not _has_content(one) for one in items),
+        wrong={str(one.start): one.described.wrong for one in items if one.described.wrong},
+        sums={n: one.crc for n, one in enumerate(items) if one.crc},
+    )
+
+
+def _has_content(item: _Item) -> bool:
+    dtype, shape, _ = item.described
+    return dtype != BYTES and content_bytes(dtype, shape) > 0
+
+
+def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
+    """Return the items of a file that ends with a safetensors file, in which all tensors are."""
+    begin, items = 0, list[_Item]()
+    while reader.bytes(begin, 4) == _BEGIN:
+        data, end = reader.bytes(begin, BLOCK), -1
+        while end < 0:
+            end = data.find(_END)
+            if end < 0 and (begin + len(data) >= size or len(data) > _MOST_BYTES_ITEMS):
+                raise FormatError(f"the item at byte {begin:,} has no end; the file is cut off")
+            if end < 0:
+                data = reader.bytes(begin, 2 * len(data))
+        items += [_Item(begin, begin + end + 22)]
+        begin += end + 22
+
+    def behind(at: int, nbytes: int) -> bytes:
+        return read_at(begin + at, nbytes)
+
+    found = safetensors.read_index(behind, size - begin)
+    own = _index(items, size)
+    names = tuple(f"{begin}/{name}" for name in found.schema.names)
+    schema = Schema(
+        (*own.schema.names, *names),
+        (*own.schema.dtypes, *found.schema.dtypes),
+        (*own.schema.shapes, *found.schema.shapes),
+    )
+    offsets = own.offsets + array("q", (begin + at for at in found.offsets))
+    return replace(own, schema=schema, offsets=offsets, metadata=found.metadata)

@@ -1,0 +1,347 @@
+"""``.metadata`` of PyTorch's and HyperParallel's distributed checkpoints: a pickled table of boxes.
+
+It is read as data (`pickled`) and written without PyTorch (`pickles`). Both frameworks have the
+same classes, in modules of their own; what differs is in `Flavor`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
+from math import prod
+from typing import Any, NamedTuple
+
+from rankxform.errors import FormatError
+from rankxform.geometry.box import Box, Shape
+from rankxform.values import dataclass
+
+from .dtype import ITEM_SIZE, TEXT
+from .pickled import Made, load
+from .pickles import Pickle
+from .torch_item import TORCH, TORCH_NAMES
+
+_PART = 1 << 20
+_MOST = 1 << 48
+
+_TORCH = "torch.distributed.checkpoint"
+_OLD = "torch.distributed._shard.sharded_tensor.metadata"
+_HYPER = "hyper_parallel.core.distributed_checkpoint", "hyper_parallel.core.checkpoint"
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+
+_CLASSES = (
+    "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+    "MetadataIndex", "TensorProperties", "StorageMeta", "StorageInfo", "_StorageInfo",
+    "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING", "SavePlan", "WriteItem", "TensorWriteData",
+    "WriteItemType", "MCoreSavePlan", "MCoreMetadata",
+)  # fmt: skip
+_MODULES = (
+    f"{_TORCH}.metadata", f"{_TORCH}.filesystem", f"{_TORCH}.planner", _OLD, _MEGATRON,
+    *(f"{own}.{end}" for own in _HYPER for end in ("metadata", "storage")),
+)  # fmt: skip
+_OTHERS = (
+    "torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.Path",
+    "pathlib.PurePosixPath", "collections.OrderedDict",
+)  # fmt: skip
+
+
+def permitted(name: str) -> bool:
+    """Tell whether a ``.metadata`` may have a name."""
+    module, _, own = name.rpartition(".")
+    return (
+        name in _OTHERS
+        or (module in _MODULES and own in _CLASSES)
+        or (module == "torch" and _is_type(own))
+    )
+
+
+def _is_type(name: str) -> bool:
+    """Tell whether a name is that of a type, known here or not: which is not, is said by name."""
+    return name.rstrip("0123456789").split("_")[0] in (
+        "float", "bfloat", "int", "uint", "bool", "complex", "quint", "qint", "half", "double",
+        "float8", "float4", "bits",
+    )  # fmt: skip
+
+
+class Item(NamedTuple):
+    """Where something lies: file, first byte, bytes (-1: not said), and the name that it has there.
+
+    box: of a tensor; None of what is no tensor.
+    """
+
+    file: str
+    offset: int
+    nbytes: int
+    key: str
+    box: Box | None = None
+
+
+@dataclass
+class Table:
+    """What a ``.metadata`` says. tensors: type and full shape, by name. items: by name where each
+    box of a tensor lies, or what is no tensor. flattened: names whose shards are flattened."""
+
+    tensors: dict[str, tuple[str, Shape]] = field(default_factory=dict)
+    items: dict[str, tuple[Item, ...]] = field(default_factory=dict)
+    flattened: tuple[str, ...] = ()
+
+
+def parse(data: bytes) -> Table:
+    """Read a ``.metadata``. Raises FormatError that says what is wrong, and of which tensor."""
+    enabled = gc.isenabled()
+    gc.disable()  # it would look at millions of values again and again, and there is no garbage
+    try:
+        return _table(load(data, permitted))
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _table(made: Any) -> Table:
+    if not isinstance(made, Made) or made.kind.rpartition(".")[2] not in (
+        "Metadata",
+        "MCoreMetadata",
+    ):
+        raise FormatError("is no table of a distributed checkpoint")
+    version = made.get("version")
+    if version not in (None, "1.0", "1.0.0"):
+        raise FormatError(f"is of version {version!r}, and not of 1.0")
+    stated, stored = made.get("state_dict_metadata"), made.get("storage_data")
+    if type(stated) is not dict or type(stored) is not dict:
+        raise FormatError("lacks state_dict_metadata or storage_data")
+    found = Table()
+    chunks: dict[str, dict[Shape, Shape]] = {}
+    for name, one in stated.items():
+        if type(name) is not str or not isinstance(one, Made):
+            raise FormatError("names something that is no tensor")
+        if one.kind.endswith(".TensorStorageMetadata"):
+            try:
+                found.tensors[name], chunks[name] = _tensor(one)
+            except FormatError as error:
+                raise FormatError(f"{name}: {error}") from None
+    boxes: dict[tuple[Shape, Shape], Box] = {}
+    lying: dict[str, list[Item]] = {name: [] for name in stated}
+    while stored:  # what was looked at is let go
+        index, info = stored.popitem()
+        name, item = _item(index, info, chunks, boxes)
+        if name not in lying:
+            raise FormatError(f"{name}: says where it lies, and not what it is")
+        lying[name].append(item)
+    for name, sizes in chunks.items():
+        there = {one.box.start for one in lying[name] if one.box is not None}
+        gone = [at for at, size in sizes.items() if prod(size) and at not in there]
+        if gone:
+            raise FormatError(f"{name}: box at {gone[0]} is described and nowhere stored")
+    found.items = {name: tuple(reversed(some)) for name, some in lying.items()}
+    more = made.get("mcore_data") or {}
+    found.flattened = tuple(
+        name
+        for name, one in (more.items() if type(more) is dict else ())
+        if type(one) is dict and "nd_reformulated_orig_global_shape" in one
+    )
+    return found
+
+
+def _tensor(one: Made) -> tuple[tuple[str, Shape], dict[Shape, Shape]]:
+    """Return type and shape of a tensor, and by offset the sizes of its boxes."""
+    properties = one.get("properties")
+    if not isinstance(properties, Made):
+        raise FormatError("states no type")
+    state = properties.state
+    stated = state[0] if type(state) is tuple and properties.keys is None else None
+    dtype = type_of(properties.get("dtype", stated))
+    shape, some = _shape(one.get("size")), one.get("chunks")
+    if type(some) is not list:
+        raise FormatError("states no boxes")
+    sizes: dict[Shape, Shape] = {}
+    for chunk in some:
+        if not isinstance(chunk, Made):
+            raise FormatError("states no boxes")
+        at, size = _shape(chunk.get("offsets")), _shape(chunk.get("sizes"))
+        if len(at) != len(shape) or len(size) != len(shape):
+            raise FormatError(f"box at {at} of sizes {size} is not of shape {list(shape)}")
+        if sizes.setdefault(at, size) != size:
+            raise FormatError(f"boxes at {at} have sizes {sizes[at]} and {size}")
+    return (dtype, shape), sizes
+
+
+def type_of(value: Any) -> str:
+    """Return the type that a framework names. Raises FormatError."""
+    text = str(value).removeprefix("torch.")
+    known = {**TORCH, **{name.lower(): name for name in ITEM_SIZE if name != TEXT}}
+    if text.lower() not in known:
+        raise FormatError(f"element type {text[:40]} is not known")
+    return known[text.lower()]
+
+
+def _shape(value: Any) -> Shape:
+    if type(value) is list:
+        value = tuple(value)
+    if type(value) is not tuple or not all(type(n) is int and 0 <= n < _MOST for n in value):
+        raise FormatError("states sizes that are none")
+    return value
+
+
+def _item(
+    index: Any,
+    info: Any,
+    chunks: Mapping[str, Mapping[Shape, Shape]],
+    boxes: dict[tuple[Shape, Shape], Box],
+) -> tuple[str, Item]:
+    """Return a name, and where something of it lies."""
+    if not isinstance(index, Made) or not isinstance(info, Made):
+        raise FormatError("storage_data is no table of places")
+    name, at = index.get("fqn"), index.get("offset")
+    file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
+    key = info.get("tensor_key") or name
+    if type(name) is not str or type(file) is not str or type(key) is not str:
+        raise FormatError("names no tensor, or no file, in storage_data")
+    if type(offset) is not int or type(nbytes) is not int or not 0 <= offset < _MOST:
+        raise FormatError(f"{name}: lies at byte {offset!r}, of {nbytes!r} bytes")
+    transforms = info.get("transform_descriptors")
+    if transforms:
+        raise FormatError(f"{name}: stored through transforms {_names_of(transforms)}")
+    sizes = chunks.get(name)
+    if sizes is None:
+        return name, Item(file, offset, nbytes, key)
+    start = _shape(at if at is not None else ())
+    if start not in sizes:
+        raise FormatError(f"{name}: box at {start} is stored and nowhere described")
+    pair = start, sizes[start]
+    if pair not in boxes:
+        boxes[pair] = Box(start, tuple(a + n for a, n in zip(start, sizes[start])))
+    return name, Item(file, offset, nbytes, key, boxes[pair])
+
+
+def _names_of(transforms: Any) -> Any:
+    """Return the names of what a tensor's bytes went through."""
+    if type(transforms) is not list:
+        return "that are not known"
+    named = [one.get("name") if isinstance(one, Made) else one for one in transforms]
+    return [str(one)[:40] for one in named[:4]]
+
+
+# -- written --------------------------------------------------------------------------------------
+
+
+class Flavor(NamedTuple):
+    """How a framework writes the table: its modules, its classes' names, and what it keeps."""
+
+    metadata: str
+    storage: str
+    info: str
+    version: str | None
+    torch: bool
+
+
+TORCH_FLAVOR = Flavor(f"{_TORCH}.metadata", f"{_TORCH}.filesystem", "_StorageInfo", None, True)
+HYPER_FLAVOR = Flavor(f"{_HYPER[0]}.metadata", f"{_HYPER[0]}.storage", "StorageInfo", "1.0", False)
+
+
+def written(table: Table, flavor: Flavor) -> Iterator[bytes]:
+    """Yield a ``.metadata`` in parts of some size."""
+    made = Pickle()
+    made.made(f"{flavor.metadata}.Metadata", None)
+    made.begin_dict()
+    made.values("state_dict_metadata")
+    made.begin_dict()
+    for name, items in table.items.items():
+        made.values(name)
+        if name in table.tensors:
+            _write_tensor(made, flavor, *table.tensors[name], items)
+        else:
+            made.made(f"{flavor.metadata}.BytesStorageMetadata", {})
+        yield from _large(made)
+    made.end_dict()
+    made.values("planner_data")
+    made.begin_dict()
+    for name in table.items:
+        made.values(name, (name,))
+    made.end_dict()
+    made.values("storage_data")
+    made.begin_dict()
+    for name, items in table.items.items():
+        for number, item in enumerate(items):
+            _write_place(made, flavor, name, number, item)
+            yield from _large(made)
+    made.end_dict()
+    if flavor.torch:
+        made.values("storage_meta", None)
+    made.values("version", flavor.version)
+    made.end_dict()
+    made.build()
+    yield made.stop()
+
+
+def _large(made: Pickle) -> Iterable[bytes]:
+    return [made.taken()] if made.size > _PART else ()
+
+
+def _write_tensor(
+    made: Pickle, flavor: Flavor, dtype: str, shape: Shape, items: Iterable[Item]
+) -> None:
+    made.made(f"{flavor.metadata}.TensorStorageMetadata", None)
+    made.begin_dict()
+    made.values("properties")
+    made.made(f"{flavor.metadata}.TensorProperties", None)
+    if flavor.torch:
+        made.mark()
+        made.name(f"torch.{TORCH_NAMES[dtype]}")
+        _call(made, "torch.serialization._get_layout", "torch.strided")
+        made.values(False)
+        _call(made, f"{flavor.metadata}._MEM_FORMAT_ENCODING", 0)
+        made.values(False)
+        made.tuple()
+    else:
+        made.begin_dict()
+        dtype = f"torch.{TORCH_NAMES[dtype]}"
+        made.values("dtype", dtype, "requires_grad", False, "memory_format", None)
+        made.end_dict()
+    made.build()
+    made.values("size")
+    _size(made, flavor, shape)
+    made.values("chunks")
+    made.begin_list()
+    for item in items:
+        assert item.box is not None
+        made.made(f"{flavor.metadata}.ChunkStorageMetadata", None)
+        made.begin_dict()
+        made.values("offsets")
+        _size(made, flavor, item.box.start)
+        made.values("sizes")
+        _size(made, flavor, item.box.shape)
+        made.end_dict()
+        made.build()
+    made.end_list()
+    made.end_dict()
+    made.build()
+
+
+def _write_place(made: Pickle, flavor: Flavor, name: str, number: int, item: Item) -> None:
+    made.made(f"{flavor.metadata}.MetadataIndex", None)
+    made.begin_dict()
+    made.values("fqn", name, "offset")
+    if item.box is not None:
+        _size(made, flavor, item.box.start)
+    else:
+        made.values(None if flavor.torch else ())
+    made.values("index", number if item.box is not None or not flavor.torch else None)
+    made.end_dict()
+    made.build()
+    place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
+    if not flavor.torch:
+        place["tensor_key"] = item.key if item.box is not None else None
+    made.made(f"{flavor.storage}.{flavor.info}", place)
+
+
+def _size(made: Pickle, flavor: Flavor, shape: Shape) -> None:
+    if flavor.torch:
+        _call(made, "torch.Size", shape)
+    else:
+        made.values(shape)
+
+
+def _call(made: Pickle, name: str, *args: object) -> None:
+    made.name(name)
+    made.values(args)
+    made.reduce()

@@ -1,0 +1,356 @@
+"""Distributed checkpoints of other frameworks: PyTorch's DCP, HyperParallel's, Megatron-Core's.
+
+The samples were saved by the frameworks themselves; others are made here, in boxes at random.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import RankxformError
+from tests import reference, reference_dcp
+from tests.reference_dcp import read_items, write_dcp, write_dcp_safetensors
+
+DATA = Path(__file__).parent / "data" / "formats"
+SAMPLES = sorted(path.parent.name for path in DATA.glob("dcp_*/ckpt"))
+FORMS = {
+    "dcp_torch": "dcp", "dcp_hyperparallel": "hyperparallel", "dcp_mcore": "torch_dist",
+    "dcp_hf": "dcp_safetensors",
+}  # fmt: skip
+MUTATIONS = int(os.environ.get("RANKXFORM_MUTATIONS", "300"))
+"""Of tables and of items: 10,000 each at night."""
+SEEDS = int(os.environ.get("RANKXFORM_BOXES", "6"))
+"""Checkpoints in random boxes: 200 at night."""
+
+
+def whole(folder):
+    """Return what files of whole tensors hold: {name: (type, shape, bytes)}."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*.safetensors")):
+        found |= reference.read_safetensors(path)
+    return found
+
+
+def expected(sample):
+    return reference.read_safetensors(DATA / sample / "expected.safetensors")
+
+
+def items(folder):
+    """Return the whole tensors of a distributed checkpoint as `whole` does, and its other items."""
+    tensors, rest = read_items(folder)
+    return {n: (d, words.shape, words.tobytes()) for n, (d, words) in tensors.items()}, rest
+
+
+def transformed(src, dst, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return rankxform.transform(src, dst, fsync=False, **options)
+
+
+def form_of(sample):
+    return next(form for start, form in FORMS.items() if sample.startswith(start))
+
+
+class TestSamples:
+    @pytest.mark.parametrize("sample", SAMPLES)
+    def test_are_recognized_and_become_whole_tensors(self, tmp_path, sample):
+        assert rankxform.inspect(DATA / sample / "ckpt")["form"] == form_of(sample)
+        transformed(DATA / sample / "ckpt", tmp_path / "dst", dst_form="huggingface")
+        assert whole(tmp_path / "dst") == expected(sample)
+        assert rankxform.verify(DATA / sample / "ckpt", tmp_path / "dst", dst_form="huggingface")
+
+    @pytest.mark.parametrize("form", ["dcp", "hyperparallel"])
+    @pytest.mark.parametrize("sample", SAMPLES)
+    def test_become_another_framework_s_and_whole_tensors_again(self, tmp_path, sample, form):
+        src, dst = DATA / sample / "ckpt", tmp_path / "dst"
+        transformed(src, dst, dst_form=form, max_part=300)
+        tensors, rest = items(dst)
+        assert tensors == expected(sample)
+        if form != form_of(sample):
+            assert not rest
+        elif (src / ".metadata").exists():
+            assert rest == read_items(src, tensors=False)[1]
+        assert rankxform.verify(src, dst, dst_form=form)
+        transformed(dst, tmp_path / "back", dst_form="huggingface")
+        assert whole(tmp_path / "back") == expected(sample)
+
+    @pytest.mark.parametrize("sample", ["dcp_torch_mesh2x2", "dcp_hyperparallel", "dcp_mcore"])
+    def test_become_ranks_by_a_strategy_and_boxes_again(self, tmp_path, sample):
+        full = expected(sample)
+        stage = {
+            name: ([2], [0] + [-1] * (len(shape) - 1), 0, 0)
+            for name, (_, shape, _) in full.items()
+            if shape and shape[0] % 2 == 0
+        }
+        strategy = reference.write_strategy(tmp_path / "b.ckpt", [stage])
+        src, ranks = DATA / sample / "ckpt", tmp_path / "ranks"
+        options = {"format": "safetensors", "unmatched": "replicate"}
+        transformed(src, ranks, dst_strategy=strategy, **options)
+        for rank in range(2):
+            held = whole(ranks / f"rank_{rank}")
+            for name, (dtype, shape, data) in full.items():
+                words = np.frombuffer(data, reference.WORD[reference.ITEM[dtype]]).reshape(shape)
+                own = np.split(words, 2)[rank] if name in stage else words
+                assert held[name] == (dtype, own.shape, own.tobytes()), name
+        more = {"dst_strategy": strategy, "unmatched": "replicate"}
+        transformed(ranks, tmp_path / "boxes", dst_form="dcp", **more)
+        tensors, _ = items(tmp_path / "boxes")
+        assert tensors == full
+
+    def test_a_checkpoint_of_2026_03(self, tmp_path):
+        src = tmp_path / "src"
+        shutil.copytree(DATA / "hyper_parallel_2026_03", src)
+        transformed(src, tmp_path / "dst", dst_form="huggingface")
+        held = [reference.read_safetensors(path) for path in sorted(src.glob("*.safetensors"))]
+        assert {n for some in held for n in some} == {*whole(tmp_path / "dst")}
+        path = next(src.glob("*.safetensors"))
+        path.write_bytes(b"PK\3\4" + bytes(path.stat().st_size))
+        with pytest.raises(RankxformError, match=r"no safetensors file but torch.save's \(ZIP\)"):
+            transformed(src, tmp_path / "other", dst_form="huggingface")
+
+
+TYPES = sorted(reference_dcp.TORCH)
+
+
+def model(seed):
+    rng = random.Random(seed)
+    found = {}
+    for number in range(rng.randint(3, 12)):
+        dtype = rng.choice(TYPES)
+        shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(0, 3)))
+        words = reference.full_tensor(f"{seed} {number}", shape, dtype)
+        found[f"layers.{number}.w"] = dtype, words
+    return found
+
+
+class TestBoxesAtRandom:
+    @pytest.mark.parametrize("seed", range(SEEDS))
+    def test_of_dcp(self, tmp_path, seed):
+        tensors, data = model(seed), {"lr": reference_dcp.saved(0.1), "x": reference_dcp.saved("")}
+        src = write_dcp(tmp_path / "src", tensors, ranks=1 + seed % 4, seed=seed, items=data)
+        want = {n: (d, words.shape, words.tobytes()) for n, (d, words) in tensors.items()}
+        assert items(src)[0] == want
+        transformed(src, tmp_path / "hf", dst_form="huggingface", check_crc=True)
+        assert whole(tmp_path / "hf") == want
+        transformed(src, tmp_path / "dcp", dst_form="dcp", max_part=1000)
+        assert items(tmp_path / "dcp") == (want, data)
+        transformed(tmp_path / "dcp", tmp_path / "hyper", dst_form="hyperparallel")
+        assert items(tmp_path / "hyper")[0] == want
+        assert rankxform.verify(src, tmp_path / "hyper", dst_form="hyperparallel")
+
+    @pytest.mark.parametrize("seed", range(SEEDS))
+    def test_of_safetensors(self, tmp_path, seed):
+        tensors = model(seed)
+        src = write_dcp_safetensors(tmp_path / "src", tensors, ranks=1 + seed % 4, seed=seed)
+        transformed(src, tmp_path / "dcp", dst_form="dcp")
+        assert items(tmp_path / "dcp")[0] == {
+            n: (d, words.shape, words.tobytes()) for n, (d, words) in tensors.items()
+        }
+
+
+WORDS = np.arange(24, dtype="<u4").reshape(6, 4)
+
+
+class TestRefused:
+    """One short message each, and nothing is written."""
+
+    def refused(self, src, tmp_path, text, **options):
+        with pytest.raises(RankxformError, match=text) as caught:
+            transformed(src, tmp_path / "dst", dst_form="huggingface", **options)
+        assert len(str(caught.value)) < 500
+        assert not [*(tmp_path / "dst").rglob("*.safetensors")]
+
+    @pytest.fixture
+    def src(self, tmp_path):
+        boxes = {"w": [((0, 0), (3, 4)), ((3, 0), (6, 4))]}
+        return Path(write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)}, boxes=boxes))
+
+    @pytest.mark.parametrize("end", [0, 1, 100, -1])
+    def test_a_torn_table(self, src, tmp_path, end):
+        path = src / ".metadata"
+        path.write_bytes(path.read_bytes()[:end])
+        self.refused(src, tmp_path, r"\.metadata is torn")
+
+    def test_a_table_that_is_not_there(self, src, tmp_path):
+        (src / ".metadata").rename(src / ".metadata.tmp")
+        self.refused(src, tmp_path, "of a save that was interrupted")
+
+    def test_a_file_that_is_not_there(self, src, tmp_path):
+        sorted(src.glob("*.distcp"))[0].unlink()
+        self.refused(src, tmp_path, r"distcp is missing \(w lies there\)")
+
+    def test_a_file_that_is_shorter(self, src, tmp_path):
+        path = sorted(src.glob("*.distcp"))[0]
+        path.write_bytes(path.read_bytes()[:-1])
+        self.refused(src, tmp_path, r"is shorter than \.metadata says")
+
+    @pytest.mark.parametrize(
+        ("boxes", "text"),
+        [
+            ([((0, 0), (4, 4)), ((2, 0), (6, 4))], r"w: boxes at \(0, 0\) and \(2, 0\) overlap"),
+            ([((0, 0), (2, 4)), ((4, 0), (6, 4))], "w: boxes cover 16 of 24 elements"),
+        ],
+    )
+    def test_boxes_that_do_not_tile(self, tmp_path, boxes, text):
+        src = write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)}, boxes={"w": boxes})
+        self.refused(src, tmp_path, text)
+
+    def test_a_box_that_is_nowhere_stored(self, tmp_path):
+        def change(table):
+            places = table["storage_data"]
+            del places[next(iter(places))]
+
+        boxes = {"w": [((0, 0), (3, 4)), ((3, 0), (6, 4))]}
+        src = write_dcp(
+            tmp_path / "src", {"w": ("Float32", WORDS)}, boxes=boxes, change=change, ranks=1
+        )
+        self.refused(src, tmp_path, r"w: box at \(0, 0\) is described and nowhere stored")
+
+    def test_bytes_that_are_not_those_of_the_checksum(self, src, tmp_path):
+        path = sorted(src.glob("*.distcp"))[-1]
+        data = bytearray(path.read_bytes())
+        at = data.find(struct.pack("<I", 23)) if b"\x17\0\0\0" in data else 0
+        assert at > 0
+        data[at] ^= 1
+        path.write_bytes(data)
+        self.refused(src, tmp_path, r"w at \(3, 0\): CRC-32 is \w+, the file says", check_crc=True)
+
+    @pytest.mark.parametrize(
+        ("member", "data", "text"),
+        [
+            ("byteorder", b"big", "w: big-endian item"),
+            ("data.pkl", b"\x80\x02cposix\nsystem\nX\x02\0\0\0ls\x85R.", "names posix.system"),
+        ],
+    )
+    def test_what_an_item_says_of_itself(self, tmp_path, member, data, text, monkeypatch):
+        own = reference_dcp.item
+
+        def changed(words, dtype, stand):
+            return own(words, dtype, stand, lambda members: members.update({member: data}))
+
+        monkeypatch.setattr(reference_dcp, "item", changed)
+        src = write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)})
+        self.refused(src, tmp_path, text)
+
+    def test_strides_that_are_not_row_by_row(self, tmp_path, monkeypatch):
+        own = reference_dcp.item
+
+        def changed(words, dtype, stand):
+            return own(
+                words, dtype, stand,
+                lambda members: members.update(
+                    {"data.pkl": members["data.pkl"].replace(b"K\x04K\x01", b"K\x01K\x06")}
+                ),
+            )  # fmt: skip
+
+        monkeypatch.setattr(reference_dcp, "item", changed)
+        boxes = {"w": [((0, 0), (6, 4))]}
+        src = write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)}, boxes=boxes)
+        self.refused(src, tmp_path, r"w: stored with strides \(1, 6\), not row by row")
+
+    def test_a_table_that_would_execute_something(self, src, tmp_path):
+        ran = tmp_path / "ran"
+
+        class Evil:
+            def __reduce__(self):
+                return os.system, (f"touch {ran}",)
+
+        (src / ".metadata").write_bytes(pickle.dumps(Evil()))
+        self.refused(src, tmp_path, r"\.metadata names posix\.system")
+        assert not ran.exists()
+
+    def test_transforms(self, tmp_path):
+        def change(table):
+            for info in table["storage_data"].values():
+                info.transform_descriptors = ["zstd"]
+
+        src = write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)}, change=change)
+        self.refused(src, tmp_path, r"w: stored through transforms \['zstd'\]")
+
+    def test_two_boxes_under_one_key(self, tmp_path):
+        shutil.copytree(DATA / "dcp_torch_safetensors" / "ckpt", tmp_path / "src")
+        (tmp_path / "src").chmod(0o755)
+        path = tmp_path / "src" / ".metadata"
+        path.chmod(0o644)
+        data = path.read_bytes().replace(b"__1_0.distcp", b"__0_0.distcp")
+        path.write_bytes(data)
+        self.refused(tmp_path / "src", tmp_path, "two boxes of a tensor in one SAFETENSORS file|")
+
+    def test_a_gap_among_ranks_tables(self, tmp_path):
+        shutil.copytree(DATA / "dcp_hyperparallel_local" / "ckpt", tmp_path / "src")
+        (tmp_path / "src" / "0.metadata").unlink()
+        self.refused(tmp_path / "src", tmp_path, "tables of ranks 1, and none of rank 0")
+
+    @pytest.mark.parametrize("left", ["_rank0_.safetensors", ".metadata"])
+    def test_a_folder_of_hyperparallel_of_which_one_file_is_left(self, tmp_path, left):
+        (tmp_path / "src").mkdir()
+        shutil.copy(DATA / "dcp_hyperparallel" / "ckpt" / left, tmp_path / "src")
+        self.refused(tmp_path / "src", tmp_path, "is not there|is missing")
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("sharded_backend", "zarr"), ("sharded_backend_version", 2)]
+    )
+    def test_another_backend_of_megatrons(self, tmp_path, key, value):
+        import json
+
+        shutil.copytree(DATA / "dcp_mcore" / "ckpt", tmp_path / "src")
+        path = next((tmp_path / "src").rglob("metadata.json"))
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, key: value}))
+        self.refused(tmp_path / "src", tmp_path, f"{key} is {value!r}")
+
+
+class TestMutations:
+    """Of tables and items: refused, or the same values; no other error, and little memory."""
+
+    @pytest.fixture
+    def src(self, tmp_path):
+        tensors = {"a": ("Float32", WORDS), "b": ("BFloat16", WORDS.astype("<u2"))}
+        return Path(write_dcp(tmp_path / "src", tensors, items={"lr": reference_dcp.saved(0.1)}))
+
+    @pytest.mark.parametrize("kind", ["table", "item"])
+    def test_bytes_that_were_changed(self, src, tmp_path, kind):
+        want, rng = items(src)[0], random.Random(MUTATIONS)
+        pattern = ".metadata" if kind == "table" else "*.distcp"
+        refused = 0
+        for number in range(MUTATIONS):
+            place = tmp_path / f"src{number}"
+            shutil.copytree(src, place)
+            path = rng.choice(sorted(place.glob(pattern)))
+            data = bytearray(path.read_bytes())
+            for _ in range(rng.choice((1, 1, 2, 8))):
+                at = rng.randrange(len(data))
+                how = rng.randrange(4)
+                if how == 0:
+                    data[at] ^= 1 << rng.randrange(8)
+                elif how == 1:
+                    data[at] = rng.randrange(256)
+                elif how == 2:
+                    del data[at : at + rng.randint(1, 9)]
+                else:
+                    data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 9)))
+            path.write_bytes(data)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found = rankxform.load(place, check_crc=True)
+            except RankxformError as error:
+                refused += 1
+                assert "bug" not in str(error)
+            else:
+                for name, array in found.items():
+                    if name in want:
+                        same = np.asarray(array).tobytes() == want[name][2]
+                        assert same or kind == "table", name
+            shutil.rmtree(place)
+        assert refused > MUTATIONS / 2
