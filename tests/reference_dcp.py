@@ -7,6 +7,7 @@ read back by `pickle` itself, with anything that is not known refused. Items are
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import pickle
 import random
@@ -331,7 +332,7 @@ def write_dcp_safetensors(folder, tensors, *, ranks=2, seed=0):
     for name, (dtype, words) in tensors.items():
         rows = sorted(rng.choices(range(words.shape[0] + 1), k=ranks - 1)) if words.ndim else []
         edges = [0, *rows, words.shape[0]] if words.ndim else [0]
-        for rank, (a, b) in enumerate(zip(edges, edges[1:])):
+        for rank, (a, b) in enumerate(itertools.pairwise(edges)):
             entries, info = shards[rank]
             entries[name] = dtype, words[a:b]
             info[name] = {"saved_offsets": [a] + [0] * (words.ndim - 1)}
