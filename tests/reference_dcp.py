@@ -14,7 +14,6 @@ import random
 import sys
 import types
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -345,5 +344,43 @@ def write_dcp_safetensors(folder, tensors, *, ranks=2, seed=0):
     return str(folder)
 
 
-def crc(words):
-    return zlib.crc32(words.tobytes())
+def write_hyperparallel(folder, tensors, *, ranks=2, seed=0):
+    """Write tensors as HyperParallel does, in boxes at random, several of one in a file too."""
+    rng, folder = random.Random(seed), Path(folder)
+    files = {rank: {} for rank in range(ranks)}
+    meta, storage = f"{HYPER}.metadata", f"{HYPER}.storage"
+    with Stand() as stand:
+        stated, places = {}, {}
+        for name, (dtype, words) in tensors.items():
+            chunks = []
+            for number, (start, stop) in enumerate(cut(words.shape, rng)):
+                rank = rng.randrange(ranks)
+                size = tuple(b - a for a, b in zip(start, stop))
+                key = name if name not in files[rank] else f"{name}.__dcp_chunk_{number}"
+                part = words[tuple(slice(a, b) for a, b in zip(start, stop))]
+                files[rank][key] = dtype, part.copy()
+                chunks.append(stand.make(meta, "ChunkStorageMetadata", offsets=start, sizes=size))
+                index = stand.make(meta, "MetadataIndex", fqn=name, offset=start, index=number)
+                places[index] = stand.make(
+                    storage, "StorageInfo", relative_path=f"_rank{rank}_.safetensors", offset=0,
+                    length=-1, tensor_key=key,
+                )  # fmt: skip
+            properties = stand.make(
+                meta, "TensorProperties", dtype=f"torch.{TORCH[dtype]}", requires_grad=False,
+                memory_format=None,
+            )  # fmt: skip
+            stated[name] = stand.make(
+                meta, "TensorStorageMetadata", properties=properties, size=tuple(words.shape),
+                chunks=chunks,
+            )  # fmt: skip
+        table = {
+            "state_dict_metadata": stated, "planner_data": None, "storage_data": places,
+            "version": "1.0",
+        }  # fmt: skip
+        content = pickle.dumps(stand.make(meta, "Metadata", **table), protocol=4)
+    for rank, entries in files.items():
+        if entries:
+            reference.write_safetensors(folder / f"_rank{rank}_.safetensors", entries)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".metadata").write_bytes(content)
+    return str(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests import reference
+from tests import reference, reference_dcp
 
 STATES = ("adam_m.", "adam_v.")
 COMMON = ["epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size"]
@@ -278,7 +278,9 @@ def read_unified(folder):
 
 # -- any form ---------------------------------------------------------------------------------
 
-FORMS = ("ranks", "checkpoint2", "unified", "huggingface")
+FORMS = ("ranks", "checkpoint2", "unified", "huggingface", "dcp", "hyperparallel")
+SHARDED = ("checkpoint2", "dcp", "hyperparallel")
+"""Those whose destinations a strategy may shard, and which say how themselves."""
 
 
 def full(case, make=reference.full_tensor):
@@ -301,9 +303,20 @@ def write_any(form, folder, case, seed=0):
                           prefix=("llm", "")[seed % 2], rank_group=seed % 4 < 2)  # fmt: skip
     elif form == "unified":
         write_unified(folder, full(case), case.extras, parts=1 + seed % 3)
-    else:
+    elif form == "huggingface":
         write_huggingface(folder, {**full(case), **case.extras}, files=1 + seed % 4)
+    else:
+        write = {
+            "dcp": reference_dcp.write_dcp, "hyperparallel": reference_dcp.write_hyperparallel
+        }  # fmt: skip
+        write[form](folder, {**full(case), **case.extras}, ranks=1 + seed % 4, seed=seed)
     return folder
+
+
+def read_distributed(folder):
+    """Read a distributed checkpoint, or the only step of one, by its table."""
+    (table,) = Path(folder).rglob(".metadata")
+    return reference_dcp.read_items(table.parent)[0]
 
 
 def wrong_in(form, folder, case, lost=()):
@@ -314,6 +327,8 @@ def wrong_in(form, folder, case, lost=()):
     readers = {
         "unified": [read_unified],
         "huggingface": [read_huggingface],
+        "dcp": [read_distributed],
+        "hyperparallel": [read_distributed],
         "checkpoint2": [lambda f: read_checkpoint2(f, True), lambda f: read_checkpoint2(f, False)],
     }
     wrong = []

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from rankxform.errors import CheckpointError
-from rankxform.formats.base import FORMATS, Stated, View
+from rankxform.formats.base import FORMATS, PLACE, Stated, View
 from rankxform.formats.distcp import items_of
 from rankxform.formats.dtype import BYTES, content_bytes
 from rankxform.formats.torch_metadata import Item, Table
@@ -80,10 +80,11 @@ def described(
     views: dict[str, dict[tuple[str, int], View]] = {file: {} for file in names}
     boxes: dict[str, tuple[StatedBox, ...]] = {}
     for name, some in found.boxes.items():
-        suffixed = len(some) > 1
+        full = sum(one.box.size > 0 for one in some)
         made = []
         for item, box, there, first in some:
-            suffix = f" at {box.start}" if suffixed else ""
+            is_only = (full == 1 and box.size) or len(some) == 1
+            suffix = "" if is_only else f"{PLACE}{str(box.start)[1:]}"
             entry = entry_of(item, found.tensors[name][0])
             view = View(entry, there, name + suffix, box.shape, first)
             if views[item.file].setdefault((entry, first), view) is not view:

@@ -76,6 +76,10 @@ class Schema:
         return content_bytes(self.dtypes[i], self.shapes[i])
 
 
+PLACE = " at ("
+"""What stands between a tensor's name and the place of one of its boxes, in a view's name."""
+
+
 class View(NamedTuple):
     """An entry of a file's own table of contents, or a part of it, under another name.
 
@@ -89,6 +93,10 @@ class View(NamedTuple):
     name: str
     shape: Shape
     first: int = 0
+
+    def unplaced(self) -> View:
+        """Return the same of a box under its tensor's name."""
+        return self._replace(name=self.name.partition(PLACE)[0])
 
 
 class Stated(NamedTuple):
@@ -163,7 +171,7 @@ class Index:
                 raise FormatError(f"{name}: does not lie there; copy the file again")
             if there is not None and own.shapes[at] != there:
                 if entry in self.wrong:
-                    tensor, at_box, box = name.partition(" at (")
+                    tensor, at_box, box = name.partition(PLACE)
                     where = f" (at ({box})" if at_box else ""
                     raise FormatError(f"{tensor}: {self.wrong[entry]}{where}")
                 raise FormatError(
@@ -182,6 +190,12 @@ class Index:
         return replace(
             self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, views=views
         )
+
+    def unplaced(self) -> Index:
+        """Return the table of contents with each box under its tensor's name."""
+        names = tuple(name.partition(PLACE)[0] for name in self.schema.names)
+        schema = Schema(names, self.schema.dtypes, self.schema.shapes)
+        return replace(self, schema=schema, views=tuple(map(View.unplaced, self.views)))
 
     def spans(self, name: str) -> tuple[Span, ...]:
         """Return where the content of `name` lies, in order."""

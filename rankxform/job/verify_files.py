@@ -12,6 +12,7 @@ from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Schema
+from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
@@ -113,6 +114,9 @@ def _matched(
     indexes = dict(there.indexes)
     description = there.selected.description
     assert description is not None
+    if not description.is_whole and description.boxes:
+        indexes = {file: one.unplaced() for file, one in indexes.items()}
+        description = replace(description, ranks=_ranks_of(target.planner, description))
     schemas = own_names(description, indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
@@ -120,6 +124,37 @@ def _matched(
     planner, faults = _compare(target, there, description, schemas)
     there = replace(there, indexes=indexes)
     return there, replace(target, planner=planner, files=tuple(indexes)), found + faults
+
+
+def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
+    """Return whose slices each file of boxes holds, by a strategy; a file of another's holds rank
+    0's. Raises UsageError for files with several boxes of a tensor, which no rank has."""
+    held: dict[int, dict[str, Box]] = {}
+    for name, boxes in description.boxes.items():
+        for one in boxes:
+            if one.box.size and held.setdefault(one.file, {}).setdefault(name, one.box) != one.box:
+                raise UsageError(
+                    f"{description.source}: a file has several boxes of {name}, as no rank of "
+                    f"{planner.dst.label} has; convert both to whole tensors and compare these"
+                )
+    known: dict[tuple[int, str], Box | None] = {}
+
+    def box_of(rank: int, name: str) -> Box | None:
+        if (rank, name) not in known:
+            layout = planner.names_of(rank).get(name)
+            shape = planner.parameter(name).shape if layout is not None else ()
+            local = rank % planner.dst.stage_size
+            known[rank, name] = layout.grid(shape).box(layout.cell(local)) if layout else None
+        return known[rank, name]
+
+    def is_held(rank: int, boxes: Mapping[str, Box]) -> bool:
+        return all(box_of(rank, name) == box for name, box in boxes.items())
+
+    ranks = range(planner.dst.ranks)
+    return {
+        file: next((rank for rank in ranks if is_held(rank, boxes)), 0)
+        for file, boxes in held.items()
+    }
 
 
 def _extra_ranks(planner: Planner, there: Source, team: Team) -> list[Difference]:

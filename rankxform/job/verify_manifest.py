@@ -8,12 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Needed, Where
 from rankxform.checkpoints.folder import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.checksum import Fingerprint, sum_of_file
 from rankxform.engine.compare_sink import Difference, mismatches
 from rankxform.errors import CheckpointError, FormatError, StorageError, UsageError
+from rankxform.formats.base import Stated, View
 from rankxform.publish import companions
 from rankxform.publish.contents import expected
 from rankxform.publish.target import MANIFEST_NAME, manifest
@@ -24,6 +25,7 @@ from rankxform.storage.identity import digest, sampled
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
+from rankxform.storage.store import store_at
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Target
 from rankxform.transport import Team
@@ -46,6 +48,7 @@ def verify_alone(
     began = time.monotonic()
     where = team.bcast(lambda: record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
+    stated = team.bcast(lambda: _stated(where, manifests[0]))
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
     mine = []
@@ -67,7 +70,8 @@ def verify_alone(
     def check(on_progress: OnProgress) -> int:
         done = 0
         for name, facts, record in mine:
-            wrong, nbytes = _check_file(where / name, facts, record, on_progress)
+            known = stated.get(name, Stated())
+            wrong, nbytes = _check_file(where / name, facts, record, known, on_progress)
             found.extend(wrong)
             done += nbytes
         return done
@@ -92,6 +96,24 @@ def verify_alone(
             *team.bcast(lambda: companions.doubts(where, manifests[0])),
         ),
     )
+
+
+def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, Stated]:
+    """Return what a destination's own table says of its files, of a form that has one.
+
+    Each of them has one box of a tensor at most, which the manifest calls as the tensor.
+    """
+    form, store = FORMS[record.get("form", DEFAULT_FORM)], store_at(str(folder))
+    if not form.items:
+        return {}
+    with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
+        selected = form.select(listing_at(folder, form), Where(str(folder)), store, Needed())
+        assert selected.description is not None
+        return {
+            selected.names[file]: one._replace(views=tuple(map(View.unplaced, one.views)))
+            for file, one in selected.description.stated.items()
+        }
+    return {}
 
 
 def _incomplete(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -186,7 +208,11 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
 
 
 def _check_file(
-    path: Path, facts: Mapping[str, Any], record: Mapping[str, Any], on_progress: OnProgress
+    path: Path,
+    facts: Mapping[str, Any],
+    record: Mapping[str, Any],
+    stated: Stated,
+    on_progress: OnProgress,
 ) -> tuple[list[Difference], int]:
     """Compare one file with what the manifest says of it; return also the bytes compared."""
     rank = facts["rank"]
@@ -195,7 +221,7 @@ def _check_file(
     if path.stat().st_size != facts["size"]:
         return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")], 0
     try:
-        index = Indexer().index(path)
+        index = Indexer().index(path, stated)
     except CheckpointError as error:
         return [unreadable(str(path), rank, str(error))], 0
     slices = _expected_by(record, rank, path)

@@ -14,6 +14,8 @@ from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
 _STEP_KEY = "global_step"
+_STEP = "iteration"
+"""The option of forms whose folders bear the step's number."""
 
 
 def training_facts(request: Request, source: Source, team: Team) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     They are the source's own; global_step is read from the tensor of that name otherwise.
     """
     form = FORMS[request.dst_form or DEFAULT_FORM]
-    if form.training is None or request.shapes is not None:
+    if (form.training is None and _STEP not in form.options) or request.shapes is not None:
         return {}
     step = source.selected.step
     noted = source.own.steps if source.own is not None else {}
@@ -46,12 +48,12 @@ def unplaced(request: Request, source: Source) -> Iterator[str]:
     if request.dst is None:
         return
     step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
-    if step is None or form.training is not None:
+    if step is None or form.training is not None or _STEP in form.options:
         return
     if not any(_STEP_KEY in one for one in source.indexes.values()):
         yield (
-            f"{description.source}: the common.json beside it states global_step {step}, which no "
-            f"tensor file holds; it is not written, for {form.title} can hold it only as a tensor"
+            f"{description.source}: the training's global_step is {step}, which no tensor file "
+            f"holds; it is not written, for {form.title} can hold it only as a tensor"
         )
 
 

@@ -12,8 +12,10 @@ import rankxform
 from tests import reference, reference_forms
 from tests.cases import random_case
 from tests.mpi.conftest import world
-from tests.reference_forms import FORMS
+from tests.reference_forms import FORMS, SHARDED
 
+OWN = ("ranks", "checkpoint2", "unified", "huggingface")
+DISTRIBUTED = ("dcp", "hyperparallel")
 MODELS, FEWER = 25, 6
 """With one process, and with several; RANKXFORM_MODELS is for all."""
 
@@ -58,36 +60,53 @@ def strategies(case, tmp):
     )
 
 
+def converted(src, dst, seed, case, here):
+    """Convert a case from one form to another, and see that nothing is wrong."""
+    if world().rank == 0:
+        reference_forms.write_any(src, here / "src", case, seed)
+        list(strategies(case, here))
+    world().Barrier()
+    a = str(here / "src_strategy") if src == "ranks" else None
+    is_sharded = dst in ("ranks", "checkpoint2") or (dst in SHARDED and seed % 2)
+    b = str(here / "dst_strategy") if is_sharded else None
+    options = {
+        "huggingface": {"max_shard": (1 << 30, 5000)[seed % 2]},
+        "unified": {"max_part": (1 << 30, 5000)[seed % 2]},
+        "checkpoint2": {"dedup": seed % 2 == 1, "prefix": ("", "llm")[seed % 3 == 0]},
+        "dcp": {} if seed % 2 else {"max_part": 5000},
+        "hyperparallel": {"iteration": seed} if seed % 2 else {"max_part": 5000},
+        "ranks": {"format": "safetensors"},
+    }[dst]
+    told = {"read_method": ("auto", "two-phase")[seed % 5 == 0], "comm": world()}
+    if {src, dst} & {*DISTRIBUTED}:
+        told["unmatched"] = "replicate"
+    rankxform.transform(
+        here / "src", here / "dst", a, b, dst_form=dst, fsync=False, verify=True,
+        memory=(1 << 20, 64 << 20)[seed % 2], **options, **told,
+    )  # fmt: skip
+    wrong = []
+    if world().rank == 0:
+        lost = case.extras if src == "checkpoint2" and seed % 3 == 0 else ()
+        wrong = reference_forms.wrong_in(dst, here / "dst", case, lost)
+    assert world().bcast(wrong) == [], (seed, src, dst)
+    assert rankxform.verify(here / "dst", comm=world()).same, seed
+    own = b if dst == "ranks" or dst in DISTRIBUTED else None
+    assert rankxform.verify(here / "src", here / "dst", a, own, **told).same, seed
+
+
 @pytest.mark.mpi(min_size=1, sizes=(1, 2, 3, 5))
-@pytest.mark.parametrize(("src", "dst"), list(product(FORMS, FORMS)))
+@pytest.mark.parametrize(("src", "dst"), list(product(OWN, OWN)))
 def test_every_form_to_every_other(src, dst, cases, tmp):
     for seed, case in cases:
-        here = tmp / str(seed)
-        if world().rank == 0:
-            reference_forms.write_any(src, here / "src", case, seed)
-            list(strategies(case, here))
-        world().Barrier()
-        a = str(here / "src_strategy") if src == "ranks" else None
-        b = str(here / "dst_strategy") if dst in ("ranks", "checkpoint2") else None
-        options = {
-            "huggingface": {"max_shard": (1 << 30, 5000)[seed % 2]},
-            "unified": {"max_part": (1 << 30, 5000)[seed % 2]},
-            "checkpoint2": {"dedup": seed % 2 == 1, "prefix": ("", "llm")[seed % 3 == 0]},
-            "ranks": {"format": "safetensors"},
-        }[dst]
-        told = {"read_method": ("auto", "two-phase")[seed % 5 == 0], "comm": world()}
-        rankxform.transform(
-            here / "src", here / "dst", a, b, dst_form=dst, fsync=False, verify=True,
-            memory=(1 << 20, 64 << 20)[seed % 2], **options, **told,
-        )  # fmt: skip
-        wrong = []
-        if world().rank == 0:
-            lost = case.extras if src == "checkpoint2" and seed % 3 == 0 else ()
-            wrong = reference_forms.wrong_in(dst, here / "dst", case, lost)
-        assert world().bcast(wrong) == [], (seed, src, dst)
-        assert rankxform.verify(here / "dst", comm=world()).same, seed
-        own = b if dst == "ranks" else None
-        assert rankxform.verify(here / "src", here / "dst", a, own, **told).same, seed
+        converted(src, dst, seed, case, tmp / str(seed))
+
+
+@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3, 5))
+def test_distributed_checkpoints_to_every_form_and_back(cases, tmp):
+    pairs = [(a, b) for a, b in product(FORMS, FORMS) if {a, b} & {*DISTRIBUTED}]
+    for number, (src, dst) in enumerate(pairs):
+        for seed, case in (cases[number % len(cases)], cases[(number + 1) % len(cases)]):
+            converted(src, dst, seed, case, tmp / f"{src} {dst} {seed}")
 
 
 @pytest.mark.mpi(min_size=1, sizes=(1, 3))
@@ -102,7 +121,7 @@ def test_through_any_three_forms_and_back(seed, cases, tmp):
     a, b = str(tmp / "src_strategy"), str(tmp / "dst_strategy")
     before, of = tmp / "0", a
     for number, form in enumerate([*rng.choices(FORMS, k=3), "ranks"], 1):
-        to = (a if number == 4 else b) if form in ("ranks", "checkpoint2") else None
+        to = (a if number == 4 else b) if form == "ranks" or form in SHARDED else None
         after = tmp / str(number)
         rankxform.transform(
             before, after, of, to, dst_form=form, fsync=False, comm=world(),

@@ -31,11 +31,18 @@ FORMS = {
     "huggingface": {"max_shard": 600},
     "unified": {"max_part": 900},
     "checkpoint2": {"dedup": True},
+    "dcp": {"max_part": 900},
+    "hyperparallel": {"max_part": 900},
 }
+INDEXES = (
+    "model.safetensors.index.json", "param_name_map.json", "metadata.json", ".metadata",
+)  # fmt: skip
 OTHERS = {  # another conversion into the same folder, whose files have other names or contents
     "huggingface": {"max_shard": 400},
     "unified": {"max_part": 500},
     "checkpoint2": {"dedup": False},
+    "dcp": {"max_part": 500},
+    "hyperparallel": {"max_part": 500},
 }
 
 
@@ -45,6 +52,8 @@ def complete(folder, form):
         "huggingface": "model.safetensors.index.json",
         "unified": "param_name_map.json",
         "checkpoint2": "latest_checkpointed_iteration.txt",
+        "dcp": ".metadata",
+        "hyperparallel": "latest_checkpoint_iteration.txt",
     }
     if not (folder / marks[form]).exists():
         return None
@@ -119,6 +128,8 @@ def test_an_index_of_somebody_elses_files_is_not_replaced(form, tmp_path):
         "huggingface": "model.safetensors.index.json",
         "unified": "param_name_map.json",
         "checkpoint2": "iteration_00000007/metadata.json",
+        "dcp": ".metadata",
+        "hyperparallel": "global_step_7/.metadata",
     }
     index = tmp_path / "dst" / names[form]
     index.parent.mkdir(parents=True)
@@ -133,7 +144,8 @@ def test_an_index_of_somebody_elses_files_is_not_replaced(form, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_second_run_writes_nothing(form, tmp_path):
     place = FormPlace(tmp_path, form, before=False)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "whole").rglob("*.safetensors")}
+    every = [*(tmp_path / "whole").rglob("*.safetensors"), *(tmp_path / "whole").rglob("*.distcp")]
+    before = {path: path.stat().st_mtime_ns for path in every}
     to = place.b if form == "checkpoint2" else None
     done = rankxform.transform(
         place.src, tmp_path / "whole", place.a, to, dst_form=form, **FORMS[form]
@@ -150,21 +162,18 @@ def test_what_was_changed_is_found(form, tmp_path):
     """`verify DST` knows the companion files; so does a comparison with the source."""
     place = FormPlace(tmp_path, form, before=False)
     dst = tmp_path / "whole"
-    (index,) = (
-        path
-        for path in dst.rglob("*.json")
-        if path.name in ("model.safetensors.index.json", "param_name_map.json", "metadata.json")
-    )
+    (index,) = (path for path in dst.rglob("*") if path.name in INDEXES)
     own = place.b if form == "checkpoint2" else None
     assert rankxform.verify(place.src, dst, place.a, own).same
-    text = index.read_text()
-    index.write_text(text.replace("embedding.weight", "embedding.other"))
+    text = index.read_bytes()
+    index.write_bytes(text.replace(b"embedding.weight", b"embedding.other_"))
     assert rankxform.verify(dst).same is False
     assert rankxform.verify(place.src, dst, place.a, own).same is False
-    index.write_text(text)
+    index.write_bytes(text)
     assert rankxform.verify(dst).same is not False
     index.unlink()
-    assert rankxform.verify(dst if form != "checkpoint2" else index.parent).same is False
+    below = form in ("checkpoint2", "hyperparallel")
+    assert rankxform.verify(index.parent if below else dst).same is False
 
 
 @pytest.mark.parametrize(
