@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Needed, Where
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Where
 from rankxform.checkpoints.folder import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.checksum import Fingerprint, sum_of_file
@@ -19,13 +19,12 @@ from rankxform.publish import companions
 from rankxform.publish.contents import expected
 from rankxform.publish.target import MANIFEST_NAME, manifest
 from rankxform.request import Request
-from rankxform.source.choice import listing_at
+from rankxform.source.choice import listing_at, look_at
 from rankxform.source.opening import Source
 from rankxform.storage.identity import digest, sampled
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.sources import Sources
-from rankxform.storage.store import store_at
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Target
 from rankxform.transport import Team
@@ -70,8 +69,7 @@ def verify_alone(
     def check(on_progress: OnProgress) -> int:
         done = 0
         for name, facts, record in mine:
-            known = stated.get(name, Stated())
-            wrong, nbytes = _check_file(where / name, facts, record, known, on_progress)
+            wrong, nbytes = _check_file(where / name, facts, record, stated.get(name), on_progress)
             found.extend(wrong)
             done += nbytes
         return done
@@ -103,11 +101,11 @@ def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, Stated]:
 
     Each of them has one box of a tensor at most, which the manifest calls as the tensor.
     """
-    form, store = FORMS[record.get("form", DEFAULT_FORM)], store_at(str(folder))
+    form = FORMS[record.get("form", DEFAULT_FORM)]
     if not form.items:
         return {}
     with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
-        selected = form.select(listing_at(folder, form), Where(str(folder)), store, Needed())
+        _, _, selected = look_at(Where(str(folder), form.name))
         assert selected.description is not None
         return {
             selected.names[file]: one._replace(views=tuple(map(View.unplaced, one.views)))
@@ -211,7 +209,7 @@ def _check_file(
     path: Path,
     facts: Mapping[str, Any],
     record: Mapping[str, Any],
-    stated: Stated,
+    stated: Stated | None,
     on_progress: OnProgress,
 ) -> tuple[list[Difference], int]:
     """Compare one file with what the manifest says of it; return also the bytes compared."""
@@ -221,7 +219,7 @@ def _check_file(
     if path.stat().st_size != facts["size"]:
         return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")], 0
     try:
-        index = Indexer().index(path, stated)
+        index = Indexer().index(path, stated or Stated())
     except CheckpointError as error:
         return [unreadable(str(path), rank, str(error))], 0
     slices = _expected_by(record, rank, path)
