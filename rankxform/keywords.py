@@ -31,6 +31,7 @@ class LoadOptions(DeriveOptions, total=False):
     rename: str | Sequence[str]
     unlisted: str
     map: str | None
+    names: str
     config: str | None
     like: str | None
     qkv: str | None

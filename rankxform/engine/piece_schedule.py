@@ -70,12 +70,11 @@ class PieceRegion(Region):
             return values[part.relative_to(self.box).slices()] if part.ndim else values
         at = piece.src_box(part).relative_to(self.box)
         steps = {axis: step for axis, step in zip(piece.axes, piece.src_step) if axis != NO_AXIS}
-        picked = values[
-            tuple(
-                slice(a, b, steps[axis]) if axis in steps else a
-                for axis, (a, b) in enumerate(zip(at.start, at.stop))
-            )
+        places: list[Any] = [
+            slice(a, b, steps[axis]) if axis in steps else a
+            for axis, (a, b) in enumerate(zip(at.start, at.stop))
         ]
+        picked = values[tuple([*places, ...])]  # a view, even where no axis is left  # noqa: C409
         left = sorted(steps)  # the axes of the source that are left
         order = [left.index(axis) for axis in piece.axes if axis != NO_AXIS]
         picked = picked.transpose(order)
@@ -267,10 +266,8 @@ class PieceSchedule(Schedule):
         for one in sources:
             assert one.piece is not None
             place = one.piece.dst_box(one.part).relative_to(target)
-            index = tuple(
-                slice(a, b, step or 1)
-                for a, b, step in zip(place.start, place.stop, one.piece.dst_step)
-            )
+            bounds = zip(place.start, place.stop, one.piece.dst_step)
+            index: tuple[Any, ...] = (*(slice(a, b, step or 1) for a, b, step in bounds), ...)
             copies.append((values[index], one.values(self._source_type)))
             places.append(place_of(one.piece, one.part))
         return Region(target, data, target, raw=False), copies, places, sources

@@ -10,8 +10,8 @@ from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
-from rankxform.layout.names import parameter_of, state_of, summarize_names
-from rankxform.ops.weights import MASTER
+from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.ops.weights import is_master
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import Evidence
 from rankxform.request import Request
@@ -62,7 +62,7 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
     pairs = [
         (one, known[parameter_of(name)])
         for name, one in known.items()
-        if state_of(name) == MASTER
+        if is_master(name)
         and parameter_of(name) in known
         and one.shape == known[parameter_of(name)].shape
         and len(one.shape) > 1
@@ -96,7 +96,7 @@ def _check_tied(source: Source, target: Target, sources: Sources) -> None:
         a, b = known[name], known.get(of)
         if b is None:
             continue
-        rows = min(a.shape[:1] + b.shape[:1], default=0)
+        rows = min(a.shape[:1] + b.shape[:1], default=1)  # a number is one row
         alike = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
         small = _is_small(a, b)
         many = _rows_at_once(a) if small else _BLOCK
@@ -106,8 +106,8 @@ def _check_tied(source: Source, target: Target, sources: Sources) -> None:
             alike = alike and own.tobytes() == other.tobytes()
         if not alike:
             raise CheckpointError(
-                f"{name!r} should be the same as {of!r} by {target.map_in_words}, and is "
-                "not; is it this model's configuration? --exclude leaves it out as it is"
+                f"{name!r} should be the same as {of!r} by {target.map_in_words or '--names'}, "
+                "and is not; is it this model's configuration? --exclude leaves it out as it is"
             )
 
 
@@ -136,13 +136,13 @@ def _check_truncated(request: Request, source: Source, target: Target, sources: 
 
 def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
     shape = parameter.shape
-    box = Box((first, *(0 for _ in shape[1:])), (last, *shape[1:]))
+    box = Box((first, *(0 for _ in shape[1:])), (last, *shape[1:])) if shape else Box((), ())
     return read_box(parameter, box, sources)
 
 
 def _rows_at_once(parameter: Parameter) -> int:
     nbytes = content_bytes(parameter.src_dtype, parameter.shape)
-    return max(2, _AT_ONCE * parameter.shape[0] // max(1, nbytes))
+    return max(2, _AT_ONCE * (*parameter.shape, 1)[0] // max(1, nbytes))
 
 
 def _is_small(*parameters: Parameter) -> bool:

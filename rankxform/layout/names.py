@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from rankxform.errors import UsageError
 
@@ -14,6 +15,31 @@ OPTIMIZER_STATE = (
 )  # fmt: skip
 """What MindSpore's and MindFormers' optimizers put before the name of the parameter they follow."""
 
+
+MASTER = "main_param"
+"""The Float32 copy of a parameter that an optimizer keeps."""
+
+OPTIMIZER, MODEL = "optimizer", "model."
+"""What other frameworks put before all that is an optimizer's, and before a model's parameters."""
+TORCH, HYPERPARALLEL, MEGATRON = "torch", "hyperparallel", "megatron"
+_MASTERS = r"optimizer\._mixed_precision_optimizer\.fp32_from_fp16_params\."
+FRAMEWORKS: Mapping[str, re.Pattern[str]] = {
+    MEGATRON: re.compile(
+        r"optimizer\.state\.(?P<state>exp_avg|exp_avg_sq|fp32_param)\.(?P<parameter>.+)"
+    ),
+    TORCH: re.compile(
+        r"optimizer(?:\.[0-9]+)?\.state\.(?P<parameter>.+)\."
+        r"(?P<state>exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step)"
+    ),
+    HYPERPARALLEL: re.compile(_MASTERS + r"(?P<parameter>.+?)(?P<state>)"),
+}
+"""How optimizers' states are named in other frameworks; no state is a Float32 copy."""
+
+STATE_NAMES = {
+    "exp_avg": "adam_m", "exp_avg_sq": "adam_v", "max_exp_avg_sq": "max_exp_avg_sq",
+    "momentum_buffer": "muon_m", "fp32_param": MASTER, MASTER: MASTER,
+}  # fmt: skip
+"""What MindSpore calls other frameworks' states."""
 
 NEVER_SAVED = "accu_grads"
 """A state that strategies list and that MindSpore does not save."""
@@ -55,6 +81,8 @@ def state_of(name: str) -> str | None:
     ('adam_m', None)
     """
     prefix, dot, _ = name.partition(".")
+    if prefix == OPTIMIZER:
+        return _of_optimizer(name)[0]
     return prefix if dot and prefix in OPTIMIZER_STATE else None
 
 
@@ -64,7 +92,46 @@ def parameter_of(name: str) -> str:
     >>> parameter_of("adam_m.layers.0.w"), parameter_of("layers.0.w")
     ('layers.0.w', 'layers.0.w')
     """
+    if name.startswith(OPTIMIZER + "."):
+        return _of_optimizer(name)[1]
     return name if state_of(name) is None else name.partition(".")[2]
+
+
+def with_parameter(name: str, parameter: str) -> str:
+    """Return the name of the same state of another parameter, or that parameter's own.
+
+    >>> with_parameter("adam_m.a.w", "b.w"), with_parameter("a.w", "b.w")
+    ('adam_m.b.w', 'b.w')
+    >>> with_parameter("optimizer.state.a.w.exp_avg", "model.b.w")
+    'optimizer.state.b.w.exp_avg'
+    """
+    if not name.startswith(OPTIMIZER + "."):
+        return name[: len(name) - len(parameter_of(name))] + parameter
+    for convention, pattern in FRAMEWORKS.items():
+        match = pattern.fullmatch(name)
+        if match:
+            own = parameter if convention == MEGATRON else parameter.removeprefix(MODEL)
+            return name[: match.start("parameter")] + own + name[match.end("parameter") :]
+    return name if parameter == parameter_of(name) else parameter
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_optimizer(name: str) -> tuple[str | None, str]:
+    """Return state and parameter of a name below ``optimizer.``, as other frameworks have them.
+
+    What is no parameter's there is a state of itself.
+
+    >>> _of_optimizer("optimizer.state.layers.0.w.exp_avg")
+    ('exp_avg', 'model.layers.0.w')
+    >>> _of_optimizer("optimizer.state.exp_avg.decoder.layers.0.w")
+    ('exp_avg', 'decoder.layers.0.w')
+    """
+    for convention, pattern in FRAMEWORKS.items():
+        match = pattern.fullmatch(name)
+        if match:
+            within = "" if convention == MEGATRON else MODEL
+            return match["state"] or MASTER, within + match["parameter"]
+    return OPTIMIZER, name
 
 
 def pattern_of(name: str) -> str:

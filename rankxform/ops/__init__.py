@@ -1,19 +1,22 @@
 """Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from . import cast, dequantize, drop, rename, vocabulary, weights
+from . import cast, dequantize, drop, naming, rename, vocabulary, weights
 from .base import OPERATIONS, prepared
 
 OPERATIONS.update(
     rename=rename.rename,
     weights_only=weights.weights_only,
+    model_only=weights.model_only,
     masters=weights.masters,
+    to_mindspore=naming.to_mindspore,
     dequantize=dequantize.dequantize,
     lora=prepared("adapter"),
     mapping=prepared("mapping"),
+    from_mindspore=naming.from_mindspore,
     drop=drop.drop,
     items=drop.drop_items,
     vocabulary=vocabulary.vocabulary,
     cast=cast.cast,
 )
 
-__all__ = ["cast", "dequantize", "drop", "rename", "vocabulary", "weights"]
+__all__ = ["cast", "dequantize", "drop", "naming", "rename", "vocabulary", "weights"]

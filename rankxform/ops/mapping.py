@@ -27,7 +27,7 @@ from rankxform.formats.map_toml import (
 )
 from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import COUNTERS, parameter_of, state_of, summarize_names
 from rankxform.values import dataclass
 
 from .base import Composition, SourceTensor, Tensor
@@ -276,10 +276,45 @@ class NameMap(Composition):
                     "that is 0; name an entry of the configuration"
                 )
             return reduced.compose(tensors)
-        side = self.side_of(known)
+        states = [one for one in tensors if state_of(one.name) is not None and not one.dropped]
+        if states:
+            return self._with_states(tensors, states)
+        return self._composed(tensors, known, self.side_of(known))
+
+    def _with_states(self, tensors: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+        """Do to every state of the optimizer what is done to its parameter."""
+        alike: dict[str, list[Tensor]] = {}
+        for one in states:
+            alike.setdefault(one.name, []).append(one)
+        rest = [one for one in tensors if one.name not in {*alike, *COUNTERS} or one.dropped]
+        counters = [one for one in tensors if one.name in COUNTERS and not one.dropped]
+        weights = {one.name: one for one in rest if not one.dropped}
+        side = self.side_of(weights)
+        found = [*self._composed(rest, weights, side), *counters]
+        kinds = dict.fromkeys(state_of(one.name) for one in states)
+        for kind in kinds:
+            own = {
+                parameter_of(one.name): replace(one, name=parameter_of(one.name), keeps_dtype=True)
+                for one in states
+                if state_of(one.name) == kind
+            }
+            made = self._composed([*own.values()], own, side, some=True)
+            found += [replace(one, name=f"{kind}.{one.name}", keeps_dtype=True) for one in made]
+        return found
+
+    def _composed(
+        self,
+        tensors: Sequence[Tensor],
+        known: Mapping[str, Tensor],
+        side: str,
+        *,
+        some: bool = False,
+    ) -> list[Tensor]:
+        """Return what tensors of one side become; some: those of rules that are not there may
+        lack."""
         taken = set[str]()
         found: list[Tensor] = []
-        for links in self._rules(side, known):
+        for links in self._rules(side, known, some=some):
             for link in links:
                 of = link.names(side)
                 found += self._made(link, [known[name] for name in of], side)
@@ -288,18 +323,23 @@ class NameMap(Composition):
         rest = [one for one in tensors if one.name not in taken or one.dropped]
         return [*found, *self._left(side, rest)]
 
-    def _rules(self, side: str, known: Mapping[str, Tensor]) -> Iterator[list[Link]]:
-        """Yield the links of each rule, all of whose tensors are there; those optional may lack."""
+    def _rules(self, side: str, known: Mapping[str, Tensor], *, some: bool) -> Iterator[list[Link]]:
+        """Yield the links of each rule, all of whose tensors are there; those optional may lack.
+
+        some: of each rule there may be links all of whose tensors lack.
+        """
         alike: dict[int, list[Link]] = {}
         for link in self.links:
             alike.setdefault(id(link.rule), []).append(link)
         for links in alike.values():
+            if some:
+                links = [one for one in links if any(name in known for name in one.names(side))]
             names = [name for link in links for name in link.names(side)]
             missing = [name for name in names if name not in known]
             if missing and not (links[0].rule.optional and len(missing) == len(names)):
                 self._check_model(known, side)
                 raise CheckpointError(self._missing(missing, len(names), links[0].rule))
-            if not missing:
+            if names and not missing:
                 yield links
 
     def _check_model(self, known: Mapping[str, Tensor], side: str) -> None:

@@ -19,6 +19,7 @@ from rankxform.options import (
 from rankxform.values import dataclass
 
 from .cast import TYPES
+from .naming import AS_STORED, NAMES
 from .vocabulary import FILLS
 
 _ALL = (BYTES, COMPARE, FIT, LOAD)
@@ -43,6 +44,10 @@ class OperationOptions:
     map: str | None = option(
         None, ON_THE_WAY, "another naming of the same model: a mapping table that comes with "
         "rankxform (`rankxform maps` lists them), or a file (*.toml)", *_ALL, metavar="NAME",
+    )  # fmt: skip
+    names: str = option(
+        AS_STORED, ON_THE_WAY, "what parameters and optimizer states are called: as MindSpore, "
+        "PyTorch or HyperParallel does (default: as they are stored)", *_ALL, kind=one_of(NAMES),
     )  # fmt: skip
     config: str | None = option(
         None, ON_THE_WAY, "the model's config.json, whose sizes the map needs (default: of --like, "

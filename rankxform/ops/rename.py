@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.names import expression, parameter_of
+from rankxform.layout.names import expression, parameter_of, with_parameter
 
 from .base import Operation, Tensor
 
@@ -30,7 +30,7 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
 
     def renamed(tensor: Tensor) -> Tensor:
         base = parameter_of(tensor.name)
-        prefix, name = tensor.name[: len(tensor.name) - len(base)], base
+        name = base
         for pattern, replacement in rules:
             name = pattern.sub(replacement, name)
         if not name or "\0" in name:
@@ -38,7 +38,7 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
             raise UsageError(
                 f"--rename: leaves {what} name of {tensor.name!r}; \\g<0> is the match"
             )
-        return tensor if name == base else replace(tensor, name=prefix + name)
+        return tensor if name == base else replace(tensor, name=with_parameter(tensor.name, name))
 
     return renamed
 

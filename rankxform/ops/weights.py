@@ -7,12 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError
-from rankxform.layout.names import COUNTERS, NOT_SAVED, parameter_of, state_of
+from rankxform.layout.names import (
+    COUNTERS,
+    MASTER,
+    MODEL,
+    NOT_SAVED,
+    OPTIMIZER,
+    parameter_of,
+    state_of,
+)
 
 from .base import Composition, Operation, Tensor
 
 NOT_WEIGHTS = "optimizer states and counters (--weights-only)"
-MASTER = "main_param"
 _AVERAGED = "pma_weight_"
 
 
@@ -23,7 +30,7 @@ def weights_only(options: Mapping[str, Any]) -> Operation | None:
 
     def dropped(tensor: Tensor) -> Tensor:
         name = tensor.name
-        master = options.get("masters") and state_of(name) == MASTER
+        master = options.get("masters") and is_master(name)
         if master or not is_state(name):
             return tensor
         return replace(tensor, dropped=NOT_WEIGHTS)
@@ -45,6 +52,31 @@ def is_state(name: str) -> bool:
     )
 
 
+def is_master(name: str) -> bool:
+    """Tell whether a tensor is the Float32 copy of a parameter, by its name."""
+    return state_of(name) in (MASTER, "fp32_param")
+
+
+class ModelOnly(Composition):
+    """Drops what other frameworks keep beside ``model.`` and ``optimizer.``, such as a rng."""
+
+    renames = False
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        begins = {one.name.partition(".")[0] + "." for one in tensors}
+        if not {MODEL, OPTIMIZER + "."} <= begins:
+            return [*tensors]
+        return [
+            one if one.dropped or one.name.startswith(MODEL) else replace(one, dropped=NOT_WEIGHTS)
+            for one in tensors
+        ]
+
+
+def model_only(options: Mapping[str, Any]) -> Composition | None:
+    """Return the operation that leaves a model alone, if it is asked for."""
+    return ModelOnly() if options.get("weights_only") and not options.get("masters") else None
+
+
 class Masters(Composition):
     """Takes the Float32 masters that an optimizer keeps in the place of the parameters."""
 
@@ -54,7 +86,7 @@ class Masters(Composition):
         masters = {
             parameter_of(one.name): one
             for one in tensors
-            if state_of(one.name) == MASTER and not one.dropped
+            if is_master(one.name) and not one.dropped
         }
         if not masters:
             raise CheckpointError(
@@ -74,7 +106,7 @@ class Masters(Composition):
             if one.name in masters:
                 found.append(replace(masters[one.name], name=one.name))
                 found.append(replace(one, dropped="replaced by its Float32 master (--masters)"))
-            elif parameter_of(one.name) not in masters or state_of(one.name) != MASTER:
+            elif parameter_of(one.name) not in masters or not is_master(one.name):
                 found.append(one)
         return found
 

@@ -1,0 +1,134 @@
+"""``--names``: what frameworks call a model's parameters and its optimizer's states.
+
+Tensors get MindSpore's names first, which a map takes, and then those that are asked for. A step
+that one framework keeps once and another for each parameter becomes the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rankxform.errors import RequestError
+from rankxform.geometry.pieces import NO_AXIS, Assembly, Piece
+from rankxform.layout.names import (
+    HYPERPARALLEL,
+    MASTER,
+    MODEL,
+    OPTIMIZER,
+    STATE_NAMES,
+    TORCH,
+    parameter_of,
+    state_of,
+)
+
+from .base import Composition, Tensor
+from .weights import is_state
+
+AS_STORED, MINDSPORE = "as-stored", "mindspore"
+NAMES = (AS_STORED, MINDSPORE, TORCH, HYPERPARALLEL)
+
+_STEP, _GLOBAL_STEP = "step", "global_step"
+_BESIDE = ("rng", "rng_state")
+"""What is kept beside a model and its optimizer, by its usual names."""
+_ONE_OF_MANY = "the same as global_step"
+_OTHERS = {own: name for name, own in reversed(STATE_NAMES.items())}
+_MASTERS = "optimizer._mixed_precision_optimizer.fp32_from_fp16_params."
+
+
+class ToMindSpore(Composition):
+    """Gives tensors MindSpore's names, whoever has named them."""
+
+    renames = True
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        wrapped = is_wrapped([one.name for one in tensors])
+        steps = [one for one in tensors if state_of(one.name) == _STEP and not one.dropped]
+        found = []
+        for one in tensors:
+            if one in steps:
+                same = "" if one is steps[0] else steps[0].sources[0].name
+                found.append(replace(one, dropped=_ONE_OF_MANY, same_as=same))
+                continue
+            if not one.name.startswith((MODEL, OPTIMIZER + ".")):
+                found.append(one)  # it has MindSpore's name, or none of a parameter's
+                continue
+            state = STATE_NAMES.get(state_of(one.name) or "")
+            base = parameter_of(one.name)
+            base = base.removeprefix(MODEL) if wrapped else base
+            found.append(replace(one, name=f"{state}.{base}" if state else base))
+        if steps and not any(one.name == _GLOBAL_STEP for one in found):
+            first = Piece(0, (1,), (0,), (1,), (), (0,), (NO_AXIS,))
+            made = Assembly((1,), (first if not steps[0].shape else Assembly.of((1,)).pieces[0],))
+            source = steps[0].sources[0]
+            found.append(Tensor(_GLOBAL_STEP, "Int32", (1,), (source,), made, keeps_dtype=True))
+        return found
+
+
+class FromMindSpore(Composition):
+    """Gives tensors that have MindSpore's names those of another framework."""
+
+    renames = True
+
+    def __init__(self, names: str) -> None:
+        self._names = names
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        found = []
+        trained: dict[str, None] = {}
+        for one in tensors:
+            state, base = state_of(one.name), parameter_of(one.name)
+            name = one.name
+            if state is not None and not one.dropped:
+                name = self._state(state, base, one.name)
+                trained[base] = None
+            elif not (is_state(one.name) or one.name in _BESIDE or one.dropped):
+                name = MODEL + base
+            found.append(replace(one, name=name))
+        step = next((one for one in tensors if one.name == _GLOBAL_STEP and not one.dropped), None)
+        if step is not None and trained:
+            found = [one for one in found if one.name != _GLOBAL_STEP]
+            found.append(replace(step, dropped="kept for each parameter"))
+            made = Assembly((), (Piece(0, (), (), (), (0,) * len(step.shape), (), ()),))
+            found += [
+                Tensor(
+                    f"optimizer.state.{base}.step", "Float32", (), step.sources, made,
+                    keeps_dtype=True,
+                )
+                for base in trained
+            ]  # fmt: skip
+        return found
+
+    def _state(self, state: str, base: str, name: str) -> str:
+        if state == MASTER and self._names == HYPERPARALLEL:
+            return _MASTERS + base
+        other = _OTHERS.get(state)
+        if other is None or state == MASTER:
+            raise RequestError(
+                f"{name!r}: {self._names} has no name for such a state; leave it out (--exclude "
+                f"'^{state}[.]')"
+            )
+        return f"optimizer.state.{base}.{other}"
+
+
+def is_wrapped(names: Sequence[str]) -> bool:
+    """Tell whether parameters have ``model.`` before their names, beside an optimizer's states.
+
+    >>> is_wrapped(["model.w", "optimizer.state.w.exp_avg"]), is_wrapped(["model.w", "lm_head.w"])
+    (True, False)
+    """
+    if any(name.startswith(OPTIMIZER + ".") for name in names):
+        return any(name.startswith(MODEL) for name in names)
+    return any(name.startswith((MODEL + MODEL, MODEL + "lm_head.")) for name in names)
+
+
+def to_mindspore(options: Mapping[str, Any]) -> Composition | None:
+    """Return the operation before a map, if names are asked for."""
+    return ToMindSpore() if options.get("names", AS_STORED) != AS_STORED else None
+
+
+def from_mindspore(options: Mapping[str, Any]) -> Composition | None:
+    """Return the operation behind a map, if names of others are asked for."""
+    names = options.get("names", AS_STORED)
+    return None if names in (AS_STORED, MINDSPORE) else FromMindSpore(names)
