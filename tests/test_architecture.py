@@ -92,6 +92,7 @@ def test_every_package_has_a_place():
                         "operands",
                         "compare_sink",
                         "checksum",
+                        "scan",
                     )
                 ),
             },

@@ -76,7 +76,8 @@ def place(tmp_path, monkeypatch):
     strategy = ["strategy", "derive", "--from", "A", *parallel, "-o", "predict.ckpt"]
     assert main(strategy) == 0
     second = ["--dst-form", "checkpoint2", "--dst-strategy", "A", "--iteration", "100"]
-    for dst, more in (("C2", second), ("HF", ["--dst-form", "huggingface"])):
+    named = ["--dst-form", "dcp", "--names", "torch"]
+    for dst, more in (("C2", second), ("HF", ["--dst-form", "huggingface"]), ("DCP", named)):
         assert main(["transform", "SRC", dst, "--src-strategy", "A", *more]) == 0
     model_of_docs(tmp_path)
     (tmp_path / "compiled.ckpt").write_bytes((tmp_path / "predict.ckpt").read_bytes())

@@ -15,7 +15,7 @@ stored under two names are one tensor again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
@@ -71,9 +71,9 @@ class TorchDist(ReadOnly):
         table = read_table(chosen.listing, store, chosen.below + METADATA)
         source = chosen.at(METADATA)
         training = {} if chosen.number is None else {"global_step": chosen.number}
-        stated = Description(source, training=training)
+        stated = Description(source, training=training, refused=_raw(table, source))
         names, description = boxes.described(
-            listing, _of_model(table, source), entry_of, (SUFFIX,), chosen.below, stated
+            listing, _of_model(table, stated.refused), entry_of, (SUFFIX,), chosen.below, stated
         )
         return Selected(names, chosen.step, chosen.others, description=description)
 
@@ -93,16 +93,21 @@ def _check_backend(path: str, name: str, store: Store) -> None:
             )
 
 
-def _of_model(table: Table, source: str) -> Boxes:
-    """Return the tensors of a model: layers apart, halves joined, flattened shards refused."""
+def _raw(table: Table, source: str) -> dict[str, str]:
+    """Return tensors that are parts of flat buffers, and why they cannot be read."""
     raw = [name for name in table.items if name.startswith(_RAW)]
-    if table.flattened or raw:
-        name = (*table.flattened, *raw)[0]
-        raise CheckpointError(
-            f"{source}: {name} is a part of an optimizer's flat buffer, whose layout only that job "
-            "knows; save with --dist-ckpt-optim-fully-reshardable, or convert the weights alone"
-        )
-    found = boxes.as_stored(table)
+    why = (
+        "is a part of an optimizer's flat buffer, whose layout only that job knows; save with "
+        "--dist-ckpt-optim-fully-reshardable, or say --weights-only"
+    )
+    return {name: f"{source}: {name} {why}" for name in (*table.flattened, *raw)}
+
+
+def _of_model(table: Table, refused: Collection[str]) -> Boxes:
+    """Return the tensors of a model: layers apart, halves joined; without those refused."""
+    kept = {name: one for name, one in table.tensors.items() if name not in refused}
+    lying = {name: some for name, some in table.items.items() if name not in refused}
+    found = boxes.as_stored(Table(kept, lying))
     tensors, made = dict(found.tensors), dict(found.boxes)
     for name in found.tensors:
         if _STACKED.search(name):

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import CheckpointError, DifferenceError
+from rankxform.checkpoints.base import FORMS
+from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.layout.names import natural, pattern_of
 from rankxform.request import Request
 from rankxform.transport import Team
@@ -23,6 +24,7 @@ from .terminal import labelled, red, shown_path
 from .units import abbreviate, count, seconds, short_table, size, table
 
 if TYPE_CHECKING:
+    from rankxform.job.check import Check
     from rankxform.job.replicas import ReplicaVerdict
     from rankxform.planning.consistency import Evidence
     from rankxform.source.opening import Source
@@ -39,6 +41,10 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare all bytes that several ranks should hold alike; needs --src-strategy",
     )
+    verb.add_argument(
+        "--check", action="store_true", help="look for all that is wrong with a checkpoint"
+    )
+    verb.add_argument("--full", action="store_true", help="with --check: read every byte")
     verb.add_argument("-v", "--verbose", action="store_true", help="print each parameter of a file")
     verb.add_argument(
         "--raw", action="store_true", help="print a strategy's matrices and tensor maps too"
@@ -55,6 +61,10 @@ def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
     if options.compare_replicas:
         return _compare_replicas(options, team, screen)
+    if options.check:
+        return _check(options, team, screen)
+    if options.full:
+        raise UsageError("--full is for --check; give both")
     if options.src_strategy is not None and options.map is None:
         return _examine(options, team, screen)
     if options.map is not None:
@@ -100,6 +110,34 @@ def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     }
     screen.result("evidence", lambda: facts, partial(_evidence, source, evidence, facts))
     return 0 if evidence.samples else DifferenceError.exit_code
+
+
+def _check(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+    """Say all that is wrong with a checkpoint."""
+    from rankxform.job.check import check
+
+    request = team.bcast(lambda: _request(options, "none"))
+    found = check(request, options.full, team, screen.progress)
+    screen.result("check", found.as_dict, partial(_checked, found))
+    if found.same is None:
+        return DifferenceError.exit_code
+    return 0 if found.same else CheckpointError.exit_code
+
+
+def _checked(found: Check) -> str:
+    """Write what a check found, what is wrong first."""
+    order = ("wrong", "doubtful", "right", "not checked")
+    rows = sorted(found.rows, key=lambda row: order.index(row.state))
+    told = {
+        True: "nothing wrong was found",
+        False: red("WRONG"),
+        None: "nothing could be compared with anything",
+    }[found.same]
+    what = f"{FORMS[found.form].title}, {count(found.files, 'file')}: {told}"
+    read = f"{count(found.reads, 'read')}, {size(found.bytes_read)}, {seconds(found.seconds)}"
+    lines = [f"{shown_path(found.src)}: {what}"]
+    lines += [labelled(row.check, f"{row.state}: {row.text}") for row in rows]
+    return "\n".join([*lines, labelled("looked at", read)])
 
 
 def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:

@@ -40,9 +40,10 @@ class Description:
     items: the kind of what is no tensor, which is carried to checkpoints that have the same.
     listed: by file the names that it is said to hold. declared: by name type and full shape, in
     elements. untracked: the file with values that are listed nowhere, if there is one. training:
-    facts such as its global_step. missing_files: by rank a file that is spoken of and not
-    there. facts: statements that others may contradict. warnings: what may not be what was meant;
-    notices: what to know.
+    facts such as its global_step. refused: tensors that cannot be read, and why, which is a fault
+    unless they are left out. missing_files: by rank a file that is spoken of and not there. facts:
+    statements that others may contradict. warnings: what may not be what was meant; notices: what
+    to know.
     """
 
     source: str = ""
@@ -56,6 +57,7 @@ class Description:
     untracked: int | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
     missing_files: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()

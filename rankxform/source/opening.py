@@ -201,6 +201,8 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
         notices += meant.notices[len(description.notices) :]
         wrong = faults.file_faults(meant, schemas, paths, narrow.drops)
         found += (Fault(text, inside=True) for text in wrong)
+        refused = (why for name, why in meant.refused.items() if not narrow.drops(name))
+        found += (Fault(text, inside=True) for text in refused)
     if (
         description is not None and meant.is_whole
     ):  # an id stands for a rank with all that it holds whole

@@ -1,0 +1,97 @@
+"""Files looked through for what no header shows: sums that do not fit, numbers that are none."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import field
+from functools import partial
+from zlib import crc32
+
+import numpy as np
+
+from rankxform.formats.base import Index, Span
+from rankxform.formats.dtype import FLOATS
+from rankxform.storage.posix import OnProgress, blocks
+from rankxform.storage.samples import SAMPLE, holes, wrong_crc
+from rankxform.storage.sources import check_same
+from rankxform.storage.store import storage_of
+from rankxform.values import dataclass
+
+from .convert import moved_type, not_finite
+
+_FEW = 4
+_BRAIN_NAN, _BRAIN_SIGN = np.uint16(0x7F80), np.uint16(0x7FFF)
+
+
+@dataclass
+class Scanned:
+    """What a file was found to hold: wrong sums, in words; by tensor how many values are NaN, and
+    how many infinite; long parts that were never written, by tensor; what was looked at."""
+
+    wrong_sums: list[str] = field(default_factory=list)
+    sums: int = 0
+    unchecked_sums: int = 0
+    nans: dict[str, int] = field(default_factory=dict)
+    infinite: dict[str, int] = field(default_factory=dict)
+    holes: dict[str, int] = field(default_factory=dict)
+    tensors: int = 0
+    reads: int = 0
+    nbytes: int = 0
+
+
+def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> Scanned:
+    """Look through a file: every byte, or a little of some tensors. Raises CheckpointError."""
+    found = Scanned(holes=dict(holes(path, index)))
+    schema = index.schema
+    floats = [n for n, dtype in enumerate(schema.dtypes) if dtype in FLOATS]
+    chosen = range(len(schema.names)) if full else floats[:: max(1, len(floats) // _FEW)][:_FEW]
+    with closing(storage_of(path).ranges()) as ranges:
+        check_same(path, ranges.version(path), index)
+        read = blocks(partial(ranges.read, path))
+        for number in chosen:
+            name, dtype, crc = schema.names[number], schema.dtypes[number], 0
+            spans = index.spans(name)
+            if not full:
+                spans = (Span(spans[0].offset, min(SAMPLE, spans[0].nbytes)),)
+            for part in read(spans):
+                if dtype in FLOATS:
+                    _look_at(found, name, dtype, part)
+                if full and number in index.sums:
+                    crc = crc32(part, crc)
+                found.reads += 1
+                found.nbytes += len(part)
+                on_progress(len(part))
+            found.tensors += 1
+            if full and number in index.sums:
+                found.sums += 1
+                if crc != index.sums[number]:
+                    stated = index.sums[number]
+                    text = f"{path}: {name}: CRC-32 is {crc:08x}, the file says {stated:08x}"
+                    found.wrong_sums.append(text)
+    _sum_of_file(found, path, index, full, on_progress)
+    return found
+
+
+def _sum_of_file(
+    found: Scanned, path: str, index: Index, full: bool, on_progress: OnProgress
+) -> None:
+    """Compare a file with the one sum that it carries, if it does."""
+    if not full:
+        found.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
+    elif index.has_checksum and not index.sums and index.size:
+        found.sums += 1
+        wrong = wrong_crc(path, index, on_progress)
+        if wrong:
+            found.wrong_sums.append(f"{path}: {wrong}")
+
+
+def _look_at(found: Scanned, name: str, dtype: str, part: memoryview) -> None:
+    values = np.frombuffer(part, moved_type(dtype))
+    wrong = not_finite(values, dtype)
+    if wrong is None or not wrong.any():
+        return
+    is_nan = (values & _BRAIN_SIGN) > _BRAIN_NAN if dtype == "BFloat16" else np.isnan(values)
+    nans = int(is_nan.sum())
+    for kind, count in ((found.nans, nans), (found.infinite, int(wrong.sum()) - nans)):
+        if count:
+            kind[name] = kind.get(name, 0) + count

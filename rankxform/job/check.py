@@ -1,0 +1,216 @@
+"""``inspect PATH --check``: all that can be found wrong with a checkpoint without converting it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rankxform.checkpoints.base import Where
+from rankxform.engine.scan import Scanned, scan
+from rankxform.errors import RankxformError
+from rankxform.formats.base import PLACE
+from rankxform.layout.names import summarize_names
+from rankxform.planning.consistency import Evidence
+from rankxform.request import Request
+from rankxform.source.opening import Source, open_source
+from rankxform.storage import strategies
+from rankxform.storage.posix import OnProgress
+from rankxform.target.asked import where_of
+from rankxform.transport import Team
+from rankxform.transport.team import Show, quiet
+from rankxform.values import dataclass
+
+from .evidence import examine_source
+
+RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
+_SHOWN = 20
+_LEFT_OVER = (".part", ".tmp")
+_LEFT_OVER_BEGINS = ("LOCAL_PLAN_", "STORAGE_DATA_")
+
+
+class Row(NamedTuple):
+    """What was checked, how that ended (right, doubtful, wrong, not checked), and more words."""
+
+    check: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check of a checkpoint found.
+
+    full: whether every byte was read. reads, bytes_read: of content, by all processes; seconds: of
+    the whole call. faults: what is wrong, in words; not_checked: what could not be checked.
+    """
+
+    src: str
+    form: str
+    full: bool
+    files: int
+    rows: tuple[Row, ...]
+    reads: int
+    bytes_read: int
+    seconds: float
+
+    @property
+    def same(self) -> bool | None:
+        """Whether nothing is wrong; None where nothing could be compared with anything."""
+        if any(row.state == WRONG for row in self.rows):
+            return False
+        return True if any(row.state == RIGHT for row in self.rows) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as ``inspect --check --json`` prints it."""
+        found = asdict(self)
+        found["rows"] = [row._asdict() for row in self.rows]
+        return {**found, "same": self.same}
+
+
+def check(
+    request: Request, full: bool, team: Team, begin: Callable[[int], Show] = lambda total: quiet
+) -> Check:
+    """Look for all that is wrong with a checkpoint; `full`: read every byte. Collective."""
+    began = time.monotonic()
+    where = team.bcast(lambda: _where(request))
+    source = open_source(where, team)
+    if not source.paths:
+        source.require()
+    rows = [*_statements(source)]
+    evidence = Evidence()
+    if not source.faults:
+        judged, evidence = _judged(request, source, team)
+        rows += judged
+    every = {**source.indexes, **source.extra}
+    total = sum(one.size for one in every.values()) if full else 0
+
+    def mine(on_progress: OnProgress) -> list[Scanned]:
+        return [
+            scan(source.paths[file], every[file], full, on_progress)
+            for file in source.reach.partition(every)[team.rank]
+        ]
+
+    found = team.work(mine, begin(total))
+    scanned = [one for some in team.allgather(lambda: found) for one in some]
+    rows += [*_contents(scanned, full), *team.bcast(lambda: [*_leftovers(source)])]
+    return Check(
+        source.where.path,
+        source.form.name,
+        full,
+        len(source.paths),
+        tuple(rows),
+        evidence.reads + sum(one.reads for one in scanned),
+        evidence.bytes_read + sum(one.nbytes for one in scanned),
+        time.monotonic() - began,
+    )
+
+
+def _where(request: Request) -> Where:
+    given = request.src_strategy
+    return where_of(request, None if given is None else strategies.load(given))
+
+
+def _statements(source: Source) -> Iterator[Row]:
+    """Yield what files, headers and tables say of each other."""
+    described = source.form.described
+    for fault in source.faults[:_SHOWN]:
+        is_question = not described and source.where.strategy is None and fault.file is None
+        if is_question and len(source.indexes) == len(source.paths) > 1:
+            text = "how its ranks shard tensors is not known; give --src-strategy"
+            yield Row("strategy", NOT_CHECKED, text)
+        else:
+            yield Row("statements", WRONG, fault.text)
+    if source.faults[_SHOWN:]:
+        yield Row("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
+    for text in source.warnings:
+        yield Row("statements", DOUBTFUL, text)
+    if source.faults:
+        return
+    description, count = source.description, len(source.paths)
+    if description.boxes:
+        number = sum(map(len, description.boxes.values()))
+        tensors = _many(len(description.boxes), "tensor")
+        text = f"{_many(number, 'box')} of {tensors} cover each, and none twice"
+        yield Row("boxes", RIGHT, text)
+    if described:
+        yield Row("statements", RIGHT, f"{_many(count, 'file')}: they hold what is said of them")
+    elif source.own is not None:
+        yield Row("statements", RIGHT, f"{_many(count, 'file')}, as rankxform wrote them")
+
+
+def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Evidence]:
+    """Compare what files hold of the same elements. Collective."""
+    try:
+        _, evidence = examine_source(request, team)
+    except RankxformError as error:
+        return [Row("copies", WRONG, str(error))], Evidence()
+    rows = [Row("copies", DOUBTFUL, text) for text in evidence.warnings]
+    if evidence.samples:
+        text = f"{_many(evidence.samples, 'comparison')} of what several files hold"
+        rows.append(Row("copies", RIGHT, text))
+    else:
+        text = "no two files hold bytes that must be the same, or must not be"
+        rows.append(Row("copies", NOT_CHECKED, text))
+    return rows, evidence
+
+
+def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
+    """Yield what was found in the files' content."""
+    every = [*scanned]
+    wrong = [text for one in every for text in one.wrong_sums]
+    for text in wrong[:_SHOWN]:
+        yield Row("checksums", WRONG, text)
+    if wrong[_SHOWN:]:
+        yield Row("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
+    sums, left = sum(one.sums for one in every), sum(one.unchecked_sums for one in every)
+    if sums and not wrong:
+        yield Row("checksums", RIGHT, f"{_many(sums, 'checksum')} compared with the content")
+    elif left:
+        yield Row("checksums", NOT_CHECKED, f"{_many(left, 'checksum')}; --full compares them")
+    elif not sums:
+        yield Row("checksums", NOT_CHECKED, "the files carry none")
+    looked = _many(sum(one.tensors for one in every), "tensor") + ("" if full else " looked at")
+    nans, infinite = _joined(one.nans for one in every), _joined(one.infinite for one in every)
+    if nans:
+        text = (
+            f"{_many(sum(nans.values()), 'value')} of {summarize_names(nans, 3)}: no number (NaN)"
+        )
+        yield Row("values", WRONG, text)
+    if infinite:
+        text = (
+            f"{_many(sum(infinite.values()), 'value')} of {summarize_names(infinite, 3)}: infinite"
+        )
+        yield Row("values", DOUBTFUL, text)
+    if not nans and not infinite:
+        rest = "" if full else "; --full looks at all"
+        yield Row("values", RIGHT if full else NOT_CHECKED, f"finite in {looked}{rest}")
+    lost = _joined(one.holes for one in every)
+    if lost:
+        text = f"{sum(lost.values()):,} bytes of {summarize_names(lost, 3)} were never written"
+        yield Row("holes", DOUBTFUL, text)
+
+
+def _many(number: int, what: str) -> str:
+    plural = what + ("es" if what.endswith("x") else "s")
+    return f"{number:,} {what if number == 1 else plural}"
+
+
+def _joined(some: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in some:
+        for box, number in one.items():
+            name = box.partition(PLACE)[0]
+            found[name] = found.get(name, 0) + number
+    return found
+
+
+def _leftovers(source: Source) -> Iterator[Row]:
+    """Yield files that a save left behind."""
+    names = source.listing.entries if source.listing is not None else ()
+    left = [n for n in names if n.endswith(_LEFT_OVER) or n.startswith(_LEFT_OVER_BEGINS)]
+    if left:
+        more = f" and {len(left) - 3} more" if left[3:] else ""
+        text = f"{', '.join(left[:3])}{more}: left by a save that was interrupted"
+        yield Row("leftovers", DOUBTFUL, text)
