@@ -395,8 +395,13 @@ class TestNames:
         strategy = reference.write_strategy(tmp_path / "a.ckpt", [stage])
         form = "dcp" if names == "torch" else "hyperparallel"
         transformed(src, tmp_path / "dst", src_strategy=strategy, dst_form=form, names=names)
+        told = {"src_strategy": strategy, "dst_form": form, "names": names}
+        assert rankxform.verify(src, tmp_path / "dst", **told)
         (table,) = (tmp_path / "dst").rglob(".metadata")
         found, _ = items(table.parent)
+        transformed(src, tmp_path / "cut", dst_strategy=strategy, unmatched="replicate", **told)
+        (cut,) = (tmp_path / "cut").rglob(".metadata")
+        assert items(cut.parent)[0] == found and len([*cut.parent.iterdir()]) == 4
         want = {}
         for name, (dtype, words) in model.items():
             if name == "global_step":

@@ -20,7 +20,7 @@ from rankxform.request import Request
 from rankxform.storage import maps
 from rankxform.target.destination import DESTINATIONS
 from rankxform.transport import Serial
-from tests import reference, reference_forms
+from tests import reference, reference_dcp, reference_forms
 from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import words
 from tests.toy_uploads import Server
@@ -63,6 +63,41 @@ def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, mo
         )
         assert wrong == []
         assert rankxform.load(here / "hf", None, a, rank=ranks * stages - 1, **options).bytes_read
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("trained", [1, 3])
+def test_the_states_of_an_optimizer_go_with_their_parameters(name, trained, tmp_path):
+    """Of every parameter, or of every third: frozen ones have none."""
+    sample = SAMPLES[name]
+    mf = arrays(sample / "mindformers", reference_forms.read_unified)
+    hf = arrays(sample / "hf", reference_forms.read_huggingface)
+    blocks = sorted({n.rpartition(".")[0] for n in mf})[::trained]
+    states = {n: w ^ 1 for n, w in mf.items() if n.rpartition(".")[0] in blocks}
+    every = {**mf, **{f"adam_m.{n}": w for n, w in states.items()}}
+    every["global_step"] = np.array([9], "<i4").view("<u4")
+    kinds = {n: "Int32" if n == "global_step" else "Float32" for n in every}
+    reference_forms.write_unified(
+        tmp_path / "src", {n: (kinds[n], w) for n, w in every.items()}, {}
+    )
+    options = {"map": name, "config": str(sample / "hf" / "config.json")}
+    rankxform.transform(
+        tmp_path / "src", tmp_path / "dcp", dst_form="dcp", names="torch", **options
+    )
+    found = {n: w for n, (_, w) in reference_dcp.read_items(tmp_path / "dcp")[0].items()}
+    moments = {n for n in found if n.endswith(".exp_avg")}
+    assert moments and (trained > 1 or len(moments) == len(hf))
+    for one, words_ in hf.items():
+        assert (found[f"model.{one}"] == words_).all()
+        moment = f"optimizer.state.{one}.exp_avg"
+        assert moment not in found or (found[moment] == words_ ^ 1).all()
+    steps = [found[n] for n in found if n.endswith(".step")]
+    assert len(steps) == len(moments) and all(one.view("<f4") == 9 for one in steps)
+    rankxform.transform(
+        tmp_path / "dcp", tmp_path / "back", dst_form="unified", names="mindspore", **options
+    )
+    back = arrays(tmp_path / "back", reference_forms.read_unified)
+    assert {n: w.tobytes() for n, w in back.items()} == {n: w.tobytes() for n, w in every.items()}
 
 
 def test_fused_weights_are_taken_apart_in_the_order_of_the_file(tmp_path, monkeypatch):

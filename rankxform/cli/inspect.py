@@ -133,7 +133,7 @@ def _checked(found: Check) -> str:
         False: red("WRONG"),
         None: "nothing could be compared with anything",
     }[found.same]
-    what = f"{FORMS[found.form].title}, {count(found.files, 'file')}: {told}"
+    what = f"{FORMS[found.form].title}, {count(found.files_compared, 'file')}: {told}"
     read = f"{count(found.reads, 'read')}, {size(found.bytes_read)}, {seconds(found.seconds)}"
     lines = [f"{shown_path(found.src)}: {what}"]
     lines += [labelled(row.check, f"{row.state}: {row.text}") for row in rows]

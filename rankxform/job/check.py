@@ -49,7 +49,7 @@ class Check:
     src: str
     form: str
     full: bool
-    files: int
+    files_compared: int
     rows: tuple[Row, ...]
     reads: int
     bytes_read: int

@@ -6,7 +6,7 @@ that one framework keeps once and another for each parameter becomes the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from rankxform.layout.names import (
     parameter_of,
     state_of,
 )
+from rankxform.layout.strategy import Strategy
 
 from .base import Composition, Tensor
 from .weights import is_state
@@ -78,14 +79,12 @@ class FromMindSpore(Composition):
         found = []
         trained: dict[str, None] = {}
         for one in tensors:
-            state, base = state_of(one.name), parameter_of(one.name)
-            name = one.name
-            if state is not None and not one.dropped:
-                name = self._state(state, base, one.name)
-                trained[base] = None
-            elif not (is_state(one.name) or one.name in _BESIDE or one.dropped):
-                name = MODEL + base
-            found.append(replace(one, name=name))
+            if one.dropped:
+                found.append(one)
+                continue
+            if state_of(one.name) is not None:
+                trained[parameter_of(one.name)] = None
+            found.append(replace(one, name=from_mindspore_name(one.name, self._names)))
         step = next((one for one in tensors if one.name == _GLOBAL_STEP and not one.dropped), None)
         if step is not None and trained:
             found = [one for one in found if one.name != _GLOBAL_STEP]
@@ -100,16 +99,43 @@ class FromMindSpore(Composition):
             ]  # fmt: skip
         return found
 
-    def _state(self, state: str, base: str, name: str) -> str:
-        if state == MASTER and self._names == HYPERPARALLEL:
-            return _MASTERS + base
-        other = _OTHERS.get(state)
-        if other is None or state == MASTER:
-            raise RequestError(
-                f"{name!r}: {self._names} has no name for such a state; leave it out (--exclude "
-                f"'^{state}[.]')"
-            )
-        return f"optimizer.state.{base}.{other}"
+
+def from_mindspore_name(name: str, names: str) -> str:
+    """Return what a framework calls a tensor of MindSpore's name. Raises RequestError.
+
+    >>> from_mindspore_name("adam_m.layers.0.w", "torch"), from_mindspore_name("w", "torch")
+    ('optimizer.state.layers.0.w.exp_avg', 'model.w')
+    """
+    state, base = state_of(name), parameter_of(name)
+    if state is None:
+        return name if is_state(name) or name in _BESIDE else MODEL + base
+    if state == MASTER and names == HYPERPARALLEL:
+        return _MASTERS + base
+    other = _OTHERS.get(state)
+    if other is None or state == MASTER:
+        raise RequestError(
+            f"{name!r}: {names} has no name for such a state; leave it out (--exclude "
+            f"'^{state}[.]')"
+        )
+    return f"optimizer.state.{base}.{other}"
+
+
+def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Strategy:
+    """Return a strategy of MindSpore's names under those that tensors are given.
+
+    `made` are the names of the tensors; a strategy that lists some of them is returned as it is.
+    """
+    if names in (AS_STORED, MINDSPORE) or any(name in strategy for name in made):
+        return strategy
+    stages = tuple(
+        {
+            from_mindspore_name(name, names): layout
+            for name, layout in some.items()
+            if state_of(name) is None or state_of(name) in _OTHERS
+        }
+        for some in strategy.stages
+    )
+    return replace(strategy, stages=stages)
 
 
 def is_wrapped(names: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.naming import named_strategy
 from rankxform.options import is_default
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.derived import tensors_of
@@ -231,6 +232,8 @@ def _wanted(
     )
     wanted = asked.dst
     if isinstance(wanted, Strategy):
+        names = [one.name for one in made if not one.dropped]
+        wanted = named_strategy(wanted, asked.request.names, names)
         states = catalog.is_whole and not derivation.renames
         return None, written_out(wanted, [schema], states=states)
     from rankxform.derivation.asked import derive_from

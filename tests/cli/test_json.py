@@ -46,6 +46,7 @@ COMMANDS = [
     "merge S merged.ckpt",
     "inspect SRC",
     "inspect SRC --src-strategy A",
+    "inspect C2 --check --full",
     "inspect DST",
     "inspect C2",
     "inspect .",
@@ -139,7 +140,7 @@ def test_every_name_of_every_verb_has_one_type_and_is_documented(place, capfd):
         results.add(document["result"])
         names_in(document, found)
     verbs = {name for name, _ in leaves(parser())}
-    assert results == verbs | {"simulation", "replicas", "evidence", "error"}
+    assert results == verbs | {"simulation", "replicas", "evidence", "check", "error"}
     assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
     page = (ROOT / "docs" / "json.md").read_text()
     told = set(re.findall(r"`([a-z_0-9]+)`", "\n".join(re.findall(r"(?m)^\|.*", page))))

@@ -369,7 +369,7 @@ def test_a_checksum_that_is_not_the_files_own_is_found(alone, place):
     data[at] ^= 1  # the last byte of one, the first digit of the other
     path.write_bytes(data)
     (found,) = verify().differences
-    assert (found.rank, found.whole_file) == (2, True) and "it states" in found.why
+    assert (found.rank, found.whole_file) == (2, True) and "the file says" in found.why
 
 
 def test_folders_and_files_that_do_not_belong_there_are_named(place):
