@@ -25,6 +25,9 @@ from .catalog import Catalog, FileGroup, Parameter
 from .description import Description, StatedBox
 from .sharding import IdentityDict, Placement, Sharding
 
+_MOST_LAYERS = 0.7
+"""Share of the layers that are of one shape where others are doubted."""
+
 _FEW_TIED = 2
 """Parameters that pipeline stages usually share: an embedding, and one more."""
 
@@ -80,23 +83,26 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
 def _alike(catalog: Catalog) -> Iterator[Fact]:
     """Yield full shapes that a network's parts share: those of one kind, and a bias and its weight.
 
-    Layers may differ by design, and their slices then differ as well. Slices of one shape that
-    make other full shapes in other layers are rather sharded otherwise than the strategy says.
+    Layers may differ by design, and their slices then differ as well. Where slices of one shape
+    make one full shape in most layers and another in a few, these are rather sharded otherwise than
+    the strategy says.
     """
-    alike: dict[tuple[str, Shape], Shape] = {}
+    alike: dict[tuple[str, Shape], dict[Shape, list[str]]] = {}
     for name, one in catalog.declared.items():
         if not one.holders or state_of(name) is not None or 0 in one.shape or not one.shape:
             continue
         local = one.grid.box((0,) * len(one.shape)).shape if isinstance(one.grid, Grid) else ()
-        kind = pattern_of(name)
-        first = alike.setdefault((kind, local), one.shape)
-        if first != one.shape:
-            yield Fact(LAYERS, kind, first, HEADER, catalog.label)
-            yield Fact(LAYERS, kind, one.shape, HEADER, f"those of {name!r}")
+        of_kind = alike.setdefault((pattern_of(name), local), {})
+        of_kind.setdefault(one.shape, []).append(name)
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
         if name.endswith(".bias") and weight and weight.holders and len(one.shape) == 1:
             yield Fact(OUTPUTS, weight.name, weight.shape, HEADER, catalog.label)
             yield Fact(OUTPUTS, weight.name, one.shape, HEADER, "its bias")
+    for (kind, _), shapes in alike.items():
+        usual, *others = sorted(shapes, key=lambda shape: -len(shapes[shape]))
+        if others and len(shapes[usual]) > _MOST_LAYERS * sum(map(len, shapes.values())):
+            yield Fact(LAYERS, kind, usual, HEADER, catalog.label)
+            yield Fact(LAYERS, kind, others[0], HEADER, f"those of {shapes[others[0]][0]!r}")
 
 
 def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:

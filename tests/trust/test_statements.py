@@ -285,9 +285,16 @@ def test_uneven_rows_beside_the_checkpoint(tmp_path):
     ],
 )
 def test_slices_that_agree_with_no_neighbour(tmp_path, lie, text):
-    shapes = {f"layers.{n}.weight": (16, 16) for n in range(2)}
-    shapes |= {"layers.2.weight": (16, 8), "head.weight": (16, 16), "head.bias": (16,)}
+    shapes = {f"layers.{n}.weight": (16, 16) for n in range(4)}
+    shapes |= {
+        "layers.4.weight": (16, 8),
+        "0.w": (16, 16),
+        "1.w": (4, 16),
+        "head.weight": (16, 16),
+        "head.bias": (16,),
+    }
     rows = {name: ([4], [0, *[-1] * (len(shape) - 1)], 0, 0) for name, shape in shapes.items()}
+    rows["1.w"] = ([4], [-1, -1], 0, 0)  # as slices of "0.w", by design
     params = {name: (shape, "Float32") for name, shape in shapes.items()}
     src = reference.write_checkpoint(tmp_path / "src", [rows], params)
     given = {**rows, **({lie: ([2, 2], [1, 0], 0, 0)} if lie else {})}
