@@ -444,3 +444,52 @@ class TestNames:
         src = write_dcp(tmp_path / "src", model)
         with pytest.raises(RankxformError, match="should be the same"):
             transformed(src, tmp_path / "dst", dst_form="huggingface", names="mindspore")
+
+
+class TestMegatron:
+    @pytest.fixture
+    def src(self, tmp_path):
+        src = tmp_path / "root" / "iter_0000007"
+        stacked = np.arange(48, dtype="<u4").reshape(2, 6, 4)
+        tensors = {
+            "decoder.layers.mlp.linear_fc2.weight": ("Float32", stacked),
+            "decoder.layers.0.mlp.linear_fc1.weight_w": ("Float32", WORDS),
+            "decoder.layers.0.mlp.linear_fc1.weight_v": ("Float32", WORDS + 1),
+            "output_layer.weight": ("Float32", WORDS),
+        }
+        if "raw" in tmp_path.name:
+            tensors["optimizer.distributed.dp_group_idx_0.gbuf"] = "Float32", WORDS
+        write_dcp(src, tensors)
+        (src / "metadata.json").write_text(
+            '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+        )
+        (src.parent / "latest_checkpointed_iteration.txt").write_text("7")
+        return src.parent
+
+    def check(self, folder):
+        found = whole(folder)
+        stacked = np.arange(48, dtype="<u4").reshape(2, 6, 4)
+        for layer in range(2):
+            name = f"decoder.layers.{layer}.mlp.linear_fc2.weight"
+            assert found.pop(name) == ("Float32", (6, 4), stacked[layer].tobytes())
+        joined = np.concatenate([WORDS, WORDS + 1])
+        name = "decoder.layers.0.mlp.linear_fc1.weight"
+        assert found.pop(name) == ("Float32", (12, 4), joined.tobytes())
+        assert [*found] == ["output_layer.weight"]
+
+    def test_layers_are_taken_apart_and_halves_joined(self, src, tmp_path):
+        assert rankxform.inspect(src)["form"] == "torch_dist"
+        transformed(src, tmp_path / "dst", dst_form="huggingface")
+        self.check(tmp_path / "dst")
+        transformed(src / "iter_0000007", tmp_path / "c2", dst_form="checkpoint2")
+        assert (tmp_path / "c2" / "iteration_00000007").is_dir(), "the step goes along"
+
+    def test_raw_buffers_are_left_out_or_refused(self, src, tmp_path):
+        with pytest.raises(RankxformError, match="flat buffer.*--weights-only"):
+            transformed(src, tmp_path / "dst", dst_form="huggingface")
+        transformed(src, tmp_path / "dst", dst_form="huggingface", weights_only=True)
+        self.check(tmp_path / "dst")
+
+    def test_nothing_is_written(self, src, tmp_path):
+        with pytest.raises(RankxformError, match="expected ranks or"):
+            rankxform.transform(src, tmp_path / "dst", dst_form="torch_dist")

@@ -172,19 +172,26 @@ def described(data: bytes) -> Described:
     if isinstance(made, Made) and made.kind == _PARAMETER and made.args:
         made = made.args[0]
     try:
-        if made.kind not in _REBUILD:
-            raise FormatError(f"is made by {made.kind}, and not a plain tensor")
-        storage, first, shape, strides, _, hooks, *rest = made.args
-        if storage.kind != PERSISTENT:
-            raise TypeError
-        _, kind, key, _, count = storage.args
-        is_plain = not hooks and all(map(_is_number, (*shape, *strides, first, count)))
-    except (AttributeError, TypeError, ValueError):
+        return _plain(made)
+    except (AttributeError, IndexError, TypeError, ValueError):
         raise FormatError("has a data.pkl that is no tensor's") from None
-    dtype = TORCH.get(str(rest[0]).removeprefix("torch.")) if made.kind == _REBUILD[1] else None
-    if dtype is None:
+
+
+def _plain(made: Made) -> Described:
+    """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
+    if made.kind not in _REBUILD:
+        raise FormatError(f"is made by {made.kind}, and not a plain tensor")
+    storage, first, shape, strides, _, hooks, *rest = made.args
+    if storage.kind != PERSISTENT:
+        raise TypeError
+    _, kind, key, _, count = storage.args
+    if hooks or not all(map(_is_number, (*shape, *strides, first, count))):
+        raise TypeError
+    if made.kind == _REBUILD[1]:
+        dtype = TORCH.get(rest.pop(0).removeprefix("torch."))
+    else:
         dtype = _STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
-    if dtype is None or not is_plain or key != "0":
+    if dtype is None or key != "0":
         raise FormatError(f"is a tensor of a kind that is not known ({kind})")
     stored = count if kind == _UNTYPED else count * content_bytes(dtype, ())
     return Described(dtype, shape, _wrong(dtype, shape, strides, first, stored, rest))
@@ -205,7 +212,7 @@ def _wrong(
         return f"stored with strides {strides}, not row by row"
     if first or stored != content_bytes(dtype, shape):
         return f"a view of a larger tensor: {stored:,} bytes from element {first:,} on"
-    if any(isinstance(one, dict) and one for one in rest):
+    if any(rest):
         return "stored as a conjugate or a negative"
     return ""
 
