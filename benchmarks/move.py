@@ -84,7 +84,8 @@ def in_form(form, src, a, dst):
     if form == "ranks":
         return src, a
     if not Path(dst).exists():
-        rankxform(src, dst, a, a, 2, "--dst-form", form, "--iteration", "1")
+        number = ("--iteration", "1") if form == "checkpoint2" else ()
+        rankxform(src, dst, a, a, 2, "--dst-form", form, *number)
     return dst, None
 
 
@@ -95,7 +96,8 @@ def options_of(form, b):
     more = {"checkpoint2": ("--iteration", "1"), "huggingface": ("--max-shard", "150MB")}.get(
         form, ()
     )
-    return ("--dst-form", form, *more), b if form == "checkpoint2" else None
+    is_sharded = form in ("checkpoint2", "dcp", "hyperparallel")
+    return ("--dst-form", form, *more), b if is_sharded else None
 
 
 def measure(

@@ -160,8 +160,8 @@ def _item(
         if item.at + content.nbytes > tail.end:
             raise FormatError("its elements do not lie in its item")
     except FormatError as error:
-        item.described, item.at = item.described._replace(wrong=str(error)), item.start
         item.described = torch_item.Described(BYTES, (tail.end - tail.start,), str(error))
+        item.at = tail.start
     return item
 
 
