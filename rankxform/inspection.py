@@ -6,7 +6,7 @@ command line and for programs; nothing is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +20,9 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.formats.base import Index, suffixes
+from rankxform.formats.dtype import BYTES
 from rankxform.layout.layout import Layout
+from rankxform.planning.description import Description
 from rankxform.publish.companions import faults
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.source.choice import form_at, listing_at, look_at
@@ -88,9 +90,20 @@ def _described(place: str, pattern: str) -> Found:
         **_steps(source.selected),
         "ranks": description.strategy.ranks if description.strategy else None,
         "faults": faults,
-        "notices": list(source.notices),
+        "notices": [*_boxes_in_words(description), *source.notices],
         "shards": rows,
     }
+
+
+def _boxes_in_words(description: Description) -> Iterator[str]:
+    """Say what a table has that says box by box where each tensor lies."""
+    if not description.boxes:
+        return
+    others = sum(dtype == BYTES for dtype, _ in description.declared.values())
+    tensors = len(description.declared) - others
+    boxes = sum(map(len, description.boxes.values())) - others
+    also = f", and {others:,} that are no tensors" if others else ""
+    yield f"{tensors:,} tensors in {boxes:,} boxes{also}"
 
 
 def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
