@@ -8,7 +8,7 @@ its result and docs/cli.md are made of these declarations; no option is stated t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
@@ -162,9 +162,22 @@ LIMIT = Kind(int, "a number of bytes", "int", parse_limit, "a size such as 5GB o
 DECIMAL = Kind(float, "a number", "float", _decimal, "a number above zero")
 
 
-def one_of(choices: Any) -> Kind:
-    """Return the kind of these texts, or of those of a registry."""
-    return Kind(choices=choices)
+class _Some:
+    """The names in a registry whose entries pass a test, whenever one looks."""
+
+    def __init__(self, registry: Mapping[str, Any], is_meant: Callable[[Any], bool]) -> None:
+        self._registry, self._is_meant = registry, is_meant
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, one in self._registry.items() if self._is_meant(one))
+
+    def __contains__(self, name: object) -> bool:
+        return name in [*self]
+
+
+def one_of(choices: Any, is_meant: Callable[[Any], bool] | None = None) -> Kind:
+    """Return the kind of these texts, or of those of a registry; of all, or of some entries."""
+    return Kind(choices=choices if is_meant is None else _Some(choices, is_meant))
 
 
 # -- declarations ---------------------------------------------------------------------------------

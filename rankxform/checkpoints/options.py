@@ -15,7 +15,7 @@ class FormOptions:
 
     dst_form: str | None = option(
         None, OUTPUT, "form of DST (default: ranks; of verify: recognized)", BYTES, COMPARE, FIT,
-        kind=one_of([name for name, one in FORMS.items() if one.is_written]),
+        kind=one_of(FORMS, lambda form: form.is_written),
     )  # fmt: skip
     prefix: str | None = option(
         None, OUTPUT, "start of each file's name (default: checkpoint_ in rank folders)", BYTES,
@@ -38,5 +38,5 @@ class FormOptions:
     )  # fmt: skip
     format: str | None = option(
         None, OUTPUT, "container of the files (default: the source's)", COMPARE,
-        kind=one_of([name for name, one in FORMATS.items() if one.alone]),
+        kind=one_of(FORMATS, lambda container: container.alone),
     )  # fmt: skip

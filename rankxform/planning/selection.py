@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.dtype import BYTES, content_bytes
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.names import COUNTERS, parameter_of, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
 from rankxform.values import dataclass
@@ -108,7 +108,7 @@ def select(
             continue
         name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
         declared = parameter.declared and parameter.src_name not in apart
-        here = declared and not catalog.is_whole
+        here = declared and not catalog.is_whole and not _is_beside(parameter)
         if name in dst and declared:
             sharded[name] = parameter
         elif declared and parameter_of(name) in dst:
@@ -142,6 +142,11 @@ def select(
             "--rename), or give this network's strategy"
         )
     return found
+
+
+def _is_beside(parameter: Parameter) -> bool:
+    """Tell whether no strategy lists such a thing: a counter, or what is no tensor."""
+    return parameter.dtype == BYTES or bool(COUNTERS & {parameter.name, parameter.src_name})
 
 
 def with_followers(

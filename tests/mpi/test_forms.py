@@ -78,8 +78,6 @@ def converted(src, dst, seed, case, here):
         "ranks": {"format": "safetensors"},
     }[dst]
     told = {"read_method": ("auto", "two-phase")[seed % 5 == 0], "comm": world()}
-    if {src, dst} & {*DISTRIBUTED}:
-        told["unmatched"] = "replicate"
     rankxform.transform(
         here / "src", here / "dst", a, b, dst_form=dst, fsync=False, verify=True,
         memory=(1 << 20, 64 << 20)[seed % 2], **options, **told,
