@@ -9,6 +9,9 @@ standard library work as ever.
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,21 @@ else:
             return made
 
         return decorated if cls is None else decorated(cls)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let no garbage be collected while millions of values are made, none of which is any.
+
+    The collector would look at all of them again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _methods(cls: type, frozen: bool, eq: bool, repr_: bool) -> dict[str, Any]:

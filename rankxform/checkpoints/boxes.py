@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import FORMATS, PLACE, Stated, View
 from rankxform.formats.distcp import items_of
-from rankxform.formats.dtype import BYTES, content_bytes
+from rankxform.formats.dtype import BYTES, content_bytes, item_size
 from rankxform.formats.torch_metadata import Item, Table
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import natural
@@ -18,11 +18,12 @@ from rankxform.planning.description import Description, StatedBox
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import Listing
+from rankxform.values import without_collection
 
 from . import folder
 
-EntryOf = Callable[[Item, str], str]
-"""Returns what a file's own table of contents calls an item of a type."""
+EntryOf = Callable[[Item, int], str]
+"""Returns what a file's own table of contents calls an item whose content has so many bytes."""
 
 METADATA = ".metadata"
 DEFAULT_BYTES = 4 << 30
@@ -74,19 +75,37 @@ def described(
     suffixes: those of its files. below: their folder in the place, with a slash. stated: what else
     is stated, and by what. Raises CheckpointError where a file is not there.
     """
+    with without_collection():
+        return _described(listing, found, entry_of, suffixes, below, stated)
+
+
+def _described(
+    listing: Listing,
+    found: Boxes,
+    entry_of: EntryOf,
+    suffixes: tuple[str, ...],
+    below: str,
+    stated: Description,
+) -> tuple[dict[int, str], Description]:
     source = stated.source
     names = _files(listing, found, suffixes, below, source)
     ids = {file: number for number, file in enumerate(names)}
     views: dict[str, dict[tuple[str, int], View]] = {file: {} for file in names}
     boxes: dict[str, tuple[StatedBox, ...]] = {}
+    known: dict[int, tuple[Shape, int, str]] = {}  # most tensors have the same boxes as others
     for name, some in found.boxes.items():
-        full = sum(one.box.size > 0 for one in some)
-        made = []
+        for placed in some:
+            box = placed.box
+            if id(box) not in known:
+                known[id(box)] = box.shape, box.size, f"{PLACE}{str(box.start)[1:]}"
+        full = sum(known[id(one.box)][1] > 0 for one in some)
+        made, item_bytes = [], item_size(found.tensors[name][0])
         for item, box, there, first in some:
-            is_only = (full == 1 and box.size) or len(some) == 1
-            suffix = "" if is_only else f"{PLACE}{str(box.start)[1:]}"
-            entry = entry_of(item, found.tensors[name][0])
-            view = View(entry, there, name + suffix, box.shape, first)
+            shape, size, suffix = known[id(box)]
+            if (full == 1 and size) or len(some) == 1:
+                suffix = ""
+            entry = entry_of(item, size * item_bytes)
+            view = View(entry, there, name + suffix, shape, first)
             if views[item.file].setdefault((entry, first), view) is not view:
                 raise CheckpointError(
                     f"{source}: {name}: two boxes of a tensor in one SAFETENSORS file overwrite "
@@ -96,7 +115,7 @@ def described(
         boxes[name] = tuple(made)
     rest: dict[str, tuple[str, Shape]] = {}
     for name, item in found.items.items():
-        shape, entry = (max(0, item.nbytes),), entry_of(item, BYTES)
+        shape, entry = (max(0, item.nbytes),), entry_of(item, -1)
         view = (
             View(entry, shape, name, shape) if entry else View("", None, name, shape, item.offset)
         )

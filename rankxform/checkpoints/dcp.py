@@ -15,7 +15,6 @@ from typing import Any
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats import torch_metadata
 from rankxform.formats.base import BLOCK
-from rankxform.formats.dtype import content_bytes
 from rankxform.formats.torch_metadata import TORCH_FLAVOR, Item, Table
 from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
@@ -103,13 +102,12 @@ def begins_with(store: Store, name: str, words: bytes) -> bool:
         return words in file.read_at(0, BLOCK)
 
 
-def entry_of(item: Item, dtype: str) -> str:
+def entry_of(item: Item, nbytes: int) -> str:
     """Return what a ``.distcp`` calls an item: its first byte, and its key in a safetensors file.
 
     Such a file, at the end, has all tensors, and what is stated are a tensor's own bytes.
     """
-    inside = item.box is not None and item.nbytes == content_bytes(dtype, item.box.shape)
-    return f"{item.offset}/{item.key}" if inside else str(item.offset)
+    return f"{item.offset}/{item.key}" if item.nbytes == nbytes else str(item.offset)
 
 
 def read_table(listing: Listing, store: Store, name: str) -> Table:

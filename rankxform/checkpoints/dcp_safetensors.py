@@ -57,7 +57,7 @@ class DcpSafetensors(ReadOnly):
         label = f"{KEY} of {listing.at(names[0])}"
         described = Description(label, warnings=_gaps(listing, names), facts=differing)
         found, description = boxes.described(
-            listing, boxes.as_stored(table), lambda item, dtype: item.key, (folder.SUFFIX,), "",
+            listing, boxes.as_stored(table), lambda item, nbytes: item.key, (folder.SUFFIX,), "",
             described,
         )  # fmt: skip
         return Selected(found, description=description)

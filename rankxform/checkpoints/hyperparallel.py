@@ -134,7 +134,7 @@ class HyperParallel:
         return boxes.foreign(listing, own, (TENSORS, ITEMS))
 
 
-def _entry_of(item: Item, dtype: str) -> str:
+def _entry_of(item: Item, nbytes: int) -> str:
     """Return what a file calls an item: a tensor's key; a ``.bytes`` file is one entry."""
     return item.key if item.box is not None else ""
 

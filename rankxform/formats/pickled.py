@@ -90,6 +90,7 @@ class _Machine:
         self._names: dict[str, Name] = {}
         self._numbers: dict[bytes, int | None] = {}
         self._sizes: dict[bytes, tuple[int, ...]] = {}
+        self._refs: dict[bytes, Any] = {}
         self._keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def run(self) -> Any:
@@ -146,6 +147,7 @@ class _Machine:
     def record(self, found: re.Match[bytes]) -> None:
         """Make an object with its state, as its words would one after another."""
         memo, groups, known, ones = self.memo, found.groups(), self._sizes, self._numbers
+        refs = self._refs
         kind = self.stack[-1]
         if type(kind) is not Name:
             raise TypeError
@@ -156,9 +158,9 @@ class _Machine:
             key, size, tuple_words, made_size, number, ref = groups[at : at + 6]
             if key is None:
                 break
-            keys.append(self.known(key))
+            keys.append(refs[key] if key in refs else self.known(key))
             if ref is not None:
-                values.append(self.known(ref))
+                values.append(refs[ref] if ref in refs else self.known(ref))
                 continue
             if number is not None:
                 if number not in ones:
@@ -173,7 +175,9 @@ class _Machine:
                 memo.append(found_sizes)
             if made_size:
                 memo += (_GONE, found_sizes)
-            if (size is None) != (made_size is None) or (size and self.known(size) != _SIZE):
+            if (size is None) != (made_size is None):
+                raise TypeError
+            if size and (refs[size] if size in refs else self.known(size)) != _SIZE:
                 raise TypeError
         made.keys = self._keys.setdefault(tuple(keys), tuple(keys))
         made.state = tuple(values)
@@ -183,6 +187,7 @@ class _Machine:
         found = self.memo[int.from_bytes(words[1:], "little")]
         if found is _GONE:
             raise TypeError
+        self._refs[words] = found
         return found
 
     # -- values -----------------------------------------------------------------------------------
@@ -281,6 +286,7 @@ class _Machine:
         if number > len(self.memo):
             raise FormatError(f"remembers value {number:,} after {len(self.memo):,}")
         self.memo[number : number + 1] = [self.stack[-1]]
+        self._refs.clear()
 
     def protocol(self) -> None:
         number = self.number(1)

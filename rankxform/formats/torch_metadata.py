@@ -6,15 +6,15 @@ same classes, in modules of their own; what differs is in `Flavor`.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Box, Shape
-from rankxform.values import dataclass
+from rankxform.values import dataclass, without_collection
 
 from .dtype import ITEM_SIZE, TEXT
 from .pickled import Made, load
@@ -88,13 +88,8 @@ class Table:
 
 def parse(data: bytes) -> Table:
     """Read a ``.metadata``. Raises FormatError that says what is wrong, and of which tensor."""
-    enabled = gc.isenabled()
-    gc.disable()  # it would look at millions of values again and again, and there is no garbage
-    try:
+    with without_collection():
         return _table(load(data, permitted))
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _table(made: Any) -> Table:
@@ -174,12 +169,21 @@ def type_of(value: Any) -> str:
     return known[text.lower()]
 
 
-def _shape(value: Any) -> Shape:
-    if type(value) is list:
-        value = tuple(value)
-    if type(value) is not tuple or not all(type(n) is int and 0 <= n < _MOST for n in value):
+@lru_cache(maxsize=1 << 16)
+def _checked(value: Shape) -> Shape:
+    if not all(type(n) is int and 0 <= n < _MOST for n in value):
         raise FormatError("states sizes that are none")
     return value
+
+
+def _shape(value: Any) -> Shape:
+    """Return sizes or a place; most are equal to others."""
+    if type(value) is list:
+        value = tuple(value)
+    try:
+        return _checked(value)
+    except TypeError:
+        raise FormatError("states sizes that are none") from None
 
 
 def _item(

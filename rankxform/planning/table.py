@@ -20,6 +20,7 @@ from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import NEVER_SAVED, parameter_of, pattern_of, state_of, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.values import without_collection
 
 from .catalog import Catalog, FileGroup, Parameter
 from .description import Description, StatedBox
@@ -46,7 +47,8 @@ def catalog_of(
     differ between ranks that should agree, or where boxes do not tile their tensor.
     """
     if description.boxes:
-        return _of_boxes(description, schemas, paths, searched)
+        with without_collection():
+            return _of_boxes(description, schemas, paths, searched)
     strategy = description.strategy
     if strategy is None:  # an id stands for a rank that holds what it holds whole
         strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
