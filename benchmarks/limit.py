@@ -27,7 +27,9 @@ ONCE = "read once"
 
 def pieces(folder, rank, size):
     """Return (file, offset, nbytes) of this process's share."""
-    files = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".ckpt", ".safetensors", ".distcp"))
+    files = sorted(
+        p for p in Path(folder).rglob("*") if p.suffix in (".ckpt", ".safetensors", ".distcp")
+    )
     total = sum(p.stat().st_size for p in files)
     low, high = total * rank // size, total * (rank + 1) // size
     if len(files) % size == 0:  # whole files
