@@ -159,10 +159,10 @@ def test_samples_of_other_frameworks(capfd, sample, full):
 
 
 def test_in_words(src, capfd):
-    (src / "LOCAL_PLAN_0.pkl").touch()
+    (src / ".metadata.tmp").touch()
     assert main(["inspect", str(src), "--check"]) == 0
     out = capfd.readouterr().out
     assert "PyTorch DCP" in out and "nothing wrong was found" in out
-    assert "leftovers doubtful: LOCAL_PLAN_0.pkl" in out
+    assert "leftovers doubtful: .metadata.tmp" in out
     assert main(["inspect", str(src), "--full"]) == 2
     assert reference_dcp.read_items(src)[0].keys() == MODEL.keys()

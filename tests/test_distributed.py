@@ -493,3 +493,72 @@ class TestMegatron:
     def test_nothing_is_written(self, src, tmp_path):
         with pytest.raises(RankxformError, match="expected ranks or"):
             rankxform.transform(src, tmp_path / "dst", dst_form="torch_dist")
+
+
+class TestFoundByReview:
+    def test_other_frameworks_names_for_each_others(self, tmp_path):
+        src, full = DATA / "dcp_torch_fsdp4" / "ckpt", expected("dcp_torch_fsdp4")
+        transformed(src, tmp_path / "hyper", dst_form="hyperparallel", names="hyperparallel")
+        (table,) = (tmp_path / "hyper").rglob(".metadata")
+        assert items(table.parent)[0] == full
+        transformed(src, tmp_path / "dcp", dst_form="dcp", names="torch")
+        assert items(tmp_path / "dcp") == (full, read_items(src, tensors=False)[1])
+
+    def test_checksums_of_stacked_layers(self, tmp_path):
+        src = tmp_path / "src"
+        shutil.copytree(DATA / "dcp_mcore" / "ckpt", src)
+        name = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"
+        data = expected("dcp_mcore")[name][2]
+        for path in src.rglob("*.distcp"):
+            content = path.read_bytes()
+            if data in content:
+                path.write_bytes(content.replace(data, bytes([data[0] ^ 1, *data[1:]]), 1))
+                break
+        with pytest.raises(RankxformError, match="CRC-32"):
+            transformed(src, tmp_path / "dst", dst_form="huggingface", check_crc=True)
+
+    def test_models_whose_keys_stand_bare(self, tmp_path):
+        weights = {"model.layers.0.w": ("Float32", WORDS), "lm_head.weight": ("Float32", WORDS)}
+        states = {f"optimizer.state.{n}.exp_avg": ("Float32", WORDS + 1) for n in weights}
+        src = write_dcp(tmp_path / "src", {**weights, **states})
+        transformed(src, tmp_path / "w", dst_form="huggingface", weights_only=True)
+        assert {*whole(tmp_path / "w")} == {*weights}
+        transformed(src, tmp_path / "all", dst_form="huggingface", names="mindspore")
+        assert {*whole(tmp_path / "all")} == {*weights, *(f"adam_m.{n}" for n in weights)}
+
+    def test_what_is_no_tensor_may_be_pickled_tensors(self, tmp_path):
+        with reference_dcp.Stand() as stand:
+            data = reference_dcp.item(WORDS, "Float32", stand)
+        src = write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)}, items={"extra": data})
+        transformed(src, tmp_path / "dst", dst_form="dcp")
+        assert items(tmp_path / "dst")[1] == {"extra": data}
+
+    def test_replicas_in_ranks_own_tables(self, tmp_path):
+        src = tmp_path / "src"
+        shutil.copytree(DATA / "dcp_hyperparallel_local" / "ckpt", src)
+        transformed(src, tmp_path / "dst", dst_form="huggingface", check_replicas="error")
+        path = src / "_rank1_.safetensors"
+        entries = reference.read_safetensors(path)
+        name = "model.model.norm.weight"
+        data = entries[name][2]
+        path.write_bytes(path.read_bytes().replace(data, bytes([data[0] ^ 1, *data[1:]])))
+        with pytest.raises(RankxformError, match="hold the same|different bytes"):
+            transformed(src, tmp_path / "dst2", dst_form="huggingface", check_replicas="error")
+
+    def test_boxes_in_files_of_any_name(self, tmp_path):
+        src = tmp_path / "src"
+        shutil.copytree(DATA / "dcp_hf_sharded" / "ckpt", src)
+        for number, path in enumerate(sorted(src.iterdir())):
+            path.rename(src / f"model-{number}.safetensors")
+        transformed(src, tmp_path / "dst", dst_form="huggingface")
+        assert whole(tmp_path / "dst") == expected("dcp_hf_sharded")
+
+    def test_a_tracker_that_lies(self, tmp_path):
+        for step in (100, 200):
+            write = reference_dcp.write_hyperparallel
+            write(tmp_path / f"global_step_{step}", {"w": ("Float32", WORDS)}, seed=step)
+        for text in ("100", "300", "nothing"):
+            (tmp_path / "latest_checkpoint_iteration.txt").write_text(text)
+            found = rankxform.inspect(tmp_path)
+            assert any("complete are 100, 200" in one for one in found["notices"]), text
+            assert found["step"] == ("100" if text == "100" else "200")

@@ -98,7 +98,9 @@ def _described(
             box = placed.box
             if id(box) not in known:
                 known[id(box)] = box.shape, box.size, f"{PLACE}{str(box.start)[1:]}"
-        full = sum(known[id(one.box)][1] > 0 for one in some)
+        if PLACE in name:
+            raise CheckpointError(f"{source}: {name!r} is no name that can be told from a box's")
+        full = len({one.box.start for one in some if known[id(one.box)][1]})
         made, item_bytes = [], item_size(found.tensors[name][0])
         for item, box, there, first in some:
             shape, size, suffix = known[id(box)]
@@ -106,7 +108,8 @@ def _described(
                 suffix = ""
             entry = entry_of(item, size * item_bytes)
             view = View(entry, there, name + suffix, shape, first)
-            if views[item.file].setdefault((entry, first), view) is not view:
+            key = (entry, first) if size else (name + suffix, -2)
+            if views[item.file].setdefault(key, view) is not view:
                 raise CheckpointError(
                     f"{source}: {name}: two boxes of a tensor in one SAFETENSORS file overwrite "
                     "each other; save again with another serialization"
@@ -116,10 +119,8 @@ def _described(
     rest: dict[str, tuple[str, Shape]] = {}
     for name, item in found.items.items():
         shape, entry = (max(0, item.nbytes),), entry_of(item, -1)
-        view = (
-            View(entry, shape, name, shape) if entry else View("", None, name, shape, item.offset)
-        )
-        views[item.file][name, -1] = view
+        rest_of = View(entry, shape, name, shape, raw=True)
+        views[item.file][name, -1] = rest_of if entry else View("", None, name, shape, item.offset)
         rest[name], boxes[name] = (BYTES, shape), (StatedBox(ids[item.file], Box.whole(shape)),)
     ends = _ends(found)
     return (

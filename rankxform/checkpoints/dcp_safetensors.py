@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
-from rankxform.errors import CheckpointError, FormatError
+from rankxform.errors import CheckpointError, FormatError, RankxformError
 from rankxform.facts import HEADER, TYPE, Fact
 from rankxform.formats import safetensors
 from rankxform.formats.base import Index
@@ -28,6 +29,7 @@ from . import boxes, folder
 from .base import Needed, ReadOnly, Selected, Where
 
 KEY = "DCP_SHARDING_INFO"
+_LOOKED_AT = 4
 SHARD = re.compile(r"shard-([0-9]{5,9})-model-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 
 
@@ -45,7 +47,7 @@ class DcpSafetensors(ReadOnly):
         """By files' names, or by what the first states; a Hugging Face folder's are whole."""
         if listing.kind != FOLDER:
             return None
-        return next((name for name in listing.entries if SHARD.fullmatch(name)), None)
+        return next((n for n in listing.entries if SHARD.fullmatch(n)), holds_boxes(listing, store))
 
     def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
         folder.check_no_step(self.name, where)
@@ -61,6 +63,17 @@ class DcpSafetensors(ReadOnly):
             described,
         )  # fmt: skip
         return Selected(found, description=description)
+
+
+def holds_boxes(listing: Listing, store: Store) -> str | None:
+    """Return a safetensors file by which a folder holds boxes of tensors; whole ones begin at 0."""
+    for name in folder.tensor_files(listing.files)[:_LOOKED_AT]:
+        with suppress(RankxformError, FormatError):
+            with store.open(name) as file:
+                index = safetensors.read_index(file.read_at, file.version.size)
+            if KEY in index.metadata and any(any(b.start) for _, b in _boxes(index).values()):
+                return name
+    return None
 
 
 def _read(store: Store, listing: Listing, name: str) -> dict[str, tuple[str, Box]]:

@@ -29,7 +29,7 @@ from rankxform.storage.store import FOLDER, Listing, Store
 from . import folder
 from .base import Arrangement, Naming, Needed, Selected, Where
 from .boxes import METADATA
-from .dcp_safetensors import SHARD
+from .dcp_safetensors import SHARD, holds_boxes
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
@@ -62,8 +62,10 @@ class HuggingFace:
             return None
         for name in names:
             if name.endswith(INDEX) or _SHARD.fullmatch(name):
-                return name
+                return None if holds_boxes(listing, store) else name
         if any(not name.startswith(".") for name in listing.folders):
+            return None
+        if holds_boxes(listing, store):
             return None
         if any(name.endswith(".ckpt") or name in _OTHERS or _OTHER.search(name) for name in names):
             return None

@@ -90,7 +90,8 @@ class HyperParallel:
         chosen = iteration_of(listing, where, store, STEPS_OF)
         table, stated = _table(chosen, store)
         training = {} if chosen.number is None else {"global_step": chosen.number}
-        stated = replace(stated, items=self.items, training=training)
+        notices = (*chosen.notices, *stated.notices)
+        stated = replace(stated, items=self.items, training=training, notices=notices)
         names, description = boxes.described(
             listing, boxes.as_stored(table), _entry_of, (TENSORS, ITEMS), chosen.below, stated
         )
@@ -147,8 +148,10 @@ def _table(chosen: Iteration, store: Store) -> tuple[Table, Description]:
         if (match := _OWN_TABLE.fullmatch(name))
     }
     if METADATA in chosen.names or not own:
-        name = chosen.below + METADATA
-        return read_table(chosen.listing, store, name), Description(chosen.listing.at(name))
+        name, others = chosen.below + METADATA, [*own.values()][:1]
+        told = tuple(f"{chosen.at(other)}: was not used; {METADATA} says it" for other in others)
+        description = Description(chosen.listing.at(name), notices=told)
+        return read_table(chosen.listing, store, name), description
     gone = sorted(set(range(max(own) + 1)) - {*own})
     if gone:
         raise CheckpointError(
@@ -165,8 +168,8 @@ def _table(chosen: Iteration, store: Store) -> tuple[Table, Description]:
 def _join(found: Table, more: Table, sources: tuple[str, str]) -> Iterator[Fact]:
     """Add a rank's table, and yield what it and others' state of one tensor, if that differs.
 
-    Of a box that several ranks have, the first is taken. sources: paths of the others' tables and
-    of this one.
+    A box that several ranks have is a replica. sources: paths of the others' tables and of this
+    one.
     """
     for name, stated in more.tensors.items():
         both = found.tensors.setdefault(name, stated), stated
@@ -174,6 +177,4 @@ def _join(found: Table, more: Table, sources: tuple[str, str]) -> Iterator[Fact]
             yield Fact(TYPE, name, dtype, facts.METADATA, source)
             yield Fact(SHAPE, name, shape, facts.METADATA, source)
     for name, some in more.items.items():
-        known = found.items.get(name, ())
-        there = {one.box for one in known}
-        found.items[name] = (*known, *(one for one in some if one.box not in there))
+        found.items[name] = (*found.items.get(name, ()), *some)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.names import ranges
@@ -91,11 +91,28 @@ def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> I
     if kind.is_complete is not None and where.step in (None, LATEST):
         found = {n: names for n, names in found.items() if kind.is_complete(names)} or found
         stated = _stated(listing, store, kind)
-        number, notices = stated if stated in found else max(found), tuple[str, ...]()
+        number, notices = (
+            stated if stated in found else max(found),
+            _doubts(listing, kind, found, stated),
+        )
     else:
         number, notices = _number(listing, where, store, sorted(found), kind)
     others = tuple((n,) for n in sorted(found) if n != number)
     return Iteration(listing, folders[number], number, tuple(found[number]), others, notices)
+
+
+def _doubts(
+    listing: Listing, kind: Steps, complete: Collection[int], stated: int
+) -> tuple[str, ...]:
+    """Return that a tracker names no complete step, or not the newest."""
+    if kind.tracker not in listing.entries or stated == max(complete):
+        return ()
+    named = f"names {kind.word} {stated}" if stated >= 0 else f"names no {kind.word}"
+    taken = stated if stated in complete else max(complete)
+    return (
+        f"{listing.at(kind.tracker)}: {named}, and complete are {ranges(sorted(complete))}; "
+        f"{kind.word} {taken} is taken (--step says which)",
+    )
 
 
 def _stated(listing: Listing, store: Store, kind: Steps) -> int:

@@ -114,7 +114,13 @@ def _of_model(table: Table, refused: Collection[str]) -> Boxes:
             _take_apart(name, tensors, made)
     for name in [*tensors]:
         match = _HALF.fullmatch(name)
-        if match and match[2] == "w" and f"{match[1]}_v" in tensors and match[1] not in tensors:
+        if (
+            match
+            and match[2] == "w"
+            and tensors[name][1]
+            and f"{match[1]}_v" in tensors
+            and match[1] not in tensors
+        ):
             _join_halves(match[1], tensors, made)
     return Boxes(tensors, made, found.items)
 
@@ -137,6 +143,8 @@ def _take_apart(
             layers[number].append(Placed(placed.item, box, placed.there, first))
     for number, own in layers.items():
         layer = _STACKED.sub(f"layers.{number}.", name, count=1)
+        if layer in tensors:
+            raise CheckpointError(f"{layer} is stored by itself, and as a layer of {name}")
         tensors[layer], made[layer] = (dtype, shape[1:]), tuple(own)
 
 

@@ -19,7 +19,7 @@ from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
 from rankxform.values import dataclass
 
-from .dtype import content_bytes
+from .dtype import BYTES, content_bytes
 
 ReadAt = Callable[[int, int], bytes]
 """``read_at(offset, nbytes)`` of one file; shorter only where the file ends."""
@@ -85,7 +85,7 @@ class View(NamedTuple):
 
     entry: its own name. there: the shape that it is stated to have, in elements; None if only where
     a part of it lies is stated. name, shape: as it is known. first: the element at which a part
-    begins.
+    begins. raw: what is stated is all of its bytes, whatever they are.
     """
 
     entry: str
@@ -93,6 +93,7 @@ class View(NamedTuple):
     name: str
     shape: Shape
     first: int = 0
+    raw: bool = False
 
     def unplaced(self) -> View:
         """Return the same of a box under its tensor's name."""
@@ -120,7 +121,8 @@ class Index:
         the file states a checksum, there or elsewhere.
     metadata: texts that the container keeps beside tensors.
     wrong: by name why an entry's bytes are not its elements in row-major order. sums: by position
-        the CRC-32 that is stated of an entry's content. views: what the entries were called before.
+        the CRC-32 that is stated of an entry's content. starts: for each entry the byte at which
+        all that belongs to it starts, if that is not its content. views: what they were called.
     """
 
     schema: Schema
@@ -135,6 +137,7 @@ class Index:
     metadata: Mapping[str, str] = field(default_factory=dict)
     wrong: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[int, int] = field(default_factory=dict)
+    starts: array[int] | None = None
     views: tuple[View, ...] = ()
 
     def __contains__(self, name: str) -> bool:
@@ -165,11 +168,11 @@ class Index:
             return self
         own, offsets, sums = self.schema, array("q"), {}
         kinds = []
-        for number, (entry, there, name, shape, first) in enumerate(views):
+        for number, (entry, there, name, shape, first, raw) in enumerate(views):
             at = own.position.get(entry)
             if at is None:
                 raise FormatError(f"{name}: does not lie there; copy the file again")
-            if there is not None and own.shapes[at] != there:
+            if there is not None and own.shapes[at] != there and not raw:
                 if entry in self.wrong:
                     tensor, at_box, box = name.partition(PLACE)
                     where = f" (at ({box})" if at_box else ""
@@ -178,18 +181,22 @@ class Index:
                     f"{name}: is {own.dtypes[at]} {list(own.shapes[at])}, and {list(there)} is "
                     "stated; the files are not of one checkpoint"
                 )
-            if first + prod(shape) > prod(own.shapes[at]):
+            if first + prod(shape) > prod(own.shapes[at]) and not raw:
                 raise FormatError(f"{name}: ends at {first + prod(shape):,}, beyond the file's end")
-            kinds.append(own.dtypes[at])
+            kinds.append(BYTES if raw else own.dtypes[at])
+            if raw and self.starts is not None:
+                offsets.append(self.starts[at])
+                continue
             offsets.append(self.offsets[at] + content_bytes(own.dtypes[at], (first,)))
-            if at in self.sums and shape == there:
+            if at in self.sums and prod(shape) == prod(own.shapes[at]):
                 sums[number] = self.sums[at]
         schema = Schema(
             tuple(one.name for one in views), tuple(kinds), tuple(one.shape for one in views)
         )
         return replace(
-            self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, views=views
-        )
+            self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, starts=None,
+            views=views,
+        )  # fmt: skip
 
     def unplaced(self) -> Index:
         """Return the table of contents with each box under its tensor's name."""

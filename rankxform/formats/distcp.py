@@ -219,6 +219,7 @@ def _index(items: Sequence[_Item], size: int) -> Index:
         has_checksum=all(one.crc or not _has_content(one) for one in items),
         wrong={str(one.start): one.described.wrong for one in items if one.described.wrong},
         sums={n: one.crc for n, one in enumerate(items) if one.crc},
+        starts=array("q", (one.start for one in items)),
     )
 
 
@@ -227,13 +228,27 @@ def _has_content(item: _Item) -> bool:
     return dtype != BYTES and content_bytes(dtype, shape) > 0
 
 
+def _end_of(data: bytes, begin: int) -> int:
+    """Return where in `data`, which begins with a ZIP, its end is stated; -1 if not in there.
+
+    A ZIP may hold others, which end elsewhere.
+    """
+    end = data.find(_END)
+    while end >= 0 and end + 22 <= len(data):
+        tail = torch_item.read_tail(data[: end + 22], begin + end + 22)
+        if isinstance(tail, torch_item.Tail) and tail.start == begin:
+            return end
+        end = data.find(_END, end + 1)
+    return -1
+
+
 def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
     """Return the items of a file that ends with a safetensors file, in which all tensors are."""
     begin, items = 0, list[_Item]()
     while reader.bytes(begin, 4) == _BEGIN:
         data, end = reader.bytes(begin, BLOCK), -1
         while end < 0:
-            end = data.find(_END)
+            end = _end_of(data, begin)
             if end < 0 and (begin + len(data) >= size or len(data) > _MOST_BYTES_ITEMS):
                 raise FormatError(f"the item at byte {begin:,} has no end; the file is cut off")
             if end < 0:
@@ -252,5 +267,7 @@ def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
         (*own.schema.dtypes, *found.schema.dtypes),
         (*own.schema.shapes, *found.schema.shapes),
     )
+    assert own.starts is not None
+    starts = own.starts + array("q", (begin for _ in found.offsets))
     offsets = own.offsets + array("q", (begin + at for at in found.offsets))
-    return replace(own, schema=schema, offsets=offsets, metadata=found.metadata)
+    return replace(own, schema=schema, offsets=offsets, starts=starts, metadata=found.metadata)

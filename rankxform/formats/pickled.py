@@ -17,7 +17,7 @@ from rankxform.errors import FormatError
 Permitted = Callable[[str], bool]
 """Tells the names, such as ``torch.Size``, that a pickle may have."""
 
-_MOST_DEEP = 4
+_MOST_DEEP, _LONGEST = 2, 64
 _BYTES_OF_A_CONTAINER = 16
 _LONGEST_NUMBER = 16
 
@@ -131,7 +131,8 @@ class _Machine:
                 stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
             elif word == 0x62:  # BUILD
                 state = pop()
-                stack[-1].state = state
+                made = stack[-1]
+                made.state, made.keys = state, None
             elif word == 0x86:  # TUPLE2
                 last = pop()
                 stack[-1] = pair = (stack[-1], last)
@@ -331,7 +332,12 @@ def _sizes(words: bytes) -> tuple[int, ...]:
 
 
 def _check_depth(values: tuple[Any, ...]) -> None:
-    """Refuse tuples of tuples of tuples: to hash or to print them would take the whole stack."""
+    """Refuse tuples of tuples of tuples: to hash or to print them would take the whole stack.
+
+    Long ones are refused, since each is looked through again in what it is put into.
+    """
+    if len(values) > _LONGEST:
+        raise FormatError(f"has a tuple of {len(values):,} values")
     deep, level = 1, [values]
     while level := [one for some in level for one in some if type(one) is tuple]:
         deep += 1

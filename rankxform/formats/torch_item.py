@@ -50,7 +50,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _HEAD = struct.Struct("<4s5H3I2H")
 _FULL = 0xFFFFFFFF
-_MOST_MEMBERS = 64
+_MOST_MEMBERS = 1 << 16
+_MOST_DIRECTORY = 16 << 20
 
 
 class Member(NamedTuple):
@@ -92,7 +93,7 @@ def read_tail(data: bytes, end: int) -> Tail | int | None:
         raise FormatError(f"the ZIP that ends at byte {end:,} has no 64-bit end")
     need = size + before + _END.size
     start = end - need - offset
-    if start < 0 or count > _MOST_MEMBERS or size > _MOST_MEMBERS * 1024:
+    if start < 0 or count > _MOST_MEMBERS or size > _MOST_DIRECTORY:
         raise FormatError(f"the ZIP that ends at byte {end:,} states sizes beyond the file")
     if need > len(data):
         return int(need)

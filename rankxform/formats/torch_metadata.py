@@ -100,7 +100,7 @@ def _table(made: Any) -> Table:
         raise FormatError("is no table of a distributed checkpoint")
     version = made.get("version")
     if version not in (None, "1.0", "1.0.0"):
-        raise FormatError(f"is of version {version!r}, and not of 1.0")
+        raise FormatError(f"is of version {_shown(version)}, and not of 1.0")
     stated, stored = made.get("state_dict_metadata"), made.get("storage_data")
     if type(stated) is not dict or type(stored) is not dict:
         raise FormatError("lacks state_dict_metadata or storage_data")
@@ -160,9 +160,14 @@ def _tensor(one: Made) -> tuple[tuple[str, Shape], dict[Shape, Shape]]:
     return (dtype, shape), sizes
 
 
+def _shown(value: Any) -> str:
+    """Return a text or a number as it is, and only the kind of anything that may be nested."""
+    return str(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+
+
 def type_of(value: Any) -> str:
     """Return the type that a framework names. Raises FormatError."""
-    text = str(value).removeprefix("torch.")
+    text = _shown(value).removeprefix("torch.")
     known = {**TORCH, **{name.lower(): name for name in ITEM_SIZE if name != TEXT}}
     if text.lower() not in known:
         raise FormatError(f"element type {text[:40]} is not known")
@@ -201,7 +206,7 @@ def _item(
     if type(name) is not str or type(file) is not str or type(key) is not str:
         raise FormatError("names no tensor, or no file, in storage_data")
     if type(offset) is not int or type(nbytes) is not int or not 0 <= offset < _MOST:
-        raise FormatError(f"{name}: lies at byte {offset!r}, of {nbytes!r} bytes")
+        raise FormatError(f"{name}: lies at byte {_shown(offset)}, of {_shown(nbytes)} bytes")
     transforms = info.get("transform_descriptors")
     if transforms:
         raise FormatError(f"{name}: stored through transforms {_names_of(transforms)}")
@@ -222,7 +227,7 @@ def _names_of(transforms: Any) -> Any:
     if type(transforms) is not list:
         return "that are not known"
     named = [one.get("name") if isinstance(one, Made) else one for one in transforms]
-    return [str(one)[:40] for one in named[:4]]
+    return [_shown(one)[:40] for one in named[:4]]
 
 
 # -- written --------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from .evidence import examine_source
 RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
 _SHOWN = 20
 _LEFT_OVER = (".part", ".tmp")
-_LEFT_OVER_BEGINS = ("LOCAL_PLAN_", "STORAGE_DATA_")
 
 
 class Row(NamedTuple):
@@ -209,7 +208,7 @@ def _joined(some: Iterable[dict[str, int]]) -> dict[str, int]:
 def _leftovers(source: Source) -> Iterator[Row]:
     """Yield files that a save left behind."""
     names = source.listing.entries if source.listing is not None else ()
-    left = [n for n in names if n.endswith(_LEFT_OVER) or n.startswith(_LEFT_OVER_BEGINS)]
+    left = [name for name in names if name.endswith(_LEFT_OVER)]
     if left:
         more = f" and {len(left) - 3} more" if left[3:] else ""
         text = f"{', '.join(left[:3])}{more}: left by a save that was interrupted"

@@ -134,6 +134,25 @@ def _of_optimizer(name: str) -> tuple[str | None, str]:
     return OPTIMIZER, name
 
 
+def is_wrapped(names: Iterable[str]) -> bool:
+    """Tell whether parameters have ``model.`` before their names, beside an optimizer's states.
+
+    Names of a model may begin so themselves: what states belong to tells.
+
+    >>> is_wrapped(["model.w", "optimizer.state.w.exp_avg"]), is_wrapped(["model.w", "lm_head.w"])
+    (True, False)
+    """
+    every = {*names}
+    states = [name for name in every if name.startswith(OPTIMIZER + ".")]
+    if states:
+        parameters = {parameter_of(name) for name in states}
+        bare = {name.removeprefix(MODEL) for name in parameters}
+        if (parameters | bare) & every:
+            return len(parameters & every) > len(bare & every)
+        return any(name.startswith(MODEL) for name in every)
+    return any(name.startswith((MODEL + MODEL, MODEL + "lm_head.")) for name in every)
+
+
 def pattern_of(name: str) -> str:
     """Return a name with its numbers between dots as ``*``.
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import RequestError
+from rankxform.formats.dtype import BYTES
 from rankxform.geometry.pieces import NO_AXIS, Assembly, Piece
 from rankxform.layout.names import (
     HYPERPARALLEL,
@@ -19,6 +20,7 @@ from rankxform.layout.names import (
     OPTIMIZER,
     STATE_NAMES,
     TORCH,
+    is_wrapped,
     parameter_of,
     state_of,
 )
@@ -52,12 +54,14 @@ class ToMindSpore(Composition):
                 same = "" if one is steps[0] else steps[0].sources[0].name
                 found.append(replace(one, dropped=_ONE_OF_MANY, same_as=same))
                 continue
-            if not one.name.startswith((MODEL, OPTIMIZER + ".")):
+            is_theirs = one.name.startswith((MODEL, OPTIMIZER + "."))
+            if not is_theirs or one.dtype == BYTES:
                 found.append(one)  # it has MindSpore's name, or none of a parameter's
                 continue
             state = STATE_NAMES.get(state_of(one.name) or "")
             base = parameter_of(one.name)
-            base = base.removeprefix(MODEL) if wrapped else base
+            if wrapped or state:
+                base = base.removeprefix(MODEL)
             found.append(replace(one, name=f"{state}.{base}" if state else base))
         if steps and not any(one.name == _GLOBAL_STEP for one in found):
             first = Piece(0, (1,), (0,), (1,), (), (0,), (NO_AXIS,))
@@ -79,17 +83,18 @@ class FromMindSpore(Composition):
         found = []
         trained: dict[str, None] = {}
         for one in tensors:
-            if one.dropped:
+            if one.dropped or one.dtype == BYTES:
                 found.append(one)
                 continue
-            if state_of(one.name) is not None:
+            if state_of(one.name) in _OTHERS:
                 trained[parameter_of(one.name)] = None
             found.append(replace(one, name=from_mindspore_name(one.name, self._names)))
         step = next((one for one in tensors if one.name == _GLOBAL_STEP and not one.dropped), None)
         if step is not None and trained:
             found = [one for one in found if one.name != _GLOBAL_STEP]
             found.append(replace(step, dropped="kept for each parameter"))
-            made = Assembly((), (Piece(0, (), (), (), (0,) * len(step.shape), (), ()),))
+            axes = len(step.sources[0].shape)
+            made = Assembly((), (Piece(0, (), (), (), (0,) * axes, (), ()),))
             found += [
                 Tensor(
                     f"optimizer.state.{base}.step", "Float32", (), step.sources, made,
@@ -107,6 +112,8 @@ def from_mindspore_name(name: str, names: str) -> str:
     ('optimizer.state.layers.0.w.exp_avg', 'model.w')
     """
     state, base = state_of(name), parameter_of(name)
+    if name.startswith(OPTIMIZER + "."):
+        return name  # what no parameter has, such as param_groups
     if state is None:
         return name if is_state(name) or name in _BESIDE else MODEL + base
     if state == MASTER and names == HYPERPARALLEL:
@@ -136,17 +143,6 @@ def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Str
         for some in strategy.stages
     )
     return replace(strategy, stages=stages)
-
-
-def is_wrapped(names: Sequence[str]) -> bool:
-    """Tell whether parameters have ``model.`` before their names, beside an optimizer's states.
-
-    >>> is_wrapped(["model.w", "optimizer.state.w.exp_avg"]), is_wrapped(["model.w", "lm_head.w"])
-    (True, False)
-    """
-    if any(name.startswith(OPTIMIZER + ".") for name in names):
-        return any(name.startswith(MODEL) for name in names)
-    return any(name.startswith((MODEL + MODEL, MODEL + "lm_head.")) for name in names)
 
 
 def to_mindspore(options: Mapping[str, Any]) -> Composition | None:

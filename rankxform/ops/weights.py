@@ -13,6 +13,7 @@ from rankxform.layout.names import (
     MODEL,
     NOT_SAVED,
     OPTIMIZER,
+    is_wrapped,
     parameter_of,
     state_of,
 )
@@ -63,8 +64,9 @@ class ModelOnly(Composition):
     renames = False
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        begins = {one.name.partition(".")[0] + "." for one in tensors}
-        if not {MODEL, OPTIMIZER + "."} <= begins:
+        names = [one.name for one in tensors]
+        has_states = any(name.startswith(OPTIMIZER + ".") for name in names)
+        if not has_states or not is_wrapped(names):
             return [*tensors]
         return [
             one if one.dropped or one.name.startswith(MODEL) else replace(one, dropped=NOT_WEIGHTS)
