@@ -41,12 +41,18 @@ _MASTERS = "optimizer._mixed_precision_optimizer.fp32_from_fp16_params."
 
 
 class ToMindSpore(Composition):
-    """Gives tensors MindSpore's names, whoever has named them."""
+    """Gives tensors MindSpore's names, whoever has named them; or only those that a map would not
+    know, because ``model.`` stands before them."""
 
     renames = True
 
+    def __init__(self, *, always: bool) -> None:
+        self._always = always
+
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         wrapped = is_wrapped([one.name for one in tensors])
+        if not wrapped and not self._always:
+            return [*tensors]
         steps = [one for one in tensors if state_of(one.name) == _STEP and not one.dropped]
         found = []
         for one in tensors:
@@ -146,8 +152,9 @@ def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Str
 
 
 def to_mindspore(options: Mapping[str, Any]) -> Composition | None:
-    """Return the operation before a map, if names are asked for."""
-    return ToMindSpore() if options.get("names", AS_STORED) != AS_STORED else None
+    """Return the operation before a map, if names are asked for, or a map."""
+    asked = options.get("names", AS_STORED) != AS_STORED
+    return ToMindSpore(always=asked) if asked or options.get("mapping") else None
 
 
 def from_mindspore(options: Mapping[str, Any]) -> Composition | None:
