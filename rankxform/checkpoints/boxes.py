@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import FORMATS, PLACE, Stated, View
 from rankxform.formats.distcp import items_of
-from rankxform.formats.dtype import BYTES, content_bytes, item_size
+from rankxform.formats.dtype import BYTES, item_size
 from rankxform.formats.torch_metadata import Item, Table
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import natural
@@ -27,7 +27,6 @@ EntryOf = Callable[[Item, int], str]
 
 METADATA = ".metadata"
 DEFAULT_BYTES = 4 << 30
-_SHOWN = 3
 
 
 class Placed(NamedTuple):
@@ -62,6 +61,7 @@ def as_stored(table: Table) -> Boxes:
     return Boxes(table.tensors, boxes, rest)
 
 
+@without_collection()
 def described(
     listing: Listing,
     found: Boxes,
@@ -75,18 +75,6 @@ def described(
     suffixes: those of its files. below: their folder in the place, with a slash. stated: what else
     is stated, and by what. Raises CheckpointError where a file is not there.
     """
-    with without_collection():
-        return _described(listing, found, entry_of, suffixes, below, stated)
-
-
-def _described(
-    listing: Listing,
-    found: Boxes,
-    entry_of: EntryOf,
-    suffixes: tuple[str, ...],
-    below: str,
-    stated: Description,
-) -> tuple[dict[int, str], Description]:
     source = stated.source
     names = _files(listing, found, suffixes, below, source)
     ids = {file: number for number, file in enumerate(names)}
@@ -186,31 +174,13 @@ def _unused(
 # -- written --------------------------------------------------------------------------------------
 
 
-def dealt(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Return names by file: tensors in their order, in files of at most `most` bytes each.
-
-    A tensor that is larger has a file of its own.
-    """
-    files: list[list[str]] = []
-    load = most
-    for name, nbytes in sizes.items():
-        if not files or load + nbytes > most:
-            files.append([])
-            load = 0
-        files[-1].append(name)
-        load += nbytes
-    return files
-
-
 def parts_of(planner: Planner, most: int) -> list[Part]:
     """Return what each file is to hold: each box once, in that of the lowest rank that has it.
 
-    Whole tensors are dealt over files of at most `most` bytes.
+    Whole tensors are in files of at most `most` bytes.
     """
     if planner.dst.ranks == 1:
-        ordered = sorted(planner.tensors(0), key=lambda one: natural(one.name))
-        sizes = {one.name: content_bytes(one.dtype, one.shape) for one in ordered}
-        return [Part(0, frozenset(some)) for some in dealt(sizes, most)]
+        return [Part(0, frozenset(some)) for some in folder.by_bytes(planner.tensors(0), most)]
     seen: set[object] = set()
     found = []
     for rank in range(planner.dst.ranks):
@@ -254,9 +224,3 @@ def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> Tab
             lying.setdefault(one.name, []).append(Item(name, at, nbytes, one.name, box))
     found.items = {name: tuple(some) for name, some in sorted(lying.items())}
     return found
-
-
-def foreign(listing: Listing, own: Collection[str], suffixes: Iterable[str]) -> list[str]:
-    """Return other files of the form beside a destination's own."""
-    mine = {*own, *listing.folders}
-    return [n for n in listing.entries if n.endswith(tuple(suffixes)) and n not in mine]

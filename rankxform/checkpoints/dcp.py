@@ -83,7 +83,7 @@ class Dcp:
         return {METADATA: torch_metadata.written(table, TORCH_FLAVOR)}
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        return boxes.foreign(listing, own, (SUFFIX,))
+        return folder.foreign_files(listing, own, (SUFFIX,))
 
 
 def is_megatrons(listing: Listing, store: Store) -> bool:

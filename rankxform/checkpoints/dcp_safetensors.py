@@ -27,6 +27,7 @@ from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import boxes, folder
 from .base import Needed, ReadOnly, Selected, Where
+from .dcp import begins_with
 
 KEY = "DCP_SHARDING_INFO"
 _LOOKED_AT = 4
@@ -47,7 +48,8 @@ class DcpSafetensors(ReadOnly):
         """By files' names, or by what the first states; a Hugging Face folder's are whole."""
         if listing.kind != FOLDER:
             return None
-        return next((n for n in listing.entries if SHARD.fullmatch(n)), holds_boxes(listing, store))
+        named = next((name for name in listing.entries if SHARD.fullmatch(name)), None)
+        return named or holds_boxes(listing, store)
 
     def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
         folder.check_no_step(self.name, where)
@@ -68,6 +70,8 @@ class DcpSafetensors(ReadOnly):
 def holds_boxes(listing: Listing, store: Store) -> str | None:
     """Return a safetensors file by which a folder holds boxes of tensors; whole ones begin at 0."""
     for name in folder.tensor_files(listing.files)[:_LOOKED_AT]:
+        if not begins_with(store, name, KEY.encode()):  # a header's metadata stand first
+            continue
         with suppress(RankxformError, FormatError):
             with store.open(name) as file:
                 index = safetensors.read_index(file.read_at, file.version.size)
@@ -92,9 +96,8 @@ def _boxes(index: Index) -> dict[str, tuple[str, Box]]:
     if not isinstance(stated, dict):
         raise FormatError(f"has no {KEY}, which other files of the folder have")
     found = {}
-    for name, dtype, shape in zip(
-        *(getattr(index.schema, n) for n in ("names", "dtypes", "shapes"))
-    ):
+    schema = index.schema
+    for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes):
         one = stated.get(name)
         at = one.get("saved_offsets") if isinstance(one, dict) else None
         if not isinstance(at, list) or len(at) != len(shape) or not all(map(_is_place, at)):

@@ -9,8 +9,9 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.facts import BYTES, INDEX, TENSORS, Fact
+from rankxform.formats.base import TensorSpec
 from rankxform.formats.base import suffixes as suffixes_of_files
-from rankxform.formats.dtype import INT4
+from rankxform.formats.dtype import INT4, content_bytes
 from rankxform.formats.json_stream import load
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import natural
@@ -138,10 +139,36 @@ def index_document(files: Mapping[str, Collection[str]], total: int, **style: ob
     return json.dumps(content, ensure_ascii=False, **style).encode()  # type: ignore[arg-type]
 
 
-def foreign_files(listing: Listing, own: Collection[str]) -> list[str]:
-    """Return other checkpoint files beside a destination's own: loaders read all that is there."""
-    mine = {*own, *listing.folders}
-    return [n for n in listing.entries if n.endswith(suffixes_of_files()) and n not in mine]
+def foreign_files(
+    listing: Listing, own: Collection[str], suffixes: Collection[str] = ()
+) -> list[str]:
+    """Return other checkpoint files beside a destination's own: loaders read all that is there.
+
+    suffixes: those of the form's files, if these are no checkpoints by themselves.
+    """
+    mine, ends = {*own, *listing.folders}, tuple(suffixes) or suffixes_of_files()
+    return [n for n in listing.entries if n.endswith(ends) and n not in mine]
+
+
+def by_bytes(tensors: Iterable[TensorSpec], most: int) -> list[list[str]]:
+    """Return names by file, in the order of names; one that would exceed the limit opens another.
+
+    A tensor over the limit has a file of its own, and the open one stays open.
+    """
+    files: list[list[str]] = []
+    current: list[str] = []
+    load = 0
+    for one in sorted(tensors, key=lambda one: natural(one.name)):
+        nbytes = content_bytes(one.dtype, one.shape)
+        if nbytes > most:
+            files.append([one.name])
+            continue
+        if current and load + nbytes > most:
+            files.append(current)
+            current, load = [], 0
+        current.append(one.name)
+        load += nbytes
+    return [*files, current] if current else files
 
 
 def check_whole(what: str, ranks: int) -> None:

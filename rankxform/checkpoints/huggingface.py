@@ -21,7 +21,7 @@ from rankxform import facts
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.facts import COMMIT, Fact
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import natural, ranges
+from rankxform.layout.names import ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
@@ -86,27 +86,10 @@ class HuggingFace:
         return replace(selected, description=replace(selected.description, facts=facts))
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
-        """In the order of names; a tensor that would exceed the limit opens another shard.
-
-        A tensor over the limit has a shard of its own, and the open one stays open.
-        """
+        """In the order of names, by bytes, as huggingface_hub divides them."""
         folder.check_whole(self.name, planner.dst.ranks)
         most = naming.options["max_shard"] or DEFAULT_BYTES
-        shards: list[list[str]] = []
-        current: list[str] = []
-        load = 0
-        for one in sorted(planner.tensors(0), key=lambda one: natural(one.name)):
-            nbytes = content_bytes(one.dtype, one.shape)
-            if nbytes > most:
-                shards.append([one.name])
-                continue
-            if current and load + nbytes > most:
-                shards.append(current)
-                current, load = [], 0
-            current.append(one.name)
-            load += nbytes
-        if current:
-            shards.append(current)
+        shards = folder.by_bytes(planner.tensors(0), most)
         prefix, count = naming.prefix or "", len(shards)
         names = {n: f"{prefix}model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)}
         if count == 1:

@@ -29,7 +29,7 @@ from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import boxes
+from . import boxes, folder
 from .base import Arrangement, Naming, Needed, Selected, Where
 from .boxes import METADATA
 from .dcp import SUFFIX, begins_with, read_table
@@ -132,7 +132,7 @@ class HyperParallel:
         return {METADATA: torch_metadata.written(table, HYPER_FLAVOR)}
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        return boxes.foreign(listing, own, (TENSORS, ITEMS))
+        return folder.foreign_files(listing, own, (TENSORS, ITEMS))
 
 
 def _entry_of(item: Item, nbytes: int) -> str:
