@@ -17,12 +17,13 @@ from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.posix import OnProgress
-from rankxform.target.asked import where_of
+from rankxform.target.aim import aim
+from rankxform.target.asked import read_request, where_of
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
 
-from .evidence import examine_source
+from .evidence import examine
 
 RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
 _SHOWN = 20
@@ -142,7 +143,8 @@ def _statements(source: Source) -> Iterator[Row]:
 def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Evidence]:
     """Compare what files hold of the same elements. Collective."""
     try:
-        _, evidence = examine_source(request, team)
+        asked = read_request(request, team)
+        evidence = examine(asked, source, aim(asked, source, team), team)
     except RankxformError as error:
         return [Row("copies", WRONG, str(error))], Evidence()
     rows = [Row("copies", DOUBTFUL, text) for text in evidence.warnings]

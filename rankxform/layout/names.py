@@ -22,7 +22,8 @@ MASTER = "main_param"
 OPTIMIZER, MODEL = "optimizer", "model."
 """What other frameworks put before all that is an optimizer's, and before a model's parameters."""
 TORCH, HYPERPARALLEL, MEGATRON = "torch", "hyperparallel", "megatron"
-_MASTERS = r"optimizer\._mixed_precision_optimizer\.fp32_from_fp16_params\."
+MASTERS = "optimizer._mixed_precision_optimizer.fp32_from_fp16_params."
+"""What HyperParallel puts before a parameter's name for its Float32 copy."""
 FRAMEWORKS: Mapping[str, re.Pattern[str]] = {
     MEGATRON: re.compile(
         r"optimizer\.state\.(?P<state>exp_avg|exp_avg_sq|fp32_param)\.(?P<parameter>.+)"
@@ -31,9 +32,9 @@ FRAMEWORKS: Mapping[str, re.Pattern[str]] = {
         r"optimizer(?:\.[0-9]+)?\.state\.(?P<parameter>.+)\."
         r"(?P<state>exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step)"
     ),
-    HYPERPARALLEL: re.compile(_MASTERS + r"(?P<parameter>.+?)(?P<state>)"),
+    HYPERPARALLEL: re.compile(re.escape(MASTERS) + r"(?P<parameter>.+?)(?P<state>)"),
 }
-"""How optimizers' states are named in other frameworks; no state is a Float32 copy."""
+"""How optimizers' states are named in other frameworks; where no state is named, it is MASTER."""
 
 STATE_NAMES = {
     "exp_avg": "adam_m", "exp_avg_sq": "adam_v", "max_exp_avg_sq": "max_exp_avg_sq",

@@ -283,10 +283,8 @@ class NameMap(Composition):
 
     def _with_states(self, tensors: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
         """Do to every state of the optimizer what is done to its parameter."""
-        alike: dict[str, list[Tensor]] = {}
-        for one in states:
-            alike.setdefault(one.name, []).append(one)
-        rest = [one for one in tensors if one.name not in {*alike, *COUNTERS} or one.dropped]
+        apart = {one.name for one in states} | COUNTERS
+        rest = [one for one in tensors if one.name not in apart or one.dropped]
         counters = [one for one in tensors if one.name in COUNTERS and not one.dropped]
         weights = {one.name: one for one in rest if not one.dropped}
         side = self.side_of(weights)

@@ -16,6 +16,7 @@ from rankxform.geometry.pieces import NO_AXIS, Assembly, Piece
 from rankxform.layout.names import (
     HYPERPARALLEL,
     MASTER,
+    MASTERS,
     MODEL,
     OPTIMIZER,
     STATE_NAMES,
@@ -33,11 +34,10 @@ AS_STORED, MINDSPORE = "as-stored", "mindspore"
 NAMES = (AS_STORED, MINDSPORE, TORCH, HYPERPARALLEL)
 
 _STEP, _GLOBAL_STEP = "step", "global_step"
-_BESIDE = ("rng", "rng_state")
-"""What is kept beside a model and its optimizer, by its usual names."""
+_NOT_A_MODELS = ("rng", "rng_state")
+"""What is kept with a model and its optimizer and is of neither, by its usual names."""
 _ONE_OF_MANY = "the same as global_step"
 _OTHERS = {own: name for name, own in reversed(STATE_NAMES.items())}
-_MASTERS = "optimizer._mixed_precision_optimizer.fp32_from_fp16_params."
 
 
 class ToMindSpore(Composition):
@@ -56,7 +56,7 @@ class ToMindSpore(Composition):
         steps = [one for one in tensors if state_of(one.name) == _STEP and not one.dropped]
         found = []
         for one in tensors:
-            if one in steps:
+            if state_of(one.name) == _STEP and not one.dropped:
                 same = "" if one is steps[0] else steps[0].sources[0].name
                 found.append(replace(one, dropped=_ONE_OF_MANY, same_as=same))
                 continue
@@ -121,9 +121,9 @@ def from_mindspore_name(name: str, names: str) -> str:
     if name.startswith(OPTIMIZER + "."):
         return name  # what no parameter has, such as param_groups
     if state is None:
-        return name if is_state(name) or name in _BESIDE else MODEL + base
+        return name if is_state(name) or name in _NOT_A_MODELS else MODEL + base
     if state == MASTER and names == HYPERPARALLEL:
-        return _MASTERS + base
+        return MASTERS + base
     other = _OTHERS.get(state)
     if other is None or state == MASTER:
         raise RequestError(

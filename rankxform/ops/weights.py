@@ -13,6 +13,7 @@ from rankxform.layout.names import (
     MODEL,
     NOT_SAVED,
     OPTIMIZER,
+    STATE_NAMES,
     is_wrapped,
     parameter_of,
     state_of,
@@ -55,7 +56,7 @@ def is_state(name: str) -> bool:
 
 def is_master(name: str) -> bool:
     """Tell whether a tensor is the Float32 copy of a parameter, by its name."""
-    return state_of(name) in (MASTER, "fp32_param")
+    return STATE_NAMES.get(state_of(name) or "") == MASTER
 
 
 class ModelOnly(Composition):

@@ -108,7 +108,7 @@ def select(
             continue
         name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
         declared = parameter.declared and parameter.src_name not in apart
-        here = declared and not catalog.is_whole and not _is_beside(parameter)
+        here = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
         if name in dst and declared:
             sharded[name] = parameter
         elif declared and parameter_of(name) in dst:
@@ -144,7 +144,7 @@ def select(
     return found
 
 
-def _is_beside(parameter: Parameter) -> bool:
+def _is_in_no_strategy(parameter: Parameter) -> bool:
     """Tell whether no strategy lists such a thing: a counter, or what is no tensor."""
     return parameter.dtype == BYTES or bool(COUNTERS & {parameter.name, parameter.src_name})
 
