@@ -100,8 +100,8 @@ class TestSamples:
         }
         strategy = reference.write_strategy(tmp_path / "b.ckpt", [stage])
         src, ranks = DATA / sample / "ckpt", tmp_path / "ranks"
-        options = {"format": "safetensors", "unmatched": "replicate"}
-        transformed(src, ranks, dst_strategy=strategy, **options)
+        transformed(src, ranks, dst_strategy=strategy, unmatched="replicate")
+        assert {path.suffix for path in ranks.rglob("rank_*/*")} == {".safetensors"}
         for rank in range(2):
             held = whole(ranks / f"rank_{rank}")
             for name, (dtype, shape, data) in full.items():

@@ -37,6 +37,7 @@ class FormOptions:
         "global_step)", BYTES, kind=NUMBER, metavar="N",
     )  # fmt: skip
     format: str | None = option(
-        None, OUTPUT, "container of the files (default: the source's)", COMPARE,
+        None, OUTPUT, "container of the files (default: the source's if MindSpore loads it, else "
+        "safetensors)", COMPARE,
         kind=one_of(FORMATS, lambda container: container.alone),
     )  # fmt: skip

@@ -50,6 +50,9 @@ from .training import training_facts, training_step
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
 
+_LOADABLE = "safetensors"
+"""The container of ranks' files whose source has one that MindSpore cannot load."""
+
 
 def prepare(request: Request, team: Team) -> tuple[Asked, Source, Target]:
     """Return a request as read, its source, and what is made of it. Collective."""
@@ -201,7 +204,8 @@ def _container(request: Request, form: Form, source: Source) -> Format:
         return FORMATS[form.container]
     if request.format is not None:
         return FORMATS[request.format]
-    return container(next(iter(source.paths.values())))
+    its_own = container(next(iter(source.paths.values())))
+    return its_own if its_own.alone else FORMATS[_LOADABLE]
 
 
 def _naming(request: Request, form: Form, container: Format, training: Mapping[str, Any]) -> Naming:
