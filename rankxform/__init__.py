@@ -17,10 +17,11 @@ from rankxform.errors import (
 )
 
 if TYPE_CHECKING:
-    from rankxform.api import derive, inspect, load, merge, plan, ranks, transform, verify
+    from rankxform.api import check, derive, inspect, load, merge, plan, ranks, transform, verify
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived, ShardingRow
     from rankxform.engine.compare_sink import Difference
+    from rankxform.job.check import Check
     from rankxform.job.load import Parameters
     from rankxform.job.plan import Plan
     from rankxform.job.report import Report
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "api": ("derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify"),
+    "api": ("check", "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify"),
     "engine.compare_sink": ("Difference",),
+    "job.check": ("Check",),
     "job.load": ("Parameters",),
     "job.plan": ("Plan",),
     "job.report": ("Report",),
@@ -60,6 +62,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "check",
     "derive",
     "inspect",
     "load",
@@ -68,6 +71,7 @@ __all__ = [
     "ranks",
     "transform",
     "verify",
+    "Check",
     "Costs",
     "Derived",
     "Difference",

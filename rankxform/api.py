@@ -22,10 +22,12 @@ from rankxform.errors import (
     UsageError,
     storage_errors,
 )
+from rankxform.job import check as checking
 from rankxform.job import load as loading
 from rankxform.job import plan as planning
 from rankxform.job import transform as transforming
 from rankxform.job import verify as verifying
+from rankxform.job.check import Check
 from rankxform.job.load import Parameters
 from rankxform.job.plan import Plan
 from rankxform.job.report import Report
@@ -246,6 +248,29 @@ def inspect(path: PathLike) -> dict[str, Any]:
     """
     with storage_errors():
         return inspection.inspect(_path("path", path))
+
+
+def check(
+    src: PathLike,
+    src_strategy: PathLike | Strategy | None = None,
+    *,
+    full: bool = False,
+    comm: Any = None,
+    **options: Unpack[Options],
+) -> Check:
+    """Look for all that is wrong with a checkpoint, as ``inspect --check`` does.
+
+    `full`: read every byte. `options` are those that say which files are meant: `src_pattern`,
+    `step`, `suffix` and `files`. What is wrong is in the result's rows, and its `same` is None if
+    nothing could be compared with anything.
+    """
+
+    def run(processes: Team) -> Check:
+        known = frozenset(("src_pattern", "step", "suffix", "files"))
+        request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
+        return checking.check(request, full, processes)
+
+    return _collective(comm, run)
 
 
 def _all() -> frozenset[str]:

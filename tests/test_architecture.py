@@ -193,8 +193,8 @@ def test_start_up_imports_little():
 
 def test_the_public_names():
     assert set(rankxform.__all__) == {
-        "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify",
-        "Costs", "Derived", "Difference", "Parallel", "Parameters", "Plan", "Report", "ShardingRow",
+        "check", "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify",
+        "Check", "Costs", "Derived", "Difference", "Parallel", "Parameters", "Plan", "Report", "ShardingRow",
         "Strategy", "Verdict",
         "CheckpointError", "DerivationError", "DifferenceError", "PeerError", "RankxformError", "RankxformWarning",
         "RequestError", "StoppedError", "StorageError", "StrategyError", "UsageError",

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rankxform
 from rankxform.cli.main import main
 from tests import reference, reference_dcp, reference_forms
 from tests.cases import random_case
@@ -153,6 +154,19 @@ def test_samples_of_other_frameworks(capfd, sample, full):
     assert code == 0 and not found.get("wrong")
     doubts = [one for one in found.get("doubtful", ()) if "do not round" not in one]
     assert not doubts, "the samples' masters are random"
+
+
+def test_in_python(src, tmp_path):
+    found = rankxform.check(src, full=True)
+    assert found and found.full and found.form == "dcp" and found.bytes_read >= 2 * WORDS.nbytes
+    other_content(src)
+    assert not rankxform.check(src, full=True)
+    with pytest.raises(rankxform.UsageError, match="unknown option 'cast'"):
+        rankxform.check(src, cast="fp16")
+    alone = {"w": ("Float32", WORDS)}
+    reference.write_safetensors(tmp_path / "one.safetensors", alone)
+    with pytest.raises(rankxform.DifferenceError, match="nothing could be compared"):
+        bool(rankxform.check(tmp_path / "one.safetensors"))
 
 
 def test_in_words(src, capfd):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import Where
 from rankxform.engine.scan import Scanned, scan
-from rankxform.errors import RankxformError
+from rankxform.errors import DifferenceError, RankxformError
 from rankxform.formats.base import PLACE
 from rankxform.layout.names import summarize_names
 from rankxform.planning.consistency import Evidence
@@ -61,6 +61,17 @@ class Check:
         if any(row.state == WRONG for row in self.rows):
             return False
         return True if any(row.state == RIGHT for row in self.rows) else None
+
+    def __bool__(self) -> bool:
+        """Whether something was compared and nothing is wrong.
+
+        Raises DifferenceError where nothing could be compared with anything.
+        """
+        if self.same is None:
+            raise DifferenceError(
+                f"{self.src}: nothing could be compared with anything; look at `same` and `rows`"
+            )
+        return self.same
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as ``inspect --check --json`` prints it."""
