@@ -112,7 +112,8 @@ def entry_of(item: Item, nbytes: int) -> str:
 
 def read_table(listing: Listing, store: Store, name: str) -> Table:
     """Read a ``.metadata``. Raises CheckpointError."""
-    if not store.has(name):
+    on_another_node = name in listing.entries or name in listing.files
+    if not store.has(name) and not on_another_node:
         interrupted = name + ".tmp"
         why = (
             f"; {interrupted} lies there, of a save that was interrupted"

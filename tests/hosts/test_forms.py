@@ -15,9 +15,9 @@ from tests.hosts.test_exchange import clean, gathered, hosts  # noqa: F401
 from tests.reference_maps import Model, random_strategy
 
 CASE = random_case(3, mindspore_agrees=False, whole=False)
-FORMS = ("checkpoint2", "unified", "huggingface")
+FORMS = ("checkpoint2", "unified", "huggingface", "dcp", "hyperparallel")
 INDEXES = ("metadata.json", "common.json", "param_name_map.json", "model.safetensors.index.json",
-           "latest_checkpointed_iteration.txt")  # fmt: skip
+           "latest_checkpointed_iteration.txt", ".metadata")  # fmt: skip
 
 
 def spread(machines, form):
