@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import Where
 from rankxform.engine.scan import Scanned, scan
-from rankxform.errors import DifferenceError, RankxformError
+from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.base import PLACE
 from rankxform.layout.names import summarize_names
 from rankxform.planning.consistency import Evidence
@@ -127,7 +127,7 @@ def _statements(source: Source) -> Iterator[Row]:
     """Yield what files, headers and tables say of each other."""
     described = source.form.described
     for fault in source.faults[:_SHOWN]:
-        is_question = not described and source.where.strategy is None and fault.file is None
+        is_question = not described and source.where.strategy is None and fault.kind is UsageError
         if is_question and len(source.indexes) == len(source.paths) > 1:
             text = "how its ranks shard tensors is not known; give --src-strategy"
             yield Row("strategy", NOT_CHECKED, text)
@@ -137,9 +137,11 @@ def _statements(source: Source) -> Iterator[Row]:
         yield Row("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
     for text in source.warnings:
         yield Row("statements", DOUBTFUL, text)
-    if source.faults:
-        return
     description, count = source.description, len(source.paths)
+    for path in description.missing_files.values():
+        yield Row("statements", WRONG, f"{path}: is not there, and {description.source} lists it")
+    if source.faults or description.missing_files:
+        return
     if description.boxes:
         number = sum(map(len, description.boxes.values()))
         tensors = _many(len(description.boxes), "tensor")
