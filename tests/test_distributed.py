@@ -233,6 +233,17 @@ class TestRefused:
         path.write_bytes(data)
         self.refused(src, tmp_path, r"w at \(3, 0\): CRC-32 is \w+, the file says", check_crc=True)
 
+    def test_what_is_no_tensor_and_is_damaged(self, tmp_path):
+        shutil.copytree(DATA / "dcp_torch_fsdp4" / "ckpt", tmp_path / "src")
+        for path in (tmp_path / "src").glob("*.distcp"):
+            path.write_bytes(path.read_bytes().replace(b"\0test", b"\0rest"))
+        text = r"/data.pkl: CRC-32 is \w+, the file"
+        self.refused(tmp_path / "src", tmp_path, text, check_crc=True)
+        (row,) = (
+            r for r in rankxform.check(tmp_path / "src", full=True).rows if r.state == "wrong"
+        )
+        assert row.check == "checksums" and "/data.pkl" in row.text
+
     @pytest.mark.parametrize(
         ("member", "data", "text"),
         [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from zlib import crc32
 
@@ -12,7 +12,7 @@ import numpy as np
 from rankxform.formats.base import Index, Span
 from rankxform.formats.dtype import FLOATS
 from rankxform.storage.posix import OnProgress, blocks
-from rankxform.storage.samples import SAMPLE, holes, wrong_crc
+from rankxform.storage.samples import SAMPLE, compared_sums, holes
 from rankxform.storage.sources import check_same
 from rankxform.storage.store import storage_of
 from rankxform.values import dataclass
@@ -68,21 +68,13 @@ def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> Scanne
                     stated = index.sums[number]
                     text = f"{path}: {name}: CRC-32 is {crc:08x}, the file says {stated:08x}"
                     found.wrong_sums.append(text)
-    _sum_of_file(found, path, index, full, on_progress)
-    return found
-
-
-def _sum_of_file(
-    found: Scanned, path: str, index: Index, full: bool, on_progress: OnProgress
-) -> None:
-    """Compare a file with the one sum that it carries, if it does."""
     if not full:
         found.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
-    elif index.has_checksum and not index.sums and index.size:
-        found.sums += 1
-        wrong = wrong_crc(path, index, on_progress)
-        if wrong:
-            found.wrong_sums.append(f"{path}: {wrong}")
+        return found
+    others = compared_sums(path, replace(index, sums={}), on_progress)  # of no tensor of its own
+    found.sums += len(others)
+    found.wrong_sums += [f"{path}: {wrong}" for wrong in others if wrong]
+    return found
 
 
 def _look_at(found: Scanned, name: str, dtype: str, part: memoryview) -> None:

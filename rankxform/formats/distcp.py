@@ -76,12 +76,24 @@ class Distcp:
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
     ) -> Sequence[tuple[str, str, str]]:
-        found = []
-        for at, stated in index.sums.items():
-            name = index.schema.names[at]
-            actual = crc_of(blocks, index.spans(name))
-            found.append((f"{name}: CRC-32", f"{stated:08x}", f"{actual:08x}"))
-        return found
+        """Return those of tensors, and those of the parts of what is none."""
+        parts = [
+            (name, index.spans(name), stated)
+            for at, stated in index.sums.items()
+            for name in (index.schema.names[at],)
+        ]
+        reader = _Reader(read_at, index.size)
+        for name, dtype in zip(index.schema.names, index.schema.dtypes):
+            ((start, nbytes),) = index.spans(name) if dtype == BYTES else ((0, 0),)
+            if nbytes:
+                tail = _tail(reader, start, start + nbytes)
+                for part, member in tail.members.items():
+                    place = Span(_place(reader, tail, member), member.nbytes)
+                    parts.append((f"{name}/{part}", (place,), member.crc))
+        return [
+            (f"{name}: CRC-32", f"{stated:08x}", f"{crc_of(blocks, spans):08x}")
+            for name, spans, stated in parts
+        ]
 
 
 def items_of(layout: FileLayout) -> dict[str, Span]:
@@ -127,23 +139,30 @@ def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     found: list[_Item] = []
     same: dict[bytes, torch_item.Described | str] = {}
     while end > begin:
-        need = _WINDOW
-        while isinstance(need, int):
-            first = max(0, end - need)
-            data = reader.bytes(first, end - first)
-            tail = torch_item.read_tail(data, end)
-            if tail is None or tail == need:
-                raise FormatError(
-                    f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
-                    "or not one"
-                )
-            need = tail  # type: ignore[assignment]
-        assert isinstance(tail, torch_item.Tail)
-        if tail.start < begin or len(found) >= _MOST_ITEMS:
-            raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
+        tail = _tail(reader, begin, end)
+        if len(found) >= _MOST_ITEMS:
+            raise FormatError(f"it has over {_MOST_ITEMS:,} items")
         found.append(_item(reader, tail, same))
         end = tail.start
     return found[::-1]
+
+
+def _tail(reader: _Reader, begin: int, end: int) -> torch_item.Tail:
+    """Return what an item that ends at a byte says of its members. Raises FormatError."""
+    found: torch_item.Tail | int | None = _WINDOW
+    while isinstance(found, int):
+        need = found
+        first = max(0, end - need)
+        found = torch_item.read_tail(reader.bytes(first, end - first), end)
+        if found is None or found == need:
+            raise FormatError(
+                f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
+                "or not one"
+            )
+    assert isinstance(found, torch_item.Tail)
+    if found.start < begin:
+        raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
+    return found
 
 
 def _item(

@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import blake2b
 from zlib import crc32
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats.base import Index, locate
 from rankxform.planning.consistency import Sample
 
@@ -128,11 +128,19 @@ def check_crc(path: str, index: Index, on_progress: OnProgress) -> None:
 
 
 def wrong_crc(path: str, index: Index, on_progress: OnProgress) -> str | None:
-    """Return what is wrong with the checksum that a file carries; None if nothing, or it has none.
+    """Return what is wrong with the checksums that a file carries; None if nothing, or it has none.
 
-    Reads the whole file if it has one.
+    Reads all that has one.
     """
+    return next(filter(None, compared_sums(path, index, on_progress)), None)
+
+
+def compared_sums(path: str, index: Index, on_progress: OnProgress) -> list[str]:
+    """Return for each checksum that a file carries what is wrong with it, "" if nothing."""
     with store_at(path).open("") as file, closing(storage_of(path).ranges()) as ranges:
         read = blocks(partial(ranges.read, path), on_progress)
-        found = container(path).checksums(index, file.read_at, read)
-    return next((f"{of} is {b}, the file says {a}" for of, a, b in found if a != b), None)
+        try:
+            found = container(path).checksums(index, file.read_at, read)
+        except FormatError as error:
+            return [str(error)]
+    return [f"{of} is {b}, the file says {a}" if a != b else "" for of, a, b in found]
