@@ -16,7 +16,7 @@ PACKAGE = Path(rankxform.__file__).parent
 PACKAGES = (
     "errors", "values", "facts", "signals", "options", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
     "derivation", "checkpoints", "engine", "publish", "source", "keywords", "request", "metrics", "target",
-    "job", "inspection", "api", "mindspore", "cli", "__init__",
+    "job", "inspection", "display", "api", "mindspore", "cli", "__init__",
     "__main__",
 )  # fmt: skip
 # What a package does not import although it is below.
@@ -104,9 +104,8 @@ def test_every_package_has_a_place():
                 "api.py",
                 "cli/launch.py",
                 "cli/main.py",
-                "cli/progress.py",
                 "cli/stopping.py",
-                "cli/terminal.py",
+                "display",
                 "cli/ranks.py",
                 "cli/screen.py",
                 "metrics.py",

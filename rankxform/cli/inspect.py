@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS
+from rankxform.display.terminal import labelled, red, shown_path
+from rankxform.display.units import abbreviate, count, seconds, short_table, size, table
 from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.layout.names import natural, pattern_of
 from rankxform.request import Request
@@ -20,8 +22,6 @@ from .maps import show_names
 from .options import add_json, add_option, given, option, refuse
 from .report import catalog_words, notes, warnings
 from .screen import Screen
-from .terminal import labelled, red, shown_path
-from .units import abbreviate, count, seconds, short_table, size, table
 
 if TYPE_CHECKING:
     from rankxform.job.check import Check

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from rankxform.display.terminal import warn
+from rankxform.display.units import count
 from rankxform.errors import UsageError
 from rankxform.options import RUN
 from rankxform.request import Request
@@ -30,8 +32,6 @@ from .options import (
     add_work,
 )
 from .screen import Screen
-from .terminal import warn
-from .units import count
 
 if TYPE_CHECKING:
     from rankxform.target.target import Target

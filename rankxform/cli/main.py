@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rankxform.display.progress import await_first_word, speak, style_of
+from rankxform.display.terminal import STDERR, folded, red, width
 from rankxform.errors import RankxformError, StoppedError, UsageError, exit_code
 from rankxform.metrics import since_process_start
 from rankxform.signals import Signals
@@ -19,9 +21,7 @@ from rankxform.transport.launcher import launched_rank, launched_size
 
 from . import arguments
 from .json_output import as_json
-from .progress import await_first_word, speak, style_of
 from .stopping import Stopping, seconds_left
-from .terminal import STDERR, folded, red, width
 from .verbs import verb_called
 
 if TYPE_CHECKING:

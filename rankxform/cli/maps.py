@@ -76,9 +76,8 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
 
 def _listed() -> tuple[str, Any]:
     """Return the tables that come with rankxform, as text and as facts."""
+    from rankxform.display.units import table
     from rankxform.storage import maps
-
-    from .units import table
 
     known = {name: maps.load(name) for name in maps.names()}
     rows = [(name, one.title) for name, one in known.items()]

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankxform.display.terminal import labelled
 from rankxform.transport import Team
 
 from .options import add_json
 from .screen import Screen
-from .terminal import labelled
 
 if TYPE_CHECKING:
     from rankxform.layout.strategy import Strategy

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import rankxform
+from rankxform.display.terminal import folded
 from rankxform.errors import UsageError
 
-from .terminal import folded
 from .verbs import VERBS, verb_called
 
 DESCRIPTION = (

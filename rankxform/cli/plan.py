@@ -8,6 +8,8 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from rankxform.display.terminal import labelled
+from rankxform.display.units import abbreviate, buffer, seconds, short_table, size, table
 from rankxform.errors import UsageError
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
@@ -19,8 +21,6 @@ from rankxform.transport import Team
 from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, count
 from .report import against_needed, header, left_out, notes, warnings
 from .screen import Screen
-from .terminal import labelled
-from .units import abbreviate, buffer, seconds, short_table, size, table
 
 if TYPE_CHECKING:
     from rankxform.job.picture import Flow, Kind

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
+from rankxform.display.units import table
 from rankxform.request import Request
 from rankxform.transport import Team
 
@@ -21,7 +22,6 @@ from .options import (
     refuse,
 )
 from .screen import Screen
-from .units import table
 
 SUMMARY = "Print the source ranks whose bytes each destination rank needs."
 EXAMPLE = f"rankxform ranks {STRATEGIES_EXAMPLE} --ranks 0-3"

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rankxform
+from rankxform.display.terminal import labelled, shown_path
+from rankxform.display.units import count, seconds, size, table
 from rankxform.layout.names import group_states, patterns
 from rankxform.metrics import cores
-
-from .terminal import labelled, shown_path
-from .units import count, seconds, size, table
 
 if TYPE_CHECKING:
     from rankxform.job.report import Report

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rankxform.display.progress import Progress, speak
 from rankxform.request import Request
 from rankxform.transport import Team
 from rankxform.transport.team import quiet
 
 from . import arguments, report
 from .json_output import as_json
-from .progress import Progress, speak
 
 if TYPE_CHECKING:
     from rankxform.source.opening import Source

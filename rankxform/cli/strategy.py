@@ -174,8 +174,7 @@ def _diff(options: argparse.Namespace) -> Outcome:
 
 def _presets(options: argparse.Namespace) -> Outcome:
     from rankxform.derivation import presets
-
-    from .units import table
+    from rankxform.display.units import table
 
     if options.name is None:
         known = {name: presets.load(name) for name in presets.names()}

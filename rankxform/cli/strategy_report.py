@@ -8,6 +8,8 @@ from typing import Any
 from rankxform.derivation.derive import entry
 from rankxform.derivation.pipeline import lists_of, places_in_lists
 from rankxform.derivation.request import Derived, ShardingRow
+from rankxform.display.terminal import folded, shown_path, width
+from rankxform.display.units import table
 from rankxform.layout.differences import StrategyDifference, in_words
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import (
@@ -19,9 +21,6 @@ from rankxform.layout.names import (
     state_of,
 )
 from rankxform.layout.strategy import Strategy
-
-from .terminal import folded, shown_path, width
-from .units import table
 
 _FEW = 6
 

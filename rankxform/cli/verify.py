@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rankxform.display.terminal import labelled, red
+from rankxform.display.units import abbreviate, count, seconds, short_table, size
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import pattern_of, ranges
 from rankxform.options import RUN, facts_of
@@ -25,8 +27,6 @@ from .options import (
 )
 from .report import notes, warnings
 from .screen import Screen
-from .terminal import labelled, red
-from .units import abbreviate, count, seconds, short_table, size
 
 if TYPE_CHECKING:
     from rankxform.engine.compare_sink import Difference

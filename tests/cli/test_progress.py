@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from rankxform.cli.progress import bar_line
+from rankxform.display.progress import bar_line
 from tests import reference
 from tests.cli.test_command import ROOT
 from tests.mpi_launch import environment, mpirun

@@ -11,10 +11,9 @@ from html import escape
 from itertools import accumulate
 from math import sqrt
 
+from rankxform.display.units import count, seconds, size
 from rankxform.job.picture import Drawn, Flow, Kind, axes_of, drawn, marginals
 from rankxform.layout.names import ranges
-
-from ..units import count, seconds, size
 
 _HUES = 8
 """Classes h0 to h7 of the page: the colours of Okabe and Ito, told apart by the colour-blind."""

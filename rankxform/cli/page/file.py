@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankxform.display.terminal import warn
 from rankxform.errors import RankxformError, UsageError
 from rankxform.request import Request
 from rankxform.storage.posix import is_inside, opened, range_reader, write_small
 from rankxform.transport import Team
-
-from ..terminal import warn
 
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rankxform
+from rankxform.display.units import buffer, count, seconds, size
 from rankxform.job.picture import flow, kinds, marginals, node_flow
 from rankxform.layout.names import patterns
 from rankxform.storage.posix import read_bytes
 
 from ..plan import COUNTS, METHODS, NAMES
-from ..units import buffer, count, seconds, size
 from . import charts
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What a person is shown on a terminal: texts folded to its width, units, and progress."""
