@@ -120,9 +120,9 @@ def api() -> str:
 
 
 def _text(one: object) -> list[str]:
-    """A docstring without its examples, which are tests."""
+    """A docstring without its examples, which are tests, and its options, which have a table."""
     text = (inspect.getdoc(one) or "").replace("``", "`")
-    return text.partition(">>> ")[0].strip().splitlines()
+    return text.partition(">>> ")[0].partition("\nOptions:\n")[0].strip().splitlines()
 
 
 def _line(one: object) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
+from rankxform.display.progress import Begin, Callback, shown
 from rankxform.errors import (
     RankxformError,
     RankxformWarning,
     UsageError,
+    nearest,
     storage_errors,
 )
 from rankxform.job import check as checking
@@ -36,9 +38,9 @@ from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy
 from rankxform.options import LOAD, facts_of
 from rankxform.planning.needed import needed_ranks
-from rankxform.request import Request, affecting, option_table
+from rankxform.request import Request, affecting, option_table, options_in_words
 from rankxform.storage import strategies
-from rankxform.transport import Team, team
+from rankxform.transport import Serial, Team, team
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,15 +50,40 @@ if TYPE_CHECKING:
     from rankxform.keywords import DeriveOptions, LoadOptions, Options
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 PathLike = Union[str, "os.PathLike[str]"]
+Progress = bool | Callback
+_GIVEN = ("src_strategy", "dst_strategy", "progress", "comm")
+_SEE = "; help(rankxform.transform) lists the options"
 
 
+def _with_options(names: Callable[[], Collection[str]]) -> Callable[[F], F]:
+    """Add the options to a function's docstring, by group."""
+
+    def documented(function: F) -> F:
+        text = options_in_words(names()).replace("\n", "\n    ").replace("\n    \n", "\n\n")
+        function.__doc__ = f"{function.__doc__}\n    Options:\n\n    {text}\n    "
+        return function
+
+    return documented
+
+
+def _all() -> frozenset[str]:
+    return frozenset(one.name for one in option_table()) | {"files"}
+
+
+def _loading() -> frozenset[str]:
+    return frozenset(affecting(LOAD)) | {"files"}
+
+
+@_with_options(_all)
 def transform(
     src: PathLike,
     dst: PathLike,
     src_strategy: PathLike | Strategy | None = None,
     dst_strategy: PathLike | Strategy | None = None,
     *,
+    progress: Progress = True,
     comm: Any = None,
     **options: Unpack[Options],
 ) -> Report:
@@ -66,24 +93,30 @@ def transform(
     defaults to "none"; `src_strategy` may be left out if `src` is one complete file. `comm` is an
     mpi4py communicator; without one the launcher's world is used, or this process alone. `options`
     are those of the command line (docs/cli.md), with underscores. If a call is stopped, the same
-    call continues it.
+    call continues it. `progress` draws a bar on a terminal or in a notebook and prints lines
+    elsewhere; a function is called with the bytes done, those of all, and the phase ("plan", where
+    both are 0, "move", "load", "compare" or "check") on process 0, and ends the call if it raises.
     """
 
-    def run(processes: Team) -> Report:
+    def run(processes: Team, begin: Begin) -> Report:
         request = processes.agree(
             lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
         )
-        return transforming.transform(request, processes)
+        return transforming.transform(
+            request, processes, lambda source, target, total: begin("move", total)
+        )
 
-    return _collective(comm, run)
+    return _collective(comm, progress, run)
 
 
+@_with_options(_loading)
 def load(
     src: PathLike,
     src_strategy: PathLike | Strategy | None = None,
     dst_strategy: PathLike | Strategy | None = None,
     *,
     rank: int | None = None,
+    progress: Progress = True,
     comm: Any = None,
     **options: Unpack[LoadOptions],
 ) -> Parameters:
@@ -96,15 +129,15 @@ def load(
     source file of each rank. Processes may differ in `rank` and `include` only.
     """
 
-    def run(processes: Team) -> Parameters:
+    def run(processes: Team, begin: Begin) -> Parameters:
         def ask() -> tuple[Request, int]:
             request = _request(src, None, src_strategy, dst_strategy, options, _loading())
             return request, _own_rank(rank, request, processes)
 
         request, own = processes.agree(ask)
-        return loading.load(request, processes, own)
+        return loading.load(request, processes, own, lambda total: begin("load", total))
 
-    return _collective(comm, run)
+    return _collective(comm, progress, run)
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
@@ -114,12 +147,14 @@ def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
     return _number("rank", rank)
 
 
+@_with_options(_all)
 def verify(
     src: PathLike,
     dst: PathLike | None = None,
     src_strategy: PathLike | Strategy | None = None,
     dst_strategy: PathLike | Strategy | None = None,
     *,
+    progress: Progress = True,
     comm: Any = None,
     **options: Unpack[Options],
 ) -> Verdict:
@@ -130,25 +165,30 @@ def verify(
     `same` is None if not every byte was compared.
     """
 
-    def run(processes: Team) -> Verdict:
+    def run(processes: Team, begin: Begin) -> Verdict:
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            return verify_alone(processes.agree(lambda: _path("src", src)), processes)
+            folder = processes.agree(lambda: _path("src", src))
+            return verify_alone(folder, processes, lambda total: begin("compare", total))
         request = processes.agree(
             lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
         )
-        return verifying.verify(request, processes)
+        return verifying.verify(
+            request, processes, lambda source, target, total: begin("compare", total)
+        )
 
-    return _collective(comm, run)
+    return _collective(comm, progress, run)
 
 
+@_with_options(_all)
 def plan(
     src: PathLike,
     src_strategy: PathLike | Strategy | None = None,
     dst_strategy: PathLike | Strategy | None = None,
     *,
     processes: int | None = None,
+    progress: Progress = True,
     comm: Any = None,
     **options: Unpack[Options],
 ) -> Plan:
@@ -158,7 +198,7 @@ def plan(
     shapes in place of `src`.
     """
 
-    def run(members: Team) -> Plan:
+    def run(members: Team, begin: Begin) -> Plan:
         def ask() -> tuple[Request, int]:
             request = _request(src, None, src_strategy, dst_strategy, options, _all())
             count = members.size if processes is None else _number("processes", processes)
@@ -169,7 +209,7 @@ def plan(
         request, count = members.agree(ask)
         return planning.plan(request, members, count).plan
 
-    return _collective(comm, run)
+    return _collective(comm, progress, run)
 
 
 def ranks(
@@ -214,7 +254,8 @@ def derive(
 
     unknown = sorted(set(options).difference(DeriveOptions.__annotations__))
     if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}")
+        meant = nearest(unknown[0], DeriveOptions.__annotations__)
+        raise UsageError(f"unknown option {unknown[0]!r}{meant or '; see help(rankxform.derive)'}")
     texts = {
         "dst_parallel": dst if isinstance(dst, str) else str(dst),
         "src_parallel": src if isinstance(src, str) else None,
@@ -241,12 +282,12 @@ def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
         strategies.merge(Path(folder), Path(target), overwrite=overwrite)
 
 
-def inspect(path: PathLike) -> dict[str, Any]:
+def inspect(path: PathLike, *, progress: Progress = True) -> dict[str, Any]:
     """Describe a checkpoint file, a checkpoint folder or a strategy, as ``inspect --json`` does.
 
     "kind" says which it is, and so which other keys there are.
     """
-    with storage_errors():
+    with storage_errors(), shown(progress, Serial()):
         return inspection.inspect(_path("path", path))
 
 
@@ -255,6 +296,7 @@ def check(
     src_strategy: PathLike | Strategy | None = None,
     *,
     full: bool = False,
+    progress: Progress = True,
     comm: Any = None,
     **options: Unpack[Options],
 ) -> Check:
@@ -265,27 +307,20 @@ def check(
     nothing could be compared with anything.
     """
 
-    def run(processes: Team) -> Check:
+    def run(processes: Team, begin: Begin) -> Check:
         known = frozenset(("src_pattern", "step", "suffix", "files"))
         request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
-        return checking.check(request, full, processes)
+        return checking.check(request, full, processes, lambda total: begin("check", total))
 
-    return _collective(comm, run)
-
-
-def _all() -> frozenset[str]:
-    return frozenset(one.name for one in option_table()) | {"files"}
+    return _collective(comm, progress, run)
 
 
-def _loading() -> frozenset[str]:
-    return frozenset(affecting(LOAD)) | {"files"}
-
-
-def _collective(comm: Any, run: Callable[[Team], T]) -> T:
+def _collective(comm: Any, progress: Progress, run: Callable[[Team, Begin], T]) -> T:
     """Return `run` of the team of `comm`; free its communicator if all processes end alike."""
     processes = team(comm)
     try:
-        found = run(processes)
+        with shown(progress, processes) as begin:
+            found = run(processes, begin)
         _warn(getattr(found, "warnings", ()), processes)
     except (RankxformError, RankxformWarning):  # raised on every process
         processes.free()
@@ -322,9 +357,8 @@ def _request(
 ) -> Request:
     unknown = sorted(set(options).difference(known))
     if unknown:
-        raise UsageError(
-            f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
-        )
+        meant = nearest(unknown[0], [*known, *_GIVEN])
+        raise UsageError(f"unknown option {unknown[0]!r}{meant or _SEE}")
     given = dict(options)
     for one in option_table():
         kind = facts_of(one).kind

@@ -23,12 +23,14 @@ A message says what was found where, what was wanted, and what to do about it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
 _QUOTED = 200
 """Most characters of a document that a message quotes."""
+_LIKENESS = 0.75
+"""Words that are less alike than this are not meant for each other."""
 _LONG = rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}"""
 """Texts in quotes, and words that are no path; compiled where there is an error."""
 
@@ -138,6 +140,20 @@ class StorageError(RankxformError):
     def of(cls, error: OSError, path: object, doing: str) -> StorageError:
         """Build the message for `error`, met while `doing` (a verb) something to `path`."""
         return cls(f"{path}: cannot {doing}: {error.strerror or error}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the question whether the nearest of the known words was meant; "" if none is near.
+
+    >>> nearest("src_startegy", ["src_strategy", "step"]), nearest("x", ["step"])
+    ('; did you mean src_strategy?', '')
+    """
+    from difflib import get_close_matches
+
+    every = list(known)
+    near = [one for one in every if word.strip("-") and one.startswith(word)][:1]
+    near = near or get_close_matches(word, every, 1, _LIKENESS)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class FormatError(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field
 from functools import cache
 from typing import Any
@@ -103,6 +103,28 @@ def in_group(title: str) -> list[str]:
 def affecting(what: str) -> list[str]:
     """Return the names of the options on which something depends."""
     return [one.name for one in option_table() if what in facts_of(one).affects]
+
+
+def options_in_words(names: Collection[str]) -> str:
+    """Return what options are, by group, for a person who reads a docstring."""
+    from textwrap import wrap
+
+    lines: list[str] = []
+    for group in GROUPS:
+        some = [one for one in option_table() if one.name in names and facts_of(one).group == group]
+        lines += ["", f"{group}:"] if some else []
+        for one in some:
+            kind = facts_of(one).kind
+            default = "" if one.default in (None, ()) else f" = {one.default!r}"
+            head = f"{one.name}: {kind.hint}{default}"
+            text = facts_of(one).help % {"default": one.default}
+            if kind.stands_for is False:
+                text = f"False: {text}"
+            lines += [
+                f"  {head}",
+                *wrap(text, 88, initial_indent=" " * 6, subsequent_indent=" " * 6),
+            ]
+    return "\n".join(lines[1:])
 
 
 def default_of(name: str) -> Any:

@@ -14,9 +14,9 @@ import rankxform
 PACKAGE = Path(rankxform.__file__).parent
 # From the cellar up: a package imports from those before it, and from itself.
 PACKAGES = (
-    "errors", "values", "facts", "signals", "options", "geometry", "layout", "formats", "transport", "ops", "planning", "storage",
+    "errors", "values", "results", "facts", "signals", "options", "geometry", "layout", "formats", "transport", "display", "ops", "planning", "storage",
     "derivation", "checkpoints", "engine", "publish", "source", "keywords", "request", "metrics", "target",
-    "job", "inspection", "display", "api", "mindspore", "cli", "__init__",
+    "job", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",
 )  # fmt: skip
 # What a package does not import although it is below.

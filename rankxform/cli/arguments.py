@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rankxform.errors import UsageError
+from rankxform.errors import UsageError, nearest
 from rankxform.request import Request
 
 from .options import given
@@ -15,7 +15,6 @@ from .parser import leaves, parser
 from .verbs import VERBS
 
 EVERYTHING = "--help-all"
-_LIKENESS = 0.75
 _ASKING = ("-h", "--help", EVERYTHING, "-V", "--version")
 
 
@@ -71,12 +70,7 @@ def _check_known(word: str, known: Iterable[str], what: str, see: str) -> None:
     """Raise UsageError for what is not known, with the nearest that is."""
     if word in known:
         return
-    from difflib import get_close_matches
-
-    every = list(known)
-    near = [one for one in every if word != "--" and one.startswith(word)][:1]
-    near = near or get_close_matches(word, every, 1, _LIKENESS)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = nearest(word, known)
     if word in ("--src", "--dst"):
         meant += " SRC and DST themselves are given without an option"
     raise UsageError(f"{what} {word}{meant} (see: {see})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from rankxform.errors import UsageError
+from rankxform.errors import UsageError, nearest
 from rankxform.storage.posix import read_bytes
 
 from . import rules_toml
@@ -37,6 +37,7 @@ def load(name: str) -> Preset:
         return rules_toml.parse(read_bytes(path), str(path), load)
     if name not in names():
         raise UsageError(
-            f"preset {name!r} is none of {', '.join(names())}; give one, or a rules file (*.toml)"
+            f"preset {name!r} is none of {', '.join(names())}, or a rules file (*.toml)"
+            f"{nearest(name, names())}"
         )
     return rules_toml.parse(read_bytes(FOLDER / f"{name}.toml"), f"preset {name}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
+from rankxform.results import Result
 from rankxform.values import dataclass
 
 from .mesh import Parallel
@@ -85,8 +86,8 @@ class ShardingRow:
     dst_layout: str
 
 
-@dataclass(frozen=True)
-class Derived:
+@dataclass(frozen=True, repr=False)
+class Derived(Result):
     """A derived strategy, and what shows how it came about.
 
     roles: how the parameters are sharded. assumptions: what it depends on, in sentences.
@@ -95,6 +96,12 @@ class Derived:
     strategy: Strategy
     roles: tuple[ShardingRow, ...]
     assumptions: tuple[str, ...]
+
+    def in_short(self) -> str:
+        return self.strategy.in_short()
+
+    def amounts(self) -> dict[str, str]:
+        return {one.pattern: f"{one.src_layout} -> {one.dst_layout}" for one in self.roles}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""What process 0 says while it works: a bar on a terminal, plain lines elsewhere."""
+"""What process 0 says while it works: a bar for a person, plain lines for a log."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
+from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
+from rankxform.transport.team import Show, quiet
 
 from .terminal import columns_of
 from .units import seconds, size
@@ -19,6 +23,68 @@ _LINE_SHARE, _LEAST_SECONDS = 0.05, 5.0
 """Lines of a log come after two seconds, after ten, and then every minute or every twentieth of the
 work, but not more often than every five seconds."""
 _WIDTH, _LEAST_WIDTH = 30, 5
+
+Callback = Callable[[int, int, str], None]
+"""Called by process 0 with the bytes done, those of all, and the phase: "plan", where both are 0,
+"move", "load", "compare" or "check"."""
+Begin = Callable[[str, int], Show]
+"""Called with a phase and its bytes; returns the function that is shown the progress."""
+
+
+class _Line(Protocol):
+    """A line that is drawn again and again."""
+
+    @property
+    def columns(self) -> int:
+        """How wide it may be."""
+
+    def draw(self, text: str) -> None:
+        """Put a text in the place of what was drawn."""
+
+    def erase(self) -> None:
+        """Leave nothing of what was drawn."""
+
+    def close(self) -> None:
+        """Draw no more."""
+
+
+class _OnTerminal:
+    """A line of a terminal; `opened`: it is to be closed."""
+
+    def __init__(self, fd: int, *, opened: bool) -> None:
+        self._fd, self._opened = fd, opened
+
+    @property
+    def columns(self) -> int:
+        return columns_of(self._fd) - 1
+
+    def draw(self, text: str) -> None:
+        _write(self._fd, f"\r{text}\x1b[K")
+
+    def erase(self) -> None:
+        _write(self._fd, CLEAR_LINE)
+
+    def close(self) -> None:
+        if self._opened:
+            os.close(self._fd)
+
+
+class _InNotebook:
+    """A line below a notebook's cell, which knows carriage returns and nothing else."""
+
+    columns = 72
+
+    def draw(self, text: str) -> None:
+        sys.stderr.write(f"\r{text:{self.columns}}")
+        sys.stderr.flush()
+
+    def erase(self) -> None:
+        self.draw("")
+        sys.stderr.write("\r")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class _FirstSign:
@@ -37,8 +103,7 @@ class _FirstSign:
         wait = self._began + 0.75 * _FIRST_SECONDS - time.monotonic()
         while not self._over.wait(max(0.0, wait)):
             passed = f"{time.monotonic() - self._began:.0f} s"
-            text = f"rankxform: reading strategies and headers, and planning ({passed})\n"
-            _write(2, text)
+            _say(f"rankxform: reading strategies and headers, and planning ({passed})\n")
             wait = _SIGN_SECONDS
 
     def end(self) -> None:
@@ -46,9 +111,9 @@ class _FirstSign:
 
 
 class _Said:
-    """Pending output: the descriptor of an unfinished bar, and a first sign still to come."""
+    """Pending output: the line of an unfinished bar, and a first sign still to come."""
 
-    bar: int | None = None
+    bar: _Line | None = None
     sign: _FirstSign | None = None
 
 
@@ -64,8 +129,54 @@ def speak() -> None:
         _Said.sign.end()
         _Said.sign = None
     if _Said.bar is not None:
-        _write(_Said.bar, CLEAR_LINE)
+        _Said.bar.erase()
         _Said.bar = None
+
+
+@contextmanager
+def shown(progress: bool | Callback, team: Team) -> Iterator[Begin]:
+    """Show what a function does as is wished: to a callback, as the command does, or not.
+
+    A callback may raise, which ends the call on every process.
+    """
+    team.bcast(lambda: progress(0, 0, "plan") and None if callable(progress) else None)
+    if callable(progress):
+
+        def begin(phase: str, total: int) -> Show:
+            return lambda done, end: progress(total if end else done, total, phase)
+
+        yield begin if team.rank == 0 else _nobody
+        return
+    if team.rank or not progress:
+        yield _nobody
+        return
+    await_first_word("auto", 0.0)
+    try:
+        yield _as_the_command
+    finally:
+        speak()
+
+
+def _nobody(phase: str, total: int) -> Show:
+    return quiet
+
+
+def _as_the_command(phase: str, total: int) -> Show:
+    speak()
+    return Progress(total)
+
+
+def is_notebook() -> bool:
+    """Tell whether what is written to `sys.stderr` appears below a notebook's cell."""
+    return type(sys.stderr).__module__.startswith("ipykernel")
+
+
+def _say(text: str) -> None:
+    """Print a line on standard error, where a notebook shows it too."""
+    if is_notebook():
+        sys.stderr.write(text)
+    else:
+        _write(2, text)
 
 
 def _write(fd: int, text: str) -> None:
@@ -96,8 +207,10 @@ class Progress:
 
     def __init__(self, total: int, style: str = "auto") -> None:
         self._total = total
-        self._terminal = _opened_terminal() if style in ("auto", "bar") else None
-        lines = style == "lines" or (style == "auto" and self._terminal is None)
+        self._line = _line() if style in ("auto", "bar") else None
+        if style == "bar" and self._line is None:
+            self._line = _OnTerminal(2, opened=False)
+        lines = style == "lines" or (style == "auto" and self._line is None)
         self._style = "lines" if lines else style
         self._began = time.monotonic()
         self._next = self._began + (_FIRST_SECONDS if lines else _BAR_SECONDS)
@@ -108,9 +221,9 @@ class Progress:
         now = time.monotonic()
         if end:
             speak()
-            if self._terminal is not None:
-                os.close(self._terminal)
-                self._terminal = None
+            if self._line is not None:
+                self._line.close()
+                self._line = None
         elif self._style != "none" and self._is_due(now, done):
             self._draw(done, max(now - self._began, 1e-6))
 
@@ -136,21 +249,24 @@ class Progress:
         share = self._share(done)
         left = passed / share - passed if share else 0.0
         words = f"{share:4.0%}", f"of {size(self._total)},", f"{size(done / passed)}/s,"
-        if self._style == "lines":
+        if self._line is None:
             clock = f"{time.strftime('%H:%M:%S')} rankxform: {' '.join(words)}"
             _write(2, f"{clock} {seconds(passed)} passed, {seconds(left)} left\n")
             return
-        fd = 2 if self._terminal is None else self._terminal
-        _write(fd, f"\r{bar_line(words, f'{seconds(left)} left', share, columns_of(fd) - 1)}\x1b[K")
-        _Said.bar = fd
+        text = bar_line(words, f"{seconds(left)} left", share, self._line.columns)
+        self._line.draw(text)
+        _Said.bar = self._line
 
 
-def _opened_terminal() -> int | None:
-    """Open the terminal that a person looks at, if there is one; never to wait for it."""
+def _line() -> _Line | None:
+    """Return the line that a person looks at, if there is one; never to wait for it."""
+    if is_notebook():
+        return _InNotebook()
     path = terminal()
     with suppress(OSError):
         if path:
-            return os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+            mode = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+            return _OnTerminal(os.open(path, mode), opened=True)
     return None
 
 

@@ -44,7 +44,9 @@ def count(number: int, what: str) -> str:
     """
     if number == 1:
         return f"1 {what}"
-    many = what[:-1] + "ies" if what.endswith("try") else what + ("es" if what[-1:] == "s" else "s")
+    many = (
+        what[:-1] + "ies" if what.endswith("try") else what + ("es" if what[-1:] in "sx" else "s")
+    )
     return f"{number:,} {many}"
 
 

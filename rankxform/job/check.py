@@ -8,12 +8,14 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import Where
+from rankxform.display.units import count, seconds, size
 from rankxform.engine.scan import Scanned, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.base import PLACE
 from rankxform.layout.names import summarize_names
 from rankxform.planning.consistency import Evidence
 from rankxform.request import Request
+from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.posix import OnProgress
@@ -38,8 +40,8 @@ class Row(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Result):
     """What a check of a checkpoint found.
 
     full: whether every byte was read. reads, bytes_read: of content, by all processes; seconds: of
@@ -72,6 +74,18 @@ class Check:
                 f"{self.src}: nothing could be compared with anything; look at `same` and `rows`"
             )
         return self.same
+
+    def in_short(self) -> str:
+        told = {True: "nothing wrong was found", False: "WRONG", None: "nothing could be compared"}
+        read = f"{count(self.files_compared, 'file')}, {size(self.bytes_read)} looked at"
+        return f"{self.form}: {told[self.same]}; {read}, {seconds(self.seconds)}"
+
+    def amounts(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for row in self.rows:
+            text = f"{row.state}: {row.text}"
+            found[row.check] = f"{found[row.check]}; {text}" if row.check in found else text
+        return {"of": self.src, **found}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as ``inspect --check --json`` prints it."""
@@ -137,20 +151,20 @@ def _statements(source: Source) -> Iterator[Row]:
         yield Row("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
     for text in source.warnings:
         yield Row("statements", DOUBTFUL, text)
-    description, count = source.description, len(source.paths)
+    description, number = source.description, len(source.paths)
     for path in description.missing_files.values():
         yield Row("statements", WRONG, f"{path}: is not there, and {description.source} lists it")
     if source.faults or description.missing_files:
         return
     if description.boxes:
-        number = sum(map(len, description.boxes.values()))
-        tensors = _many(len(description.boxes), "tensor")
-        text = f"{_many(number, 'box')} of {tensors} cover each, and none twice"
+        boxes = count(sum(map(len, description.boxes.values())), "box")
+        tensors = count(len(description.boxes), "tensor")
+        text = f"{boxes} of {tensors} cover each, and none twice"
         yield Row("boxes", RIGHT, text)
     if described:
-        yield Row("statements", RIGHT, f"{_many(count, 'file')}: they hold what is said of them")
+        yield Row("statements", RIGHT, f"{count(number, 'file')}: they hold what is said of them")
     elif source.own is not None:
-        yield Row("statements", RIGHT, f"{_many(count, 'file')}, as rankxform wrote them")
+        yield Row("statements", RIGHT, f"{count(number, 'file')}, as rankxform wrote them")
 
 
 def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Evidence]:
@@ -162,7 +176,7 @@ def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Ev
         return [Row("copies", WRONG, str(error))], Evidence()
     rows = [Row("copies", DOUBTFUL, text) for text in evidence.warnings]
     if evidence.samples:
-        text = f"{_many(evidence.samples, 'comparison')} of what several files hold"
+        text = f"{count(evidence.samples, 'comparison')} of what several files hold"
         rows.append(Row("copies", RIGHT, text))
     else:
         text = "no two files hold bytes that must be the same, or must not be"
@@ -180,21 +194,21 @@ def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
         yield Row("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
     sums, left = sum(one.sums for one in every), sum(one.unchecked_sums for one in every)
     if sums and not wrong:
-        yield Row("checksums", RIGHT, f"{_many(sums, 'checksum')} compared with the content")
+        yield Row("checksums", RIGHT, f"{count(sums, 'checksum')} compared with the content")
     elif left:
-        yield Row("checksums", NOT_CHECKED, f"{_many(left, 'checksum')}; --full compares them")
+        yield Row("checksums", NOT_CHECKED, f"{count(left, 'checksum')}; --full compares them")
     elif not sums:
         yield Row("checksums", NOT_CHECKED, "the files carry none")
-    looked = _many(sum(one.tensors for one in every), "tensor") + ("" if full else " looked at")
+    looked = count(sum(one.tensors for one in every), "tensor") + ("" if full else " looked at")
     nans, infinite = _joined(one.nans for one in every), _joined(one.infinite for one in every)
     if nans:
         text = (
-            f"{_many(sum(nans.values()), 'value')} of {summarize_names(nans, 3)}: no number (NaN)"
+            f"{count(sum(nans.values()), 'value')} of {summarize_names(nans, 3)}: no number (NaN)"
         )
         yield Row("values", WRONG, text)
     if infinite:
         text = (
-            f"{_many(sum(infinite.values()), 'value')} of {summarize_names(infinite, 3)}: infinite"
+            f"{count(sum(infinite.values()), 'value')} of {summarize_names(infinite, 3)}: infinite"
         )
         yield Row("values", DOUBTFUL, text)
     if not nans and not infinite:
@@ -204,11 +218,6 @@ def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
     if lost:
         text = f"{sum(lost.values()):,} bytes of {summarize_names(lost, 3)} were never written"
         yield Row("holes", DOUBTFUL, text)
-
-
-def _many(number: int, what: str) -> str:
-    plural = what + ("es" if what.endswith("x") else "s")
-    return f"{number:,} {what if number == 1 else plural}"
 
 
 def _joined(some: Iterable[dict[str, int]]) -> dict[str, int]:

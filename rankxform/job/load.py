@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from rankxform.engine.array_sink import Arrays
@@ -18,6 +19,7 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.request import Request
+from rankxform.results import as_table
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.target.aim import prepare
@@ -25,11 +27,14 @@ from rankxform.target.reading import reading
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.launcher import workers
-from rankxform.transport.team import quiet
+from rankxform.transport.team import Show, quiet
 
 from .evidence import examine
 from .measure import plan_work
 from .report import lost_values
+
+_SHOWN = 20
+"""Slices that a notebook shows."""
 
 
 class Parameters(dict[str, Any]):
@@ -63,6 +68,16 @@ class Parameters(dict[str, Any]):
     def __repr__(self) -> str:
         return f"Parameters({len(self)} slices of rank {self.rank}, bytes_read={self.bytes_read})"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first slices, with their types and shapes."""
+        rows = [
+            (name, self.dtypes[name], f"{list(one.shape)} of {list(self.full_shapes[name])}")
+            for name, one in islice(self.items(), _SHOWN)
+            if name in self.dtypes
+        ]
+        more = len(self) - _SHOWN
+        return as_table(repr(self), [*rows, *([(f"and {more} more", "", "")] if more > 0 else [])])
+
 
 class Wanted(NamedTuple):
     """What one process wants: the slices of a rank, of some names."""
@@ -71,7 +86,9 @@ class Wanted(NamedTuple):
     include: tuple[str, ...]
 
 
-def load(request: Request, team: Team, rank: int) -> Parameters:
+def load(
+    request: Request, team: Team, rank: int, begin: Callable[[int], Show] = lambda total: quiet
+) -> Parameters:
     """Return the slices of destination `rank`.
 
     Every process calls this, each with a rank and an `include` of its own; two may ask
@@ -83,7 +100,8 @@ def load(request: Request, team: Team, rank: int) -> Parameters:
     target = target.with_evidence(examine(asked, source, target, team))
     assignment = _wanted_of(target.planner, wanted, team)
     work = plan_work(asked.request, source, target, assignment, team)
-    arrays, every = fill(work, source, target, assignment[team.rank], team)
+    show = begin(work.nbytes)
+    arrays, every = fill(work, source, target, assignment[team.rank], team, show)
     lost = tuple(lost_values(every))
     target = replace(target, warnings=target.warnings + lost)
     return _parameters(target, arrays, every[team.rank], rank)
@@ -111,6 +129,7 @@ def fill(
     target: Target,
     mine: Sequence[SliceRange],
     team: Team,
+    show: Show = quiet,
 ) -> tuple[dict[str, Any], list[Traffic]]:
     """Read the slices of this process, which are of one rank, into arrays. Collective.
 
@@ -125,7 +144,7 @@ def fill(
         with reading(source, target, work, p2p, on_progress) as inputs:
             return execute(work, inputs, {one.rank: arrays for one in mine}, on_progress)
 
-    traffic = team.work(read, quiet)
+    traffic = team.work(read, show)
     found: dict[str, Any] = {}
 
     def take() -> Traffic:

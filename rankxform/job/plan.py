@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankxform.display.units import buffer, count, size
 from rankxform.engine.file_sink import part_of
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.planning.assign import assign
@@ -20,6 +21,7 @@ from rankxform.planning.transfers import RankPlan
 from rankxform.publish.facts import status_of_name
 from rankxform.publish.links import NONE as NO_LINKS
 from rankxform.request import Request
+from rankxform.results import Result
 from rankxform.source.opening import Source
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
@@ -52,8 +54,8 @@ class ShardSummary:
     bytes_from: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Result):
     """A whole plan, for so many `processes`. Sizes are bytes.
 
     bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_sent: from one process
@@ -90,6 +92,27 @@ class Plan:
     bytes_free: int | None = None
     written_by: str | None = None
     derivation: Mapping[str, Any] | None = None
+
+    def in_short(self) -> str:
+        ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
+        tensors = count(self.parameters, "tensor")
+        return f"{ranks}: {size(self.bytes_written)} to write, {tensors}"
+
+    def amounts(self) -> dict[str, str]:
+        times = f", {self.bytes_read / self.bytes_needed:.2f} times" if self.bytes_needed else ""
+        left = sum(len(one.names) for one in self.left_out)
+        known = {
+            "read": f"{size(self.bytes_read)}{times} the {size(self.bytes_needed)} needed",
+            "sent": size(self.bytes_sent),
+            "processes": f"{self.processes:,}, buffers of {buffer(self.buffer_bytes)} each",
+        }
+        if self.bytes_free is not None:
+            known["disk"] = f"{size(self.bytes_free)} free"
+        if left:
+            known["left out"] = count(left, "tensor")
+        if self.absent:
+            known["absent"] = count(len(self.absent), "tensor")
+        return known
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as ``plan --json`` prints it."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from typing import Any
 
+from rankxform.display.units import count, seconds, size
 from rankxform.engine.copier import Values
 from rankxform.engine.pipeline import Traffic
 from rankxform.layout.names import patterns, summarize_names
@@ -14,13 +15,14 @@ from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.selection import LeftOut
+from rankxform.results import Result
 from rankxform.target.destination import Destination
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Result):
     """What a transform did, over all processes. Sizes are bytes, times seconds.
 
     src, dst: the folders, with the step that was taken and the ranks that their strategies have.
@@ -83,12 +85,22 @@ class Report:
         """Return the report as ``transform --json`` prints it."""
         return asdict(self)
 
-    def __repr__(self) -> str:
-        return (
-            f"Report({len(self.files)} files, bytes_read={self.bytes_read}, "
-            f"bytes_written={self.bytes_written}, seconds={self.seconds:.3f}, "
-            f"processes={self.processes})"
-        )
+    def in_short(self) -> str:
+        ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
+        files = count(len(self.files), "file")
+        return f"{ranks}: {size(self.bytes_written)} in {files}, {seconds(self.seconds)}"
+
+    def amounts(self) -> dict[str, str]:
+        times = f", {self.bytes_read / self.bytes_needed:.2f} times" if self.bytes_needed else ""
+        left = sum(len(one.names) for one in self.left_out)
+        return {
+            "from": f"{self.src}{f', step {self.step}' if self.step else ''}",
+            "to": self.dst,
+            "read": f"{size(self.bytes_read)}{times} the {size(self.bytes_needed)} needed",
+            "processes": f"{self.processes:,}, peak memory {size(self.peak_memory_bytes)} each",
+            **({"left out": count(left, "tensor")} if left else {}),
+            "fingerprints": "kept" if self.fingerprints else "not kept",
+        }
 
 
 def lost_values(every: Iterable[Traffic]) -> list[str]:

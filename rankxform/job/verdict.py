@@ -7,16 +7,21 @@ from dataclasses import asdict, field
 from posixpath import basename
 from typing import Any
 
+from rankxform.display.units import count, seconds, size
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import DifferenceError
 from rankxform.formats.base import Index
+from rankxform.results import Result
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.values import dataclass
 
+_SHOWN = 5
+"""Differences that a line or a table names."""
 
-@dataclass(frozen=True)
-class Verdict:
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
     """What a verification found, over all processes.
 
     src, dst: what was compared; src is None with a manifest. differences: by parameter and rank.
@@ -69,6 +74,21 @@ class Verdict:
                 "same; look at `same` and `checked`"
             )
         return self.same
+
+    def in_short(self) -> str:
+        told = {True: "the same", False: "DIFFERENT", None: "not every byte was compared"}
+        compared = f"{size(self.bytes_compared)} in {count(self.files_compared, 'file')}"
+        return f"{told[self.same]}: {compared}, {seconds(self.seconds)}"
+
+    def amounts(self) -> dict[str, str]:
+        of = {"bytes": "bytes", "fingerprints": "fingerprints", "sizes": "sizes and samples"}
+        return {
+            "compared": f"{of[self.checked]} of {self.dst}",
+            "with": self.src or "its own manifest",
+            "differences": f"{len(self.differences):,}",
+            **{one.name: one.why for one in self.differences[:_SHOWN]},
+            **({"compare all": self.command} if self.command else {}),
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as ``verify --json`` prints it.

@@ -15,6 +15,7 @@ from itertools import pairwise
 from math import prod
 
 from rankxform.errors import StrategyError
+from rankxform.results import Result
 from rankxform.values import dataclass
 
 from .layout import MOST_RANKS, Layout, whole
@@ -72,8 +73,8 @@ class StrategyRecord:
         return stages
 
 
-@dataclass(frozen=True)
-class Strategy:
+@dataclass(frozen=True, repr=False)
+class Strategy(Result):
     """The layouts of all parameters of a job, by pipeline stage.
 
     stages: for each stage its layouts by parameter name.
@@ -88,6 +89,13 @@ class Strategy:
     label: str
     derived: bool = False
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+
+    def in_short(self) -> str:
+        return f"{self.label}: {self.extent}, {len(self.stages_of):,} parameters"
+
+    def amounts(self) -> dict[str, str]:
+        stages = enumerate(self.stages)
+        return {f"stage {number}": f"{len(some):,} parameters" for number, some in stages}
 
     @property
     def ranks(self) -> int:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import UsageError
+from rankxform.errors import UsageError, nearest
 
 from .posix import read_bytes
 
@@ -36,7 +36,8 @@ def load(name: str) -> MapTable:
         return _load(path, str(path), ())
     if name not in names():
         raise UsageError(
-            f"map {name!r} is none of {', '.join(names())}; give one, or a table (*.toml)"
+            f"map {name!r} is none of {', '.join(names())}, or a table (*.toml)"
+            f"{nearest(name, names())}"
         )
     return _load(FOLDER / f"{name}.toml", f"map {name}", ())
 

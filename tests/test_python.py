@@ -1,0 +1,170 @@
+"""What a program or a notebook sees of the functions: progress, results, options, help."""
+
+from __future__ import annotations
+
+import pydoc
+import warnings
+
+import pytest
+
+import rankxform
+from tests import reference
+
+NAMES = [f"layers.{i}.weight" for i in range(8)]
+PARAMS = dict.fromkeys(NAMES, ((64, 32), "Float32"))
+SRC = [dict.fromkeys(NAMES, ([4], [0, -1], 0, 0))]
+DST = [dict.fromkeys(NAMES, ([2], [0, -1], 0, 0))]
+NBYTES = 8 * 64 * 32 * 4
+
+
+@pytest.fixture
+def place(tmp_path):
+    class Place:
+        src = reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
+        a = reference.write_strategy(tmp_path / "a.ckpt", SRC)
+        b = reference.write_strategy(tmp_path / "b.ckpt", DST)
+        dst = tmp_path / "dst"
+
+    return Place
+
+
+CALLS = {
+    "transform": lambda p, **more: rankxform.transform(p.src, p.dst, p.a, p.b, fsync=False, **more),
+    "load": lambda p, **more: rankxform.load(p.src, p.a, p.b, rank=1, **more),
+    "plan": lambda p, **more: rankxform.plan(p.src, p.a, p.b, **more),
+    "check": lambda p, **more: rankxform.check(p.src, p.a, full=True, **more),
+    "inspect": lambda p, **more: rankxform.inspect(p.src, **more),
+    "verify": lambda p, **more: rankxform.verify(p.src, p.dst, p.a, p.b, **more),
+}
+
+
+class Heard(list):
+    def __call__(self, done, total, phase):
+        self.append((done, total, phase))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_callback_hears_how_far_it_is(place, name):
+    if name == "verify":
+        CALLS["transform"](place)
+    heard = Heard()
+    CALLS[name](place, progress=heard)
+    assert heard[0] == (0, 0, "plan")
+    phase = {"transform": "move", "verify": "compare"}.get(name, name)
+    rest = heard[1:]
+    if name in ("plan", "inspect"):
+        assert not rest
+        return
+    assert {one[2] for one in rest} == {phase} and len({one[1] for one in rest}) == 1
+    assert [one[0] for one in rest] == sorted(one[0] for one in rest)
+    assert rest[-1][0] == rest[-1][1] >= (NBYTES // 2 if name == "load" else NBYTES)
+
+
+class GaveUp(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [GaveUp, KeyboardInterrupt])
+@pytest.mark.parametrize("at", ["plan", "work"])
+@pytest.mark.parametrize("name", ["transform", "load", "verify", "check"])
+def test_a_callback_that_raises_ends_the_call_alone(place, name, at, error):
+    if name == "verify":
+        CALLS["transform"](place)
+
+    def give_up(done, total, phase):
+        if (phase == "plan") == (at == "plan"):
+            raise error("enough")
+
+    with pytest.raises(error, match="enough"):
+        CALLS[name](place, progress=give_up)
+    if name == "transform":
+        assert not [*place.dst.rglob("*.ckpt")]
+    assert CALLS[name](place, progress=False) is not None
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_short_call_says_nothing(place, capfd, progress):
+    CALLS["transform"](place, progress=progress)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_notebook_gets_a_bar(place, monkeypatch):
+    """Whatever is written where a kernel listens appears below the cell."""
+
+    class Stream:
+        text = ""
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    Stream.__module__ = "ipykernel.iostream"
+    stream = Stream()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("rankxform.display.progress._BAR_SECONDS", 0.0)
+    CALLS["transform"](place)
+    lines = [line for line in stream.text.split("\r") if line.strip()]
+    assert lines and all(len(line) <= 72 for line in lines)
+    assert "#" in lines[-1] and "left" in lines[-1]
+    assert stream.text.endswith("\r"), "the bar is not left there"
+
+
+def results(place):
+    yield CALLS["plan"](place)
+    yield CALLS["transform"](place)
+    yield CALLS["verify"](place)
+    yield rankxform.verify(place.dst)
+    yield CALLS["load"](place)
+    yield CALLS["check"](place)
+    derived = rankxform.derive(place.a, dst="dp=1,mp=2", src="dp=1,mp=4", unproven=True)
+    yield derived
+    yield derived.strategy
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield rankxform.derive(
+            dst="dp=1,mp=2", shapes=place.dst / "rank_0/checkpoint_0.ckpt",
+            rules={"layers[.].*": ("mp", None)},
+        )  # fmt: skip
+
+
+def test_results_say_shortly_what_they_are(place):
+    for found in results(place):
+        kind = type(found).__name__
+        assert repr(found).startswith(f"{kind}(") and len(repr(found)) < 400, repr(found)
+        assert "\n" not in repr(found)
+        html = found._repr_html_()
+        assert html.startswith("<div><strong>") and html.count("<tr>") == html.count("</tr>")
+        if kind == "Verdict" and found.same is None:
+            with pytest.raises(rankxform.DifferenceError):
+                bool(found)
+        else:
+            assert bool(found)
+
+
+def test_names_are_escaped(place):
+    plan = CALLS["plan"](place)
+    from dataclasses import replace
+
+    html = replace(plan, warnings=("<b>&",) * 9)._repr_html_()
+    assert "&lt;b&gt;&amp;" in html and "<b>" not in html and "and 4 more" in html
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("src_startegy", "src_strategy"), ("includ", "include"), ("dry_run", "")],
+)
+def test_an_unknown_option_names_the_nearest(place, wrong, meant):
+    text = f"did you mean {meant}" if meant else "lists the options"
+    with pytest.raises(rankxform.UsageError, match=text):
+        rankxform.transform(place.src, place.dst, **{wrong: "x"})
+
+
+@pytest.mark.parametrize("name", ["transform", "load", "verify", "plan"])
+def test_help_lists_the_options_by_group(name):
+    text = pydoc.render_doc(getattr(rankxform, name), renderer=pydoc.plaintext)
+    for group, option in (("what is converted:", "include:"), ("reading and memory:", "memory:")):
+        assert text.index(group) < text.index(option)
+    assert ("max_shard:" in text) == (name != "load")
+    assert max(map(len, text.splitlines()[3:])) <= 100
