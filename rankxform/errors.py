@@ -17,7 +17,8 @@
 Under MPI the failure of one process is raised on all, as one class with one message. Those with
 codes 2 and 3 are ValueErrors too.
 
-A message says what was found where, what was wanted, and what to do about it.
+An error says in one short line what was found where; then what can be tried, each a command, an
+option or an action; then details. `str` of it is all of them in a row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _QUOTED = 200
 """Most characters of a document that a message quotes."""
@@ -67,19 +71,86 @@ def _lists(text: str) -> Iterator[tuple[int, int]]:
                 yield start, found.end()
 
 
-class RankxformError(Exception):
+class Parts(NamedTuple):
+    """What an error says: what was found, where (a file, an option, a tensor; "": in `what`), what
+    can be tried, and details."""
+
+    what: str
+    tries: tuple[str, ...] = ()
+    where: str = ""
+    details: str = ""
+
+    @property
+    def line(self) -> str:
+        """What was found where."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+    def __str__(self) -> str:
+        tries = f"; {', or '.join(self.tries)}" if self.tries else ""
+        return f"{self.line}{tries}" + (f"\n{self.details}" if self.details else "")
+
+
+class _Told(Exception):
+    """An error that has parts."""
+
+    def __init__(self, what: str = "", *tries: str, where: object = "", details: str = "") -> None:
+        """Tell what was found; `tries` continue the sentence, without a full stop."""
+        self.say(Parts(what, tries, str(where), details))
+
+    def say(self, parts: Parts) -> None:
+        """Say this in the place of what was said."""
+        what, details = _shortened(parts.what), _shortened(parts.details)
+        self.parts = parts._replace(
+            what=what, tries=tuple(map(_shortened, parts.tries)), details=details
+        )
+        self.args = (str(self.parts),)
+
+    @property
+    def what(self) -> str:
+        """What was found, in a line."""
+        return self.parts.what
+
+    @property
+    def where(self) -> str:
+        """The file, option or tensor of which it was found; "" where `what` says it."""
+        return self.parts.where
+
+    @property
+    def tries(self) -> tuple[str, ...]:
+        """What can be tried: commands, options or actions."""
+        return self.parts.tries
+
+    @property
+    def details(self) -> str:
+        """What there is to know beside, in lines."""
+        return self.parts.details
+
+    def at(self, where: object) -> Parts:
+        """Return the same of a file, or of what else it was found in."""
+        return self.parts._replace(what=self.parts.line, where=str(where))
+
+
+class RankxformError(_Told):
     """Any failure that rankxform reports by one message.
 
-    resumable: whether what was done is kept, so that the same call continues it. fault: the stable
-    name of what is wrong with a checkpoint, where it has one (docs/errors.md).
+    what, where, tries, details: its parts. process: on which process it was met, in words, where
+    that matters. resumable: whether what was done is kept, so that the same call continues it.
+    fault: the stable name of what is wrong with a checkpoint, where it has one (docs/errors.md).
     """
 
     exit_code: ClassVar[int] = 70
     resumable = False
+    process = ""
     fault: str | None = None
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(_shortened(message))
+    @classmethod
+    def of_parts(cls, parts: Parts) -> Self:
+        """Return the error that has these parts."""
+        return cls(parts.what, *parts.tries, where=parts.where, details=parts.details)
+
+    def __str__(self) -> str:
+        told = super().__str__()
+        return f"{told} [{self.process}]" if self.process else told
 
 
 class RankxformWarning(UserWarning):
@@ -125,8 +196,8 @@ class DerivationError(RankxformError, ValueError):
     ) -> DerivationError:
         """Build the message for `reasons` why not."""
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
-        listed = "".join(f"\n  {number}. {text}" for number, text in enumerate(reasons, 1))
-        error = cls(f"{what}, for {count}:{listed}")
+        listed = "\n".join(f"  {number}. {text}" for number, text in enumerate(reasons, 1))
+        error = cls(f"{what}, for {count}:", details=listed)
         error.reasons = tuple(reasons)
         return error
 
@@ -139,7 +210,7 @@ class StorageError(RankxformError):
     @classmethod
     def of(cls, error: OSError, path: object, doing: str) -> StorageError:
         """Build the message for `error`, met while `doing` (a verb) something to `path`."""
-        return cls(f"{path}: cannot {doing}: {error.strerror or error}")
+        return cls(f"cannot {doing}: {error.strerror or error}", where=str(path))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -156,7 +227,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-class FormatError(Exception):
+class FormatError(_Told):
     """Bytes that do not follow their format; the message says what was found, at which byte.
 
     Format readers do not know the file; their callers turn this into a StrategyError or a
@@ -189,15 +260,15 @@ class PeerError(RankxformError):
     """Another process failed in a way that is no RankxformError: a bug of ours."""
 
 
-def peer_error(name: str, message: str, fault: str | None = None) -> RankxformError:
+def peer_error(name: str, parts: Parts, process: str = "", fault: str | None = None) -> Any:
     """Return the error that every process raises for one that failed with class `name`.
 
-    >>> peer_error("StorageError", "disk full"), peer_error("KeyError", "x")
+    >>> peer_error("StorageError", Parts("disk full")), peer_error("KeyError", Parts("x"))
     (StorageError('disk full'), PeerError('x'))
     """
     kinds = {kind.__name__: kind for kind in RankxformError.__subclasses__()}
-    error = kinds.get(name, PeerError)(message)
-    error.fault = fault
+    error = kinds.get(name, PeerError).of_parts(parts)
+    error.process, error.fault = process, fault
     return error
 
 

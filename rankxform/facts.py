@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+from rankxform.errors import Parts
+
 FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (
     "file name", "folder", "header", "scalar", "metadata", "index", "tracker",
 )  # fmt: skip
@@ -135,14 +137,16 @@ class Contradiction(NamedTuple):
         """Whether it is a fault, or a warning."""
         return KINDS[self.id].refused
 
-    def __str__(self) -> str:
+    @property
+    def parts(self) -> Parts:
+        """What differs, and what may be the reason."""
         kind, of = KINDS[self.id], self.first.of
-        what = kind.words.format(of=of)
         first, second = (_written(one.value) for one in self)
-        return (
-            f"{self.first.where}: {what} {first}, and {second} by {self.second.where}; "
-            f"{kind.remedy}"
-        )
+        what = f"{kind.words.format(of=of)} {first}, and {second} by {self.second.where}"
+        return Parts(what, (kind.remedy,), self.first.where)
+
+    def __str__(self) -> str:
+        return str(self.parts)
 
 
 def contradictions(facts: Iterable[Fact]) -> Iterator[Contradiction]:

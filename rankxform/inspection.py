@@ -135,11 +135,11 @@ def _by_rank(path: Path, pattern: str) -> dict[int, list[str]]:
 def _file(place: str, pattern: str) -> Found:
     path = Path(place)
     if not path.exists():
-        raise UsageError(f"{path}: no such file or folder")
+        raise UsageError("no such file or folder", where=path)
     if path.is_dir():
         return None
     if not path.is_file():
-        raise UsageError(f"{path}: is neither a file nor a folder")
+        raise UsageError("is neither a file nor a folder", where=path)
     if strategies.is_strategy(path):
         return _strategy(path)
     if path.suffix != ".json":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -366,3 +367,56 @@ def test_functions_change_nothing_that_modules_keep():
                 own = {*names_bound(ast.walk(node)), *(one.arg for one in node.args.args)}
                 changed = ({*changed_names(node)} - own) & kept
                 assert not changed, f"{path}: {node.name} changes {changed}"
+
+
+TOLD = {
+    "UsageError", "CheckpointError", "RequestError", "StrategyError", "StorageError",
+    "DifferenceError", "FormatError", "Parts",
+}  # fmt: skip
+REMEDIES = frozenset((
+    "leave", "name", "choose", "remove", "copy", "give", "save", "say", "move", "bring", "make", "run",
+    "look", "take", "load", "put", "change", "merge", "wait", "install", "raise", "add", "use",
+    "compare", "convert", "start", "translate", "let",
+))  # fmt: skip
+"""Words with which what can be tried begins."""
+MOST_WORDS = 100
+
+
+def is_remedy(text):
+    """Tell whether a text begins as what can be tried does."""
+    return text.split(" ")[0].lower() in REMEDIES
+
+
+def fixed_words(node):
+    """The words of a text that are always the same, "*" for others; None of what is no text."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else "*" for v in node.values)
+    return None
+
+
+def errors_told():
+    """Yield (place, what is said first, what can be tried) of every error that is made."""
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in TOLD and node.args:
+                what = fixed_words(node.args[0])
+                if what is not None:
+                    tries = [fixed_words(one) for one in node.args[1:]]
+                    yield f"{path.relative_to(PACKAGE)}:{node.lineno}", what, tries
+
+
+def test_an_error_says_what_was_found_and_then_what_can_be_tried():
+    told = [*errors_told()]
+    assert len(told) > 400
+    long = [(at, what) for at, what, _ in told if len(what.replace("*", "")) > MOST_WORDS]
+    assert not long, "one line of 100 characters; more goes to details"
+    several = [(at, what) for at, what, _ in told if re.search(r"[a-z)*][.] [A-Z]|[^.][.]$", what)]
+    assert not several, "one sentence, and no full stop"
+    mixed = [(at, what) for at, what, _ in told if any(map(is_remedy, what.split("; ")))]
+    assert not mixed, "what can be tried is an argument of its own"
+    ended = [
+        (at, one) for at, _, tries in told for one in tries if re.search("[^.][.]$", one or "")
+    ]
+    assert not ended

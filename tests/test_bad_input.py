@@ -152,7 +152,7 @@ def test_a_stage_that_was_forgotten_shows_in_the_extra_ranks(place):
     )
     for rank in (2, 3):
         (place.tmp / "more" / f"rank_{rank}").rename(place.tmp / "src" / f"rank_{rank}")
-    place.refused(rankxform.CheckpointError, "stages.*rank_3.*late", 3)
+    place.refused(rankxform.CheckpointError, "(?s)stages.*rank_3.*late", 3)
 
 
 def test_a_strategy_of_another_network(place):

@@ -471,7 +471,7 @@ class TestVerb:
             assert "derived by rankxform" in self.run(capfd, "show", tmp_path / one)
         assert "already there" in self.run(capfd, *words, "-o", tmp_path / "a.ckpt", code=4)
         assert "--dst-parallel" in self.run(capfd, *words[:5], "-o", tmp_path / "b", code=2)
-        assert "give --from" in self.run(
+        assert "try  --from STRATEGY" in self.run(
             capfd, "derive", "--dst-parallel", "dp=2", "-o", tmp_path / "b", code=2
         )
 
@@ -540,7 +540,7 @@ class TestInterface:
         for rules in ("abc", [("a",)], [(3, ("tp",))], 3):
             with pytest.raises(UsageError, match="a regular expression and a spec"):
                 self.derive(rules, dst=sizes, tmp=tmp_path)
-        with pytest.raises(UsageError, match="give --src-parallel"):
+        with pytest.raises(UsageError, match="; --src-parallel"):
             rankxform.derive(self.source, dst=sizes)
 
     def test_a_preset_knows_the_stages_where_the_mesh_stays(self):

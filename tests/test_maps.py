@@ -186,7 +186,7 @@ def test_the_configuration_of_another_kind_is_refused(tmp_path):
     assert "is of a LlamaForCausalLM" in refused(src, tmp_path, "qwen3", UsageError)
     missing = refused(src, tmp_path, str(tmp_path / "none.toml"), UsageError)
     assert "no such mapping table" in missing
-    assert "is none of" in refused(src, tmp_path, "qwen99", UsageError)
+    assert "there is no map" in refused(src, tmp_path, "qwen99", UsageError)
 
 
 def test_each_table_and_its_base_reads_and_is_listed():
@@ -241,7 +241,7 @@ def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, ga
         if wanted[name] != usual
     ]
     if flags:
-        with pytest.raises(UsageError, match=f"^give {' '.join(flags)}: joined as"):
+        with pytest.raises(UsageError, match=f"^joined as.*; give {' '.join(flags)}$"):
             rankxform.transform(src, tmp_path / "dst", **options)
         assert not (tmp_path / "dst").exists()
     options.update(wanted)
@@ -253,7 +253,7 @@ def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, ga
     assert (tmp_path / "dst" / "tokenizer.json").read_text() == "{}"
     assert rankxform.verify(src, tmp_path / "dst", **options).same
     other = {"grouped": "contiguous", "contiguous": "grouped"}[qkv]
-    with pytest.raises(UsageError, match=f"give --qkv {qkv}: joined as {other}, the checkpoint"):
+    with pytest.raises(UsageError, match=f"joined as {other}, the checkpoint.*; give --qkv {qkv}"):
         rankxform.transform(src, tmp_path / "no", **{**options, "qkv": other})
     with pytest.raises(UsageError, match="add --dst-form huggingface"):
         rankxform.transform(src, tmp_path / "no", **{**options, "dst_form": None})
@@ -452,7 +452,7 @@ def test_a_map_of_other_names_is_said_to_be_one(tmp_path):
     arrays |= {f"net.{n}.w": ("Float32", np.zeros((4, 4), "<u4")) for n in range(30)}
     reference.write_safetensors(tmp_path / "model.safetensors", arrays)
     config = SAMPLES["qwen3"] / "hf" / "config.json"
-    with pytest.raises(rankxform.RequestError, match=r"choose another map .* but net\.\*\.w"):
+    with pytest.raises(rankxform.RequestError, match=r"but net\.\*\.w.*; choose another map"):
         rankxform.transform(
             tmp_path / "model.safetensors", tmp_path / "dst", map="qwen3", config=str(config)
         )
@@ -463,7 +463,7 @@ def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
     src = written(model, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(model.config))
     options = {"config": str(tmp_path / "config.json"), "dst_form": "huggingface"}
-    with pytest.raises(RankxformError, match=r"^give --map llama_legacy\? "):
+    with pytest.raises(RankxformError, match=r"; --map llama_legacy$"):
         rankxform.transform(src, tmp_path / "dst", map="llama", **options)
     assert rankxform.transform(src, tmp_path / "dst", map="llama_legacy", **options).files
 

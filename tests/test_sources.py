@@ -46,7 +46,7 @@ def test_a_missing_stage_of_shards_is_not_a_smaller_model(tmp_path):
     remove(tmp_path / "src", 0, 1)
     with pytest.raises(
         rankxform.CheckpointError,
-        match=r"ranks 0, 1 have no file: no source file holds a, emb.*not there: 0, 1",
+        match=r"ranks 0, 1 have no file: no source file holds a, emb(?s:.*)not there: 0, 1",
     ):
         rankxform.transform(source, tmp_path / "dst", a, None)
     rankxform.transform(source, tmp_path / "dst", a, None, exclude=("^a$", "^emb$"))
@@ -331,7 +331,7 @@ def test_one_shard_is_not_silently_a_complete_checkpoint(tmp_path):
     shard = f"{source}/rank_0/checkpoint_0.ckpt"
     with pytest.raises(
         rankxform.UsageError,
-        match=r"is the file of one of 4 rank folders.*beside it lies .*strategy\.ckpt \(2 stages of 2",
+        match=r"is the file of one of 4 rank folders(?s:.*)beside it lies .*strategy\.ckpt \(2 stages of 2",
     ):
         rankxform.transform(shard, tmp_path / "dst")
     report = rankxform.transform(shard, tmp_path / "dst", "none")
@@ -376,10 +376,10 @@ def test_a_pipeline_without_its_strategy_is_refused_whatever_names_its_ranks_hol
 def test_none_said_of_shards_is_refused_for_their_shapes_or_bytes(tmp_path):
     source = write_checkpoint(tmp_path / "src", STAGES, STAGE_PARAMS)
     with pytest.raises(
-        rankxform.CheckpointError, match="'[ab]' is not the same in .*of 2 that diff"
+        rankxform.CheckpointError, match="'[ab]' is not the same in (?s:.*)are 2 such parameters"
     ):
         rankxform.transform(source, tmp_path / "dst", "none")
-    with pytest.raises(rankxform.CheckpointError, match="give the strategy"):
+    with pytest.raises(rankxform.CheckpointError, match="--src-strategy none says that it is"):
         rankxform.load(source, "none")
     assert not (tmp_path / "dst").exists()
     odd = {"a": ([2], [0, -1], 0, 0, [3, 5]), "b": ([2], [-1, -1], 0, 0)}
@@ -405,9 +405,7 @@ def test_complete_files_on_every_rank_are_compared(tmp_path):
     data = bytearray(last.read_bytes())
     data[data.index(full_tensor("b", (8, 4), "Float32").tobytes()) + 100] ^= 1
     last.write_bytes(data)
-    with pytest.raises(
-        rankxform.CheckpointError, match="'b' is not the same in .*rank_2.*of 1 that"
-    ):
+    with pytest.raises(rankxform.CheckpointError, match="'b' is not the same in .*rank_2"):
         rankxform.transform(source, tmp_path / "again", "none")
 
 
@@ -431,7 +429,7 @@ def test_a_warning_names_the_rank_that_lacks_the_newest_step(tmp_path):
         ):
             call()
         call(step="2_200")  # that it is meant was said
-        with pytest.raises(rankxform.CheckpointError, match="say --step 2_200, which is there"):
+        with pytest.raises(rankxform.CheckpointError, match="or --step 2_200, which is there"):
             call(step="latest")
     assert not any("steps" in notice for notice in calls[0](step="2_200").notices)
 
@@ -595,6 +593,8 @@ def test_a_file_that_cannot_be_read_and_an_earlier_step(tmp_path):
             shutil.copy(folder / "net-2_200.ckpt", folder / f"net-{step}.ckpt")
     path = src / "rank_1" / "net-2_200.ckpt"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(rankxform.CheckpointError, match=r"net-2_200.*earlier step: --step 1_100"):
+    with pytest.raises(
+        rankxform.CheckpointError, match=r"net-2_200.*; --step 1_100, an earlier one"
+    ):
         rankxform.transform(src, tmp_path / "dst", strategy)
     rankxform.transform(src, tmp_path / "dst", strategy, step="1_100")

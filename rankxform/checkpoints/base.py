@@ -203,7 +203,7 @@ class ReadOnly:
     is_written = False
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
-        raise UsageError(f"{self.name} is read only; choose another --dst-form")
+        raise UsageError(f"{self.name} is read only", "choose another --dst-form")
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return {}
@@ -235,7 +235,9 @@ def recognized(listing: Listing, store: Store, option: str = "--src-form") -> Fo
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(
-            f"{listing.path}: choose the form with {option}: {a} (by {mark_a}) or {b} (by {mark_b})"
+            f"{a} (by {mark_a}) or {b} (by {mark_b})",
+            f"choose the form with {option}",
+            where=listing.path,
         )
     return FORMS[next(iter(marks), DEFAULT_FORM)]
 

@@ -86,8 +86,7 @@ def described(
             box = placed.box
             if id(box) not in known:
                 known[id(box)] = box.shape, box.size, f"{PLACE}{str(box.start)[1:]}"
-        if PLACE in name:
-            raise CheckpointError(f"{source}: {name!r} is no name that can be told from a box's")
+        _check_name(name, source)
         full = len({one.box.start for one in some if known[id(one.box)][1]})
         made, item_bytes = [], item_size(found.tensors[name][0])
         for item, box, there, first in some:
@@ -99,8 +98,9 @@ def described(
             key = (entry, first) if size else (name + suffix, -2)
             if views[item.file].setdefault(key, view) is not view:
                 raise CheckpointError(
-                    f"{source}: {name}: two boxes of a tensor in one SAFETENSORS file overwrite "
-                    "each other; save again with another serialization"
+                    f"{name}: two boxes of a tensor in one SAFETENSORS file overwrite each other",
+                    "save again with another serialization",
+                    where=source,
                 )
             made.append(StatedBox(ids[item.file], box, suffix))
         boxes[name] = tuple(made)
@@ -124,6 +124,11 @@ def described(
             notices=(*stated.notices, *_unused(listing, below, ids, source, suffixes)),
         ),
     )
+
+
+def _check_name(name: str, source: str) -> None:
+    if PLACE in name:
+        raise CheckpointError(f"{name!r} is no name that can be told from a box's", where=source)
 
 
 def _ends(found: Boxes) -> dict[str, int]:
@@ -153,8 +158,8 @@ def _files(
             )
             lost = next((f" ({name} lies there)" for name in tensors), "")
             raise CheckpointError(
-                f"{listing.at(below + file)} is missing{lost}{listing.searched}; copy it into the "
-                "folder"
+                f"{listing.at(below + file)} is missing{lost}{listing.searched}",
+                "copy it into the folder",
             )
     return names
 

@@ -86,7 +86,7 @@ class Checkpoint2:
             _check_one_device(chosen)
             if COMMON not in chosen.names and not any(map(_FILE.fullmatch, chosen.names)):
                 raise UsageError(
-                    f"{chosen.path}: has no file of a Checkpoint 2.0; leave out the form"
+                    "has no file of a Checkpoint 2.0", "leave out the form", where=chosen.path
                 )
             own = replace(listing, files=tuple(chosen.below + name for name in chosen.names))
             found = folder.whole_tensors(own, store, None, below=chosen.below)
@@ -105,8 +105,8 @@ class Checkpoint2:
             iteration = naming.step
         if iteration is None:
             raise UsageError(
-                "say which iteration is written (--iteration N): the source does not tell its "
-                "global_step"
+                "the source does not tell its global_step",
+                "say which iteration is written (--iteration N)",
             )
         if iteration >= documents.MOST_STEPS:
             raise UsageError(f"iteration {iteration} has too many digits")
@@ -183,8 +183,10 @@ def _check_one_device(chosen: Iteration) -> None:
         match = _FILE.fullmatch(name)
         if match and int(match["of"]) > 1:
             raise CheckpointError(
-                f"{chosen.path}: has no {METADATA}, and {name} is one of {int(match['of'])} "
-                f"ranks'; copy {METADATA} from the original checkpoint, or save that again"
+                f"has no {METADATA}, and {name} is one of {int(match['of'])} ranks'",
+                f"copy {METADATA} from the original checkpoint",
+                "save that again",
+                where=chosen.path,
             )
 
 
@@ -194,7 +196,7 @@ def _training(chosen: Iteration, store: Store) -> dict[str, Any]:
     try:
         return documents.parse_common(store.read(chosen.below + COMMON, chosen.listing.searched))
     except FormatError as error:
-        raise CheckpointError(f"{chosen.at(COMMON)}: {error}") from error
+        raise CheckpointError.of_parts(error.at(chosen.at(COMMON))) from error
 
 
 def _facts(chosen: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:

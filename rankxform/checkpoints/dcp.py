@@ -121,10 +121,13 @@ def read_table(listing: Listing, store: Store, name: str) -> Table:
             else ""
         )
         raise CheckpointError(
-            f"{listing.at(name)}: is not there{listing.searched}, and without it nothing says "
-            f"where each tensor lies{why}; take another step, or save again"
+            f"is not there{listing.searched}, and without it nothing says where each "
+            f"tensor lies{why}",
+            "take another step",
+            "save again",
+            where=listing.at(name),
         )
     try:
         return torch_metadata.parse(store.read(name, listing.searched))
     except FormatError as error:
-        raise CheckpointError(f"{listing.at(name)}: {METADATA} {error}") from error
+        raise CheckpointError(f"{METADATA} {error}", where=listing.at(name)) from error

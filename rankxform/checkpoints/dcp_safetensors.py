@@ -55,7 +55,9 @@ class DcpSafetensors(ReadOnly):
         folder.check_no_step(self.name, where)
         names = folder.tensor_files(listing.files)
         if not names:
-            raise CheckpointError(f"{listing.path}: holds no safetensors file{listing.searched}")
+            raise CheckpointError(
+                f"holds no safetensors file{listing.searched}", where=listing.path
+            )
         stated = {name: _read(store, listing, name) for name in names}
         table, differing = _table(stated)
         label = f"{KEY} of {listing.at(names[0])}"
@@ -88,7 +90,7 @@ def _read(store: Store, listing: Listing, name: str) -> dict[str, tuple[str, Box
             index = safetensors.read_index(file.read_at, file.version.size)
         return _boxes(index)
     except FormatError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError.of_parts(error.at(path)) from error
 
 
 def _boxes(index: Index) -> dict[str, tuple[str, Box]]:

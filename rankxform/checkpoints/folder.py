@@ -34,12 +34,12 @@ def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) 
     """Return the name of a file that `source` names. Raises CheckpointError if it leaves the
     folder, or is of another kind."""
     if not isinstance(name, str) or not name or "\0" in name:
-        raise CheckpointError(f"{source}: names {name!r}, which is no file")
+        raise CheckpointError(f"names {name!r}, which is no file", where=source)
     if isabs(name) or ".." in name.split("/") or normpath(name) != name:
-        raise CheckpointError(f"{source}: names {name!r}, which is not below its folder")
+        raise CheckpointError(f"names {name!r}, which is not below its folder", where=source)
     if not name.endswith(tuple(suffixes)):
         kind = " or ".join(one[1:] for one in suffixes)
-        raise CheckpointError(f"{source}: names {name!r}, which is no {kind} file")
+        raise CheckpointError(f"names {name!r}, which is no {kind} file", where=source)
     return name
 
 
@@ -58,7 +58,7 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
         if not isinstance(found, dict) or not found:
             raise FormatError("holds no weight_map")
     except FormatError as error:
-        raise CheckpointError(f"{listing.at(name)}: {error}") from error
+        raise CheckpointError.of_parts(error.at(listing.at(name))) from error
     return {n: in_folder(file, listing.at(name)) for n, file in found.items()}, total
 
 
@@ -85,15 +85,16 @@ def whole_tensors(
         names = sorted(listed, key=natural)
     if not names:
         raise CheckpointError(
-            f"{listing.at(below.rstrip('/'))}: holds no safetensors file{searched}"
+            f"holds no safetensors file{searched}", where=listing.at(below.rstrip("/"))
         )
     gone = [name for name in names if name not in there]
     if gone:
         assert index is not None
         raise CheckpointError(
-            f"{listing.at(gone[0])}: is not there, and {index} lists {len(listed[gone[0]])} "
-            f"parameters in it, such as {listed[gone[0]][0]!r}{searched}{more(gone, 'file')}; "
-            "copy the missing files into the folder"
+            f"is not there, and {index} lists {len(listed[gone[0]])} parameters in it, "
+            f"such as {listed[gone[0]][0]!r}{searched}{more(gone, 'file')}",
+            "copy the missing files into the folder",
+            where=listing.at(gone[0]),
         )
     others = [n for n in tensor_files(there) if n not in names and n != untracked]
     notices: tuple[str, ...] = ()
@@ -175,7 +176,7 @@ def check_whole(what: str, ranks: int) -> None:
     """Raise UsageError where a form of whole tensors is to be sharded."""
     if ranks > 1:
         raise UsageError(
-            f"{what} holds whole tensors; leave out --dst-strategy, or choose another --dst-form"
+            f"{what} holds whole tensors", "leave out --dst-strategy", "choose another --dst-form"
         )
 
 

@@ -76,8 +76,9 @@ class HuggingFace:
         found = [name for name in listing.files if name.endswith(INDEX)]
         if len(found) > 1:
             raise UsageError(
-                f"{listing.path}: holds several indexes ({', '.join(found)}), of which one is "
-                "meant; move the others away"
+                f"holds several indexes ({', '.join(found)}), of which one is meant",
+                "move the others away",
+                where=listing.path,
             )
         _check_clear(listing, bool(found))
         selected = folder.whole_tensors(listing, store, found[0] if found else None)
@@ -146,9 +147,10 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
     if alone and (indexed or others or len(alone) > 1):
         other = "an index" if indexed else (others or alone[1:])[0]
         raise UsageError(
-            f"{listing.path}: say which is meant: {alone[0]} (name the file itself) or {other}; "
-            "move what "
-            "is not the model away"
+            f"holds {alone[0]} and {other}, of which one is meant",
+            f"name {listing.at(alone[0])} itself",
+            "move what is not the model away",
+            where=listing.path,
         )
     if indexed:
         return
@@ -158,9 +160,9 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
         gone = sorted(set(range(1, int(count) + 1)) - have)
         if gone:
             raise CheckpointError(
-                f"{listing.path}: has {len(have)} of {int(count)} shards, and no index; "
-                "copy number "
-                f"{ranges(gone)} into it"
+                f"has {len(have)} of {int(count)} shards, and no index",
+                f"copy number {ranges(gone)} into it",
+                where=listing.path,
             )
 
 

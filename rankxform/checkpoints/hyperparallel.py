@@ -155,8 +155,9 @@ def _table(chosen: Iteration, store: Store) -> tuple[Table, Description]:
     gone = sorted(set(range(max(own) + 1)) - {*own})
     if gone:
         raise CheckpointError(
-            f"{chosen.path}: has tables of ranks {ranges(sorted(own))}, and none of rank "
-            f"{ranges(gone)}; copy {own[max(own)].replace(str(max(own)), str(gone[0]))} into it"
+            f"has tables of ranks {ranges(sorted(own))}, and none of rank {ranges(gone)}",
+            f"copy {own[max(own)].replace(str(max(own)), str(gone[0]))} into it",
+            where=chosen.path,
         )
     found, differing = Table(), list[Fact]()
     for _, name in sorted(own.items()):

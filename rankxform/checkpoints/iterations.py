@@ -61,7 +61,7 @@ class Iteration:
 def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> Iteration:
     """Return the iteration that is meant. Raises UsageError, CheckpointError."""
     if listing.kind != FOLDER:
-        raise UsageError(f"{listing.path}: no such checkpoint folder{listing.searched}")
+        raise UsageError(f"no such checkpoint folder{listing.searched}", where=listing.path)
     found: dict[int, list[str]] = {}
     folders: dict[int, str] = {}
     for name in listing.files:
@@ -85,8 +85,8 @@ def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> I
         return Iteration(listing, "", number, direct)
     if not found:
         raise CheckpointError(
-            f"{listing.path}: holds no {re.sub('{.*}', 'N', kind.name)} folder with files"
-            f"{listing.searched}"
+            f"holds no {re.sub('{.*}', 'N', kind.name)} folder with files{listing.searched}",
+            where=listing.path,
         )
     if kind.is_complete is not None and where.step in (None, LATEST):
         found = {n: names for n, names in found.items() if kind.is_complete(names)} or found
@@ -130,27 +130,31 @@ def _number(
         assert where.step is not None
         if not _is_number(where.step) or int(where.step) not in known:
             raise UsageError(
-                f"--step {where.step!r}: {listing.path} has {kind.word}s {ranges(known)}; say one "
-                "of them"
+                f"--step {where.step!r}: {listing.path} has {kind.word}s {ranges(known)}",
+                "say one of them",
             )
         return int(where.step), ()
     if kind.tracker not in listing.entries:
         raise CheckpointError(
-            f"{listing.path}: has no {kind.tracker}, by which a complete {kind.word} is known; "
+            f"has no {kind.tracker}, by which a complete {kind.word} is known",
             "name the folder of the one that is meant, such as "
-            f"{listing.at(kind.name.format(known[-1]))}"
+            f"{listing.at(kind.name.format(known[-1]))}",
+            where=listing.path,
         )
     text = store.read(kind.tracker, listing.searched).decode(errors="replace").strip()
     if not _is_number(text) or int(text) not in known:
         raise CheckpointError(
-            f"{listing.at(kind.tracker)}: says {text[:20]!r}, and the {kind.word}s that are there "
-            f"are {ranges(known)}; name the folder of one of them"
+            f"says {text[:20]!r}, and the {kind.word}s that are there are {ranges(known)}",
+            "name the folder of one of them",
+            where=listing.at(kind.tracker),
         )
     newer = [n for n in known if n > int(text)]
     if newer and where.step == LATEST:
         raise CheckpointError(
-            f"{listing.path}: {kind.word} {newer[-1]} is newer than {text}, the last complete one "
-            f"by {kind.tracker}; say --step {text} if that is meant"
+            f"{kind.word} {newer[-1]} is newer than {text}, the last complete one by "
+            f"{kind.tracker}",
+            f"say --step {text} if that is meant",
+            where=listing.path,
         )
     notices = (
         (

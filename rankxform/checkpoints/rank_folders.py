@@ -56,27 +56,28 @@ class RankFolders:
         path, searched = listing.path, listing.searched
         if listing.kind == FILE and path.endswith(".json"):
             raise UsageError(
-                f"{path}: give its folder, {dirname(path)}; this is no checkpoint file"
+                "is no checkpoint file", f"name its folder, {dirname(path)}", where=path
             )
         if listing.kind == FILE:
             return Selected({0: ""})
         if listing.kind != FOLDER:
-            raise UsageError(f"{path}: no such checkpoint file or folder{searched}")
+            raise UsageError(f"no such checkpoint file or folder{searched}", where=path)
         candidates = {
             rank: [_candidate(name, rank, listing) for name in names]
             for rank, names in by_rank(listing, where.pattern).items()
         }
         if not candidates and _FOLDER.fullmatch(listing.name):
             raise CheckpointError(
-                f"{path}: is one rank's folder; name the folder above it, {dirname(path)}"
+                "is one rank's folder", f"name the folder above it, {dirname(path)}", where=path
             )
         if not candidates:
             inside = [(listing.at(one), n) for one, n in listing.inside.items() if n][:_SHOWN]
             named = " or ".join(f"{folder} ({n} ranks)" for folder, n in inside)
             raise CheckpointError(
-                f"name {named or 'the right folder'}, or give --src-pattern, such as "
-                f"'ckpt_{{rank}}/*.ckpt': {path}: holds no checkpoint at "
-                f"{where.pattern} ({' or '.join(suffixes())}){searched}"
+                f"holds no checkpoint at {where.pattern} ({' or '.join(suffixes())}){searched}",
+                f"name {named or 'the right folder'}",
+                "--src-pattern, such as 'ckpt_{rank}/*.ckpt'",
+                where=path,
             )
         wanted = candidates if needed.ranks is None else needed.ranks
         ranks = [rank for rank in wanted if rank in candidates]
@@ -86,8 +87,10 @@ class RankFolders:
             assert found.step is not None
             epoch, number = found.step
             raise CheckpointError(
-                f"{path}: {found.newer}. Bring it, or say --step {epoch}_{number}, which is there "
-                "for all that is wanted here"
+                found.newer,
+                "bring it",
+                f"--step {epoch}_{number}, which is there for all that is wanted here",
+                where=path,
             )
         return found if where.step in (None, LATEST) else replace(found, incomplete={})
 
@@ -164,7 +167,7 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
         spelled.setdefault(rank, set()).update(numbers)
         if len(spelled[rank]) > 1:
             a, b = listing.at(name), listing.at(found[rank][0])
-            raise CheckpointError(f"{a} and {b} are both rank {rank}'s; remove one")
+            raise CheckpointError(f"{a} and {b} are both rank {rank}'s", "remove one")
         found.setdefault(rank, []).append(name)
     return found
 

@@ -83,13 +83,14 @@ def _check_backend(path: str, name: str, store: Store) -> None:
     try:
         stated = load(store.read(name))
     except FormatError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError.of_parts(error.at(path)) from error
     stated = stated if isinstance(stated, dict) else {}
     for key, supported in _SUPPORTED.items():
         if stated.get(key) != supported:
             raise CheckpointError(
-                f"{path}: {key} is {stated.get(key)!r}, and {supported!r} can be read; save the "
-                "checkpoint with --ckpt-format torch_dist"
+                f"{key} is {stated.get(key)!r}, and {supported!r} can be read",
+                "save the checkpoint with --ckpt-format torch_dist",
+                where=path,
             )
 
 

@@ -135,8 +135,9 @@ def _check_no_gap(listing: Listing) -> None:
     gone = sorted(set(range(max(numbers, default=0))) - numbers)
     if gone:
         raise CheckpointError(
-            f"{listing.path}: has no {MAP}, and part {ranges(gone)} is not there; "
-            "bring what is missing"
+            f"has no {MAP}, and part {ranges(gone)} is not there",
+            "bring what is missing",
+            where=listing.path,
         )
 
 

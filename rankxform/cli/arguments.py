@@ -30,14 +30,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     asking = wants_help(argv)
     known = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
     if argv and argv[0].startswith("-n") and argv[0] not in _ASKING:
-        raise UsageError("give the verb first: rankxform transform -n P ...")
+        raise UsageError("the verb comes first", "rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
     options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
     if rest and (rest := _placed(known, options, rest)):
         _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
-        raise UsageError(f"{' '.join(program)!r}: arguments after -- are only accepted by `launch`")
+        raise UsageError(
+            "arguments after -- are only accepted by `launch`", where=f"{' '.join(program)!r}"
+        )
     if getattr(options, "quiet", False) and options.progress == "auto":
         options.progress = "none"
     options.program, options.words = program, words
@@ -88,12 +90,13 @@ def _refuse_unknown(
             _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
     if verb == "launch" and rest[0].startswith("-n"):
         raise UsageError(
-            "leave out -n: the launcher starts launch with as many processes as the job has, as in "
-            "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py"
+            "launch takes no -n: the launcher starts as many processes as the job has",
+            "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py",
         )
     raise UsageError(
-        f"{' '.join(rest)}: {verb} takes no such arguments; strategies are given by --src-strategy "
-        f"and --dst-strategy (see: {see})"
+        f"{verb} takes no such arguments; strategies are given by --src-strategy "
+        f"and --dst-strategy (see: {see})",
+        where=" ".join(rest),
     )
 
 
@@ -190,5 +193,7 @@ def _one(what: str, verb: str, positional: str | None, option: str | None) -> st
     if positional and option:
         raise UsageError(f"{what} is given twice: {positional} and {option}")
     if not positional and not option:
-        raise UsageError(f"name {_WHAT[what]} (see: rankxform {verb} --help)")
+        raise UsageError(
+            f"{verb} has no {what}", f"name {_WHAT[what]}", details=f"see: rankxform {verb} --help"
+        )
     return positional or option or ""

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     if options.check:
         return _check(options, team, screen)
     if options.full:
-        raise UsageError("--full is for --check; give both")
+        raise UsageError("--full is for --check", "give both")
     if options.src_strategy is not None and options.map is None:
         return _examine(options, team, screen)
     if options.map is not None:

@@ -152,7 +152,8 @@ def _check(options: argparse.Namespace, team: Team) -> None:
         raise UsageError(f"launch: there is no program {options.program[0]!r} in PATH")
     if team.size == 1 and workers() > 1:
         raise UsageError(
-            f"launch: {workers()} workers were started without MPI, as by msrun, and they would "
-            "convert the same folder; start them by mpirun or srun, or let the program call "
-            "rankxform.load or rankxform.mindspore.load_into"
+            f"launch: {workers()} workers were started without MPI, as by msrun, and "
+            "they would convert the same folder",
+            "start them by mpirun or srun",
+            "let the program call rankxform.load or rankxform.mindspore.load_into",
         )

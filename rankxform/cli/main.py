@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rankxform.display.progress import await_first_word, speak, style_of
 from rankxform.display.terminal import STDERR, folded, red, width
-from rankxform.errors import RankxformError, StoppedError, UsageError, exit_code
+from rankxform.errors import Parts, RankxformError, StoppedError, UsageError, exit_code
 from rankxform.metrics import since_process_start
 from rankxform.signals import Signals
 from rankxform.transport import Team, team
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .launch import Program
 
 _SPEAK_SECONDS = 1.0
+_LABEL = 7
+"""Columns before what can be tried."""
 
 
 def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> int:
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         outcome.start()
     except OSError as error:
         return _print_error(
-            UsageError(f"{outcome.command[0]}: cannot be started: {error.strerror}")
+            UsageError(f"cannot be started: {error.strerror}", where=outcome.command[0])
         )
 
 
@@ -114,16 +116,31 @@ def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
             "code": exit_code(error),
             "message": str(error),
             "fault": getattr(error, "fault", None),
+            **(error.parts._asdict() if isinstance(error, RankxformError) else {}),
         }
         with suppress(OSError):
             os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
-    text = f"{red('rankxform: error:', STDERR)} {error}"
-    if isinstance(error, RankxformError) and error.resumable:
-        text += "; what is complete is kept, run the same command again to continue"
-    text = folded(text, width(STDERR)) + "\n"
     with suppress(OSError):
-        os.write(2, text.encode(errors="backslashreplace"))  # one call: lines never mix
+        os.write(2, _in_lines(error).encode(errors="backslashreplace"))  # one call: lines never mix
     return exit_code(error)
+
+
+def _in_lines(error: BaseException) -> str:
+    """Write what was found where; below it what can be tried, and then details."""
+    parts = error.parts if isinstance(error, RankxformError) else Parts(str(error))
+    tries = list(parts.tries)
+    if isinstance(error, RankxformError) and error.resumable:
+        tries.append("run the same command again to continue; what is complete is kept")
+    process = getattr(error, "process", "")
+    details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
+    columns, here = width(STDERR), os.getcwd() + os.sep
+    lines = [folded(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
+    for number, text in enumerate(tries):
+        lines.append(folded(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
+    lines += [folded(f"  {text.strip()}", columns, 4) for text in details]
+    text = "\n".join(lines) + "\n"
+    is_given = any(word.startswith(here) or f"={here}" in word for word in sys.argv)
+    return text if is_given or len(here) < 3 else text.replace(here, "")
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
@@ -142,7 +159,7 @@ def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Progra
     options = processes.bcast(lambda: arguments.parse(argv))
     if getattr(options, "number", None) not in (None, processes.size):
         raise UsageError(
-            f"leave out -n {options.number}: the launcher has started {processes.size} processes"
+            f"the launcher has started {processes.size} processes", f"leave out -n {options.number}"
         )
     if getattr(options, "hostfile", None) and options.number is None:
         raise UsageError("--hostfile goes with -n P; a launcher has a hostfile of its own")

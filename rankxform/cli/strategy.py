@@ -96,7 +96,11 @@ def _derive(options: argparse.Namespace) -> Outcome:
 
     wanted = derive_request(Request("", None, **given(options)))
     if wanted is None:
-        raise UsageError("give --dst-parallel, such as dp=2,mp=4,pp=2, or --dst-config")
+        raise UsageError(
+            "the sizes of the destination's job are not given",
+            "--dst-parallel, such as dp=2,mp=4,pp=2",
+            "--dst-config FILE",
+        )
     target = _target(options.output)
     source = strategies.load(options.source)
     derived = derive_strategy(wanted, source, options.shapes)
@@ -109,9 +113,9 @@ def _derive(options: argparse.Namespace) -> Outcome:
 def _target(text: str) -> Path:
     path = Path(text)
     if text.endswith("/") and path.suffix:
-        raise UsageError(f"{text}: is it a file or a folder? Leave out the slash or the suffix")
+        raise UsageError("is it a file or a folder? Leave out the slash or the suffix", where=text)
     if path.suffix and path.suffix not in (".ckpt", ".json"):
-        raise UsageError(f"{text}: expected a file .ckpt or .json, or a folder without a suffix")
+        raise UsageError("expected a file .ckpt or .json, or a folder without a suffix", where=text)
     return path
 
 
@@ -140,7 +144,9 @@ def _show(options: argparse.Namespace) -> Outcome:
 
     strategy = strategies.load(options.source)
     if not strategy.stages_of:
-        raise UsageError(f"{options.source!r}: lists no parameter; expected a file or folder")
+        raise UsageError(
+            "lists no parameter; expected a file or folder", where=f"{options.source!r}"
+        )
     facts = strategy_report.facts(options.source, strategy)
     return Outcome(facts, strategy_report.shown(options.source, strategy, options.raw))
 

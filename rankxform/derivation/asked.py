@@ -71,7 +71,7 @@ def _config(side: str, options: DeriveOptions) -> JobConfig | None:
 def read_config(path: str) -> JobConfig:
     """Read a MindFormers configuration. Raises UsageError."""
     if not Path(path).is_file():
-        raise UsageError(f"{path}: no such configuration file")
+        raise UsageError("no such configuration file", where=path)
     return mindformers_yaml.parse(read_bytes(Path(path)), path)
 
 
@@ -110,7 +110,7 @@ def _check_same(options: DeriveOptions) -> None:
     for name in idle:
         if not is_default(options, name):
             flag = flag_of(name)
-            raise UsageError(f"{flag} changes nothing with --dst-parallel same; leave it out")
+            raise UsageError(f"{flag} changes nothing with --dst-parallel same", "leave it out")
 
 
 def _shard(text: str | None) -> bool | int | None:
@@ -131,9 +131,9 @@ def _preset(options: DeriveOptions) -> Preset | None:
     preset = presets.load(options.preset)
     if not preset.proven and not options.unproven:
         raise UsageError(
-            f"--preset {options.preset}: no compiled strategy has confirmed it "
-            f"({preset.evidence}). "
-            "Give --unproven to use it, and compare the result with a compiled strategy"
+            f"no compiled strategy has confirmed it ({preset.evidence})",
+            "--unproven, which uses it; compare the result with a compiled strategy",
+            where=f"--preset {options.preset}",
         )
     return preset
 
@@ -184,8 +184,8 @@ def check_whole(given: DeriveRequest) -> None:
     """Refuse to keep the mesh of a source that has none. Raises UsageError."""
     if given.keep_mesh:
         raise UsageError(
-            "--dst-parallel same: there is no source strategy whose mesh could stay; give the "
-            "source's strategy, or the sizes, such as dp=2,mp=4"
+            "--dst-parallel same: there is no source strategy whose mesh could stay",
+            "give the source's strategy, or the sizes, such as dp=2,mp=4",
         )
 
 
@@ -201,8 +201,9 @@ def _present(
     for stage, ranks in enumerate(missing):
         if len(ranks) == source.stage_size:
             raise CheckpointError(
-                f"bring the missing rank folders: no rank of pipeline stage {stage} of "
-                f"{source.label} (ranks {ranges(ranks)}) has a file"
+                f"no rank of pipeline stage {stage} of {source.label} (ranks {ranges(ranks)}) "
+                "has a file",
+                "bring the missing rank folders",
             )
     absent = [
         name
@@ -227,8 +228,11 @@ def complete_question(
     """
     if given.src is None and not given.keep_mesh:
         raise UsageError(
-            f"give --src-parallel or --src-config, the sizes of the job of {source.label}, which "
-            "explain it; or --dst-parallel same, if the mesh of a stage stays as it is"
+            "the sizes of the source's job are not given, and explain its strategy",
+            "--src-parallel, such as dp=8,mp=4,pp=2",
+            "--src-config FILE",
+            "--dst-parallel same, if the mesh of a stage stays as it is",
+            where=source.label,
         )
     source = strategies.folded(source, {name: one.shape for name, one in extents.items()})
     strategies.check_folded(source)
@@ -264,6 +268,6 @@ def full_extents(source: Strategy, schemas: Mapping[int, Schema]) -> dict[str, E
             try:
                 full = layout.fold(shape, slices=True).full_shape(shape)
             except RequestError as error:
-                raise RequestError(f"{source.label}: {name!r}: {error}") from error
+                raise RequestError(f"{name!r}: {error}", where=source.label) from error
             found[name] = Extent(full, content_bytes(dtype, full))
     return found

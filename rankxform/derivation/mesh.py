@@ -73,7 +73,9 @@ class Parallel:
             if type(size) is not int or not 1 <= size <= MOST_RANKS:
                 raise UsageError(f"{name} is {size!r}; expected a number from 1 on")
         if self.ranks > MOST_RANKS:
-            raise UsageError(f"{self}: gives {self.ranks:,} ranks; expected {MOST_RANKS:,} at most")
+            raise UsageError(
+                f"gives {self.ranks:,} ranks; expected {MOST_RANKS:,} at most", where=self
+            )
         shard, threshold = self.optimizer_shard, self.threshold
         if not (shard is None or isinstance(shard, bool) or (type(shard) is int and shard > 1)):
             raise UsageError(
@@ -139,8 +141,8 @@ def parse_parallel(text: str, option: str, known: Parallel | None = None) -> Par
         read = _WORDS.get(value.lower()) if flag else _size(value)
         if name not in ("dp", "mp", "pp", "cp", "ep", *_FLAGS) or not equals or read is None:
             raise UsageError(
-                f"{option} {text!r}: {part!r}: expected sizes such as dp=2,mp=4,pp=2 (also cp, ep; "
-                "vocab_emb_dp and use_seq_parallel are true or false)"
+                f"{option} {text!r}: {part!r}: expected sizes such as dp=2,mp=4,pp=2",
+                details="also cp and ep; vocab_emb_dp and use_seq_parallel are true or false",
             )
         if name in found:
             raise UsageError(f"{option} {text!r}: gives {name} twice")
@@ -192,7 +194,7 @@ def parse_spec(text: str, where: str | None = None) -> Spec:
     where = where or repr(text)
     match = _SPEC.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{where}: expected a spec such as (tp, None)")
+        raise UsageError("expected a spec such as (tp, None)", where=where)
     dims: list[object] = []
     for several, one in _DIM.findall(match[1]):
         dims.append(one or tuple(part.strip() for part in several.split(",") if part.strip()))
@@ -202,18 +204,18 @@ def parse_spec(text: str, where: str | None = None) -> Spec:
 def checked_spec(dims: object, where: object) -> Spec:
     """Turn names by tensor axis, None or "None" for no axis, into a spec. Raises UsageError."""
     if not isinstance(dims, (tuple, list)):
-        raise UsageError(f"{where}: expected a spec such as (tp, None)")
+        raise UsageError("expected a spec such as (tp, None)", where=where)
     spec = []
     for dim in dims:
         names = dim if isinstance(dim, (tuple, list)) else (dim,)
         names = ["tp" if name == "mp" else name for name in names if name not in (None, "None")]
         for name in names:
             if name not in AXES:
-                raise UsageError(f"{where}: {name!r} is none of the axes {', '.join(AXES)}")
+                raise UsageError(f"{name!r} is none of the axes {', '.join(AXES)}", where=where)
         spec.append(tuple(names))
     used = [name for names in spec for name in names]
     if len(set(used)) < len(used):
-        raise UsageError(f"{where}: uses one axis twice")
+        raise UsageError("uses one axis twice", where=where)
     return tuple(spec)
 
 

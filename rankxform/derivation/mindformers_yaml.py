@@ -59,11 +59,13 @@ def parse(data: bytes, label: str) -> JobConfig:
         for table in (sizes, model):
             value = table.get(key)
             if value is not None and sizes.setdefault(usual, value) != value:
-                raise UsageError(f"{label}: {key} is {repr(value)}, {usual} is {sizes[usual]!r}")
+                raise UsageError(
+                    f"{key} is {repr(value)}, {usual} is {sizes[usual]!r}", where=label
+                )
     given = {field: sizes[key] for key, field in _SIZES.items() if sizes.get(key) is not None}
     for key, value in given.items():
         if type(value) is not int:
-            raise UsageError(f"{label}: {key} is {repr(value)}; expected a number")
+            raise UsageError(f"{key} is {repr(value)}; expected a number", where=label)
     if document.get("use_parallel") is False:
         given = {}
     optimizer = _table(config, "parallel_optimizer_config", label)
@@ -90,15 +92,19 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
         import yaml
     except ModuleNotFoundError:
         raise UsageError(
-            f"{label}: install PyYAML to read it (pip install PyYAML), or give "
-            "--src-parallel and --dst-parallel, such as dp=2,mp=4,pp=2"
+            "PyYAML reads it, and is not installed",
+            "pip install 'rankxform[yaml]'",
+            "--src-parallel and --dst-parallel, such as dp=2,mp=4,pp=2",
+            where=label,
         ) from None
     try:
         document = yaml.safe_load(data)
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise UsageError(f"{label}: not YAML: {error}") from None
+        raise UsageError(f"not YAML: {error}", where=label) from None
     if not isinstance(document, dict) or "parallel_config" not in document:
-        raise UsageError(f"{label}: has no parallel_config; expected a MindFormers configuration")
+        raise UsageError(
+            "has no parallel_config; expected a MindFormers configuration", where=label
+        )
     return document
 
 
@@ -112,18 +118,22 @@ def _refuse_other_modes(
     mode = config.get("parallel_mode", 1)
     if document.get("use_parallel") is not False and mode not in _SEMI_AUTO:
         raise UsageError(
-            f"{label}: parallel_mode is {mode!r}; a strategy can be derived for 1 "
-            "(semi_auto_parallel) only. Compile the network, and give its strategy"
+            f"parallel_mode is {mode!r}; a strategy can be derived for 1 (semi_auto_parallel) only",
+            "compile the network, and give its strategy",
+            where=label,
         )
     if sizes.get("expert_model_parallel", 1) not in (1, None):
         raise UsageError(
-            f"{label}: expert_model_parallel is {sizes['expert_model_parallel']!r}; experts that "
-            "are sharded over two axes are not derived. Compile the network, and give its strategy"
+            f"expert_model_parallel is {sizes['expert_model_parallel']!r}, and experts that are "
+            "sharded over two axes are not derived",
+            "compile the network, and give its strategy",
+            where=label,
         )
     if sizes.get("optimizer_shard") is True and config.get("enable_parallel_optimizer") is not True:
         raise UsageError(
-            f"{label}: parallel_config.optimizer_shard is true, parallel.enable_parallel_optimizer "
-            "is not; make them agree"
+            "parallel_config.optimizer_shard is true, parallel.enable_parallel_optimizer is not",
+            "make them agree",
+            where=label,
         )
 
 
@@ -136,7 +146,7 @@ def _optimizer_shard(
     sizes = {_number(one, key, -1, label) for one in (config, optimizer) if key in one}
     if len(sizes) > 1:
         both = " and ".join(map(str, sorted(sizes)))
-        raise UsageError(f"{label}: {key} is {both}; leave one out")
+        raise UsageError(f"{key} is {both}", "leave one out", where=label)
     size = next(iter(sizes), -1)
     return size if size > 1 else True  # MindSpore ignores 1
 
@@ -145,7 +155,7 @@ def _interleave(config: Mapping[str, Any], model: Mapping[str, Any], label: str)
     """Return in how many rounds stages get layers; 1 unless interleaving is switched on."""
     number = _number(model, "pp_interleave_num", 1, label)
     if not 1 <= number <= 1 << 10:
-        raise UsageError(f"{label}: pp_interleave_num is {number}; expected 1 to 1,024")
+        raise UsageError(f"pp_interleave_num is {number}; expected 1 to 1,024", where=label)
     pipeline = _table(config, "pipeline_config", label)
     return number if _flag(pipeline, "pipeline_interleave", False, label) else 1
 
@@ -157,10 +167,10 @@ def _offset(model: Mapping[str, Any], label: str) -> tuple[int, ...]:
         return ()
     rows = given if isinstance(given, list) else [given]
     if any(isinstance(n, list) for row in rows if isinstance(row, list) for n in row):
-        raise UsageError(f"{label}: offset is {repr(given)}; expected a list of numbers")
+        raise UsageError(f"offset is {repr(given)}; expected a list of numbers", where=label)
     flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
     if not isinstance(given, list) or not all(type(n) is int for n in flat):
-        raise UsageError(f"{label}: offset is {repr(given)}; expected a list of numbers")
+        raise UsageError(f"offset is {repr(given)}; expected a list of numbers", where=label)
     return tuple(flat) if any(flat) else ()
 
 
@@ -169,7 +179,7 @@ def _table(document: Mapping[str, Any], key: str, label: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UsageError(f"{label}: {key} is {repr(value)}; expected a table")
+        raise UsageError(f"{key} is {repr(value)}; expected a table", where=label)
     return dict(value)
 
 
@@ -178,7 +188,7 @@ def _flag(table: Mapping[str, Any], key: str, default: bool, label: str) -> bool
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise UsageError(f"{label}: {key} is {repr(value)}; expected True or False")
+        raise UsageError(f"{key} is {repr(value)}; expected True or False", where=label)
     return value
 
 
@@ -187,7 +197,7 @@ def _number(table: Mapping[str, Any], key: str, default: int, label: str) -> int
     if value is None:
         return default
     if type(value) is not int:
-        raise UsageError(f"{label}: {key} is {repr(value)}; expected a number")
+        raise UsageError(f"{key} is {repr(value)}; expected a number", where=label)
     return value
 
 
@@ -196,5 +206,5 @@ def _text(table: Mapping[str, Any], key: str, label: str) -> str | None:
     if value in (None, ""):
         return None
     if not isinstance(value, str):
-        raise UsageError(f"{label}: {key} is {repr(value)}; expected a path")
+        raise UsageError(f"{key} is {repr(value)}; expected a path", where=label)
     return value

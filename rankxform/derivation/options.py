@@ -97,4 +97,6 @@ class DeriveOptions:
         for one in options_of(DeriveOptions):
             if not is_default(self, one.name):
                 flag = flag_of(one.name)
-                raise UsageError(f"{flag} is for --dst-parallel or --dst-config; give one of them")
+                raise UsageError(
+                    f"{flag} is for --dst-parallel or --dst-config", "give one of them"
+                )

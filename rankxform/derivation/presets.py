@@ -33,11 +33,11 @@ def load(name: str) -> Preset:
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
-            raise UsageError(f"{path}: no such rules file")
+            raise UsageError("no such rules file", where=path)
         return rules_toml.parse(read_bytes(path), str(path), load)
     if name not in names():
         raise UsageError(
-            f"preset {name!r} is none of {', '.join(names())}, or a rules file (*.toml)"
-            f"{nearest(name, names())}"
+            f"there is no preset {name!r}{nearest(name, names())}",
+            details=f"there are {', '.join(names())}, and your own rules files (*.toml)",
         )
     return rules_toml.parse(read_bytes(FOLDER / f"{name}.toml"), f"preset {name}")

@@ -52,16 +52,18 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.mesh is not None and self.mesh not in MESHES:
-            raise UsageError(f"{self.label!r}: mesh {self.mesh!r} is none of {', '.join(MESHES)}")
+            raise UsageError(
+                f"mesh {self.mesh!r} is none of {', '.join(MESHES)}", where=f"{self.label!r}"
+            )
         if self.stage is not None and self.stage not in STAGES:
             raise UsageError(
-                f"{self.label!r}: stage {self.stage!r}: expected {' or '.join(STAGES)}"
+                f"stage {self.stage!r}: expected {' or '.join(STAGES)}", where=f"{self.label!r}"
             )
         unknown = set(self.replicated_if).difference(CONDITIONS)
         if unknown:
             raise UsageError(
-                f"{self.label!r}: replicated_if {sorted(unknown)[0]!r}: expected "
-                f"{' or '.join(CONDITIONS)}"
+                f"replicated_if {sorted(unknown)[0]!r}: expected {' or '.join(CONDITIONS)}",
+                where=f"{self.label!r}",
             )
 
     def meshes(self, likely: Iterable[str] = ()) -> tuple[str, ...]:
@@ -152,16 +154,16 @@ def rule_of(facts: Mapping[str, object], where: str) -> Rule:
     known = {"names", "mesh", "spec", "optimizer", "stage", "shape", "replicated_if"}
     for key in facts:
         if key not in known:
-            raise UsageError(f"{where}: {key!r} is none of {', '.join(sorted(known))}")
+            raise UsageError(f"{key!r} is none of {', '.join(sorted(known))}", where=where)
     names, spec, shape = facts.get("names"), facts.get("spec"), facts.get("shape", [])
     replicated_if, optimizer = facts.get("replicated_if", []), facts.get("optimizer")
     if not isinstance(names, str) or not names:
-        raise UsageError(f"{where}: names is {names!r}; expected a regular expression")
+        raise UsageError(f"names is {names!r}; expected a regular expression", where=where)
     for key, value in (("shape", shape), ("replicated_if", replicated_if)):
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise UsageError(f"{where}: {key} is {value!r}; expected a list of texts")
+            raise UsageError(f"{key} is {value!r}; expected a list of texts", where=where)
     if not isinstance(optimizer, (bool, type(None))):
-        raise UsageError(f"{where}: optimizer is {optimizer!r}; expected true or false")
+        raise UsageError(f"optimizer is {optimizer!r}; expected true or false", where=where)
     assert isinstance(shape, list)
     assert isinstance(replicated_if, list)
     return Rule(
@@ -183,7 +185,7 @@ def _spec(spec: object, where: str) -> Spec:
 def _text(facts: Mapping[str, object], key: str, where: str) -> str | None:
     value = facts.get(key)
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"{where}: {key} is {value!r}; expected a text")
+        raise UsageError(f"{key} is {value!r}; expected a text", where=where)
     return value
 
 

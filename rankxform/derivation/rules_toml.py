@@ -48,26 +48,26 @@ def parse(data: bytes, label: str, preset: Callable[[str], Preset] | None = None
     document = toml_document(data, label)
     for key in document:
         if key not in ("preset", "rules"):
-            raise UsageError(f"{label}: {key!r} is neither preset nor rules")
+            raise UsageError(f"{key!r} is neither preset nor rules", where=label)
     facts, tables = document.get("preset", {}), document.get("rules", [])
     told = isinstance(facts, dict) and (tables or set(facts) & _ALONE)
     if not isinstance(facts, dict) or not isinstance(tables, list) or not told:
-        raise UsageError(f"{label}: expected [[rules]], and [preset] with what is known of them")
+        raise UsageError("expected [[rules]], and [preset] with what is known of them", where=label)
     for key, value in facts.items():
         kind = _KINDS.get(key)
         if kind is None or type(value) is not kind:
             expected = f"a value of type {kind.__name__}" if kind else " or ".join(_KINDS)
-            raise UsageError(f"{label}: preset.{key} is {value!r}; expected {expected}")
+            raise UsageError(f"preset.{key} is {value!r}; expected {expected}", where=label)
     rules = []
     for number, table in enumerate(tables, 1):
         where = f"{label}, rule {number}"
         if not isinstance(table, dict):
-            raise UsageError(f"{where}: expected a table")
+            raise UsageError("expected a table", where=where)
         rules.append(rule_of(table, where))
     base = _NOTHING
     if "extends" in facts:
         if preset is None or facts["extends"].endswith(".toml"):
-            raise UsageError(f"{label}: preset.extends is the name of a preset of rankxform's")
+            raise UsageError("preset.extends is the name of a preset of rankxform's", where=label)
         base = preset(facts["extends"])
     return Preset(
         label,
@@ -95,14 +95,14 @@ _NOTHING = Preset("", 1, True, "", "it says nothing of its evidence", rules=(), 
 def _offset(facts: Mapping[str, Any], label: str) -> tuple[int, ...]:
     offset = facts.get("offset", [])
     if not all(type(number) is int for number in offset):
-        raise UsageError(f"{label}: preset.offset is {offset!r}; expected a list of numbers")
+        raise UsageError(f"preset.offset is {offset!r}; expected a list of numbers", where=label)
     return tuple(offset)
 
 
 def _interleave(facts: Mapping[str, Any], label: str) -> int:
     rounds: int = facts.get("interleave", 0)
     if "interleave" in facts and rounds < 1:
-        raise UsageError(f"{label}: preset.interleave is {rounds}; expected a number from 1 on")
+        raise UsageError(f"preset.interleave is {rounds}; expected a number from 1 on", where=label)
     return rounds
 
 
@@ -114,5 +114,5 @@ def _required(facts: Any, label: str) -> tuple[str, bool, str]:
         or not isinstance(facts.get("value"), bool)
         or not isinstance(facts.get("why"), str)
     ):
-        raise UsageError(f"{label}: preset.requires {facts!r}: expected field, value and why")
+        raise UsageError(f"preset.requires {facts!r}: expected field, value and why", where=label)
     return facts["field"], facts["value"], facts["why"]

@@ -57,7 +57,7 @@ def _text(name: str, data: bytes) -> str:
     try:
         return data.decode("utf-32-le").rstrip("\0")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{name!r}: is no UTF-32 text ({error.reason})") from error
+        raise CheckpointError(f"is no UTF-32 text ({error.reason})", where=f"{name!r}") from error
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

@@ -259,8 +259,10 @@ class IntegrityChecker:
         """Compare a message of `sender`, with content of `name`. Raises DifferenceError."""
         if message[-CHECKSUM_BYTES:] != self._checksum_of(message, name):
             raise DifferenceError(
-                f"{name!r}: what process {sender} sent is not what arrived; the network or memory "
-                "is at fault. Nothing was given a final name; run again"
+                f"what process {sender} sent is not what arrived",
+                "run again: nothing was given a final name",
+                where=f"{name!r}",
+                details="the network or memory is at fault",
             )
 
     def _checksum_of(self, message: Buffer, name: str) -> bytes:
@@ -321,10 +323,12 @@ class IntegrityChecker:
                 self.sums[rank] = (self.sums.get(rank, 0) + key * found) % MODULUS
         if before != after:
             ranks = sorted(rank for some in transfer.targets.values() for rank in some)
+            shown = ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
             raise DifferenceError(
-                f"{transfer.parameter.name!r}: what was assembled for destination rank "
-                f"{', '.join(map(str, ranks[:8]))}{', ...' if ranks[8:] else ''} is not what was "
-                "read; memory is at fault, or rankxform. Nothing was given a final name; run again"
+                f"what was assembled for destination rank {shown} is not what was read",
+                "run again: nothing was given a final name",
+                details="memory is at fault, or rankxform",
+                where=f"{transfer.parameter.name!r}",
             )
 
     def take(self) -> dict[int, int]:

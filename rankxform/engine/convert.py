@@ -267,5 +267,5 @@ def _to_integer(into: Words, out: Words, src: str, dst: str) -> None:
         good = (whole >= float(limits.min)) & (whole < top)
     if not good.all():
         value = out[~good].flat[0]
-        raise CheckpointError(f"{src} {value!r} is no value of {dst}; leave the type as it is")
+        raise CheckpointError(f"{src} {value!r} is no value of {dst}", "leave the type as it is")
     into[...] = whole

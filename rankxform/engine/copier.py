@@ -92,8 +92,11 @@ class Copier:
         wrong = not_finite(into, dtype)
         if wrong is not None and became_infinite(into, out, wrong, dtype):
             raise CheckpointError(
-                f"{name!r}: a value is beyond {dtype}'s largest, {_LARGEST[dtype]}, and would "
-                f"become infinite; choose {_WIDER[dtype]}, or keep its type (--keep-dtype)"
+                f"a value is beyond {dtype}'s largest, {_LARGEST[dtype]}, and would become "
+                "infinite",
+                f"choose {_WIDER[dtype]}",
+                "keep its type (--keep-dtype)",
+                where=f"{name!r}",
             )
         bad = known.not_finite + (0 if wrong is None else int(wrong.sum()))
         with np.errstate(invalid="ignore"):  # of a signaling NaN

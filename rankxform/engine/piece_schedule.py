@@ -169,8 +169,8 @@ class PieceSchedule(Schedule):
         room = arena - (ALIGN + self._trailer) * parts
         if room < arena // _LEAST_SHARE:
             raise UsageError(
-                f"raise --memory: a tensor of {parts} pieces does not fit into buffers of {arena} "
-                "bytes"
+                f"a tensor of {parts} pieces does not fit into buffers of {arena} bytes",
+                "raise --memory",
             )
         if self._is_local and not self._many_axes:
             room = min(room, SMALL_TILE)

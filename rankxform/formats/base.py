@@ -171,18 +171,21 @@ class Index:
         for number, (entry, there, name, shape, first, raw) in enumerate(views):
             at = own.position.get(entry)
             if at is None:
-                raise FormatError(f"{name}: does not lie there; copy the file again")
+                raise FormatError("does not lie there", "copy the file again", where=name)
             if there is not None and own.shapes[at] != there and not raw:
                 if entry in self.wrong:
                     tensor, at_box, box = name.partition(PLACE)
                     where = f" (at ({box})" if at_box else ""
-                    raise FormatError(f"{tensor}: {self.wrong[entry]}{where}")
+                    raise FormatError(f"{self.wrong[entry]}{where}", where=tensor)
                 raise FormatError(
-                    f"{name}: is {own.dtypes[at]} {list(own.shapes[at])}, and {list(there)} is "
-                    "stated; the files are not of one checkpoint"
+                    f"is {own.dtypes[at]} {list(own.shapes[at])}, and {list(there)} is stated; "
+                    "the files are not of one checkpoint",
+                    where=name,
                 )
             if first + prod(shape) > prod(own.shapes[at]) and not raw:
-                raise FormatError(f"{name}: ends at {first + prod(shape):,}, beyond the file's end")
+                raise FormatError(
+                    f"ends at {first + prod(shape):,}, beyond the file's end", where=name
+                )
             kinds.append(BYTES if raw else own.dtypes[at])
             if raw and self.starts is not None:
                 offsets.append(self.starts[at])
@@ -362,8 +365,9 @@ def _check(entry: Entry) -> None:
     want = content_bytes(entry.dtype, entry.shape)
     if have != want:
         raise FormatError(
-            f"{entry.name!r} is {entry.dtype} {list(entry.shape)}, which takes {want} bytes, "
-            f"but the file holds {have}; copy or save the file again"
+            f"{entry.name!r} is {entry.dtype} {list(entry.shape)}, which takes {want} "
+            f"bytes, but the file holds {have}",
+            "copy or save the file again",
         )
 
 

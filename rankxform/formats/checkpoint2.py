@@ -76,7 +76,7 @@ def parse(read_at: ReadAt) -> Metadata:
         try:
             found.parameters[name] = _stated(facts, same)
         except (*_WRONG, FormatError, StrategyError) as error:
-            raise FormatError(f"{name!r}: {_why(error)}") from None
+            raise FormatError(f"{_why(error)}", where=f"{name!r}") from None
 
     def entry(key: str, entries: Any) -> None:
         try:
@@ -85,10 +85,10 @@ def parse(read_at: ReadAt) -> Metadata:
             if not all(isinstance(file, str) for file, _ in places):
                 raise FormatError("a file_name is no text")
         except (*_WRONG, FormatError) as error:
-            raise FormatError(f"{key!r}: {_why(error)}") from None
+            raise FormatError(f"{_why(error)}", where=f"{key!r}") from None
         slices = found.storage.setdefault(name, {})
         if number in slices:
-            raise FormatError(f"{key!r}: slice {number} of {name!r} is stated twice")
+            raise FormatError(f"slice {number} of {name!r} is stated twice", where=f"{key!r}")
         slices[number] = same.setdefault(places, places)
 
     there = read(read_at, {PARAMETERS: (parameter, "\n        },"), STORAGE: (entry, "],")})

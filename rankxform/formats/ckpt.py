@@ -65,8 +65,8 @@ def read_index(read_at: ReadAt, size: int) -> Index:
     window = _Window(read_at, size)
     if window.bytes_at(0, 4) in _ENCRYPTED:
         raise FormatError(
-            "the file is encrypted, and its key is not known here; load it in MindSpore with "
-            "dec_key, save it without enc_key, and convert that"
+            "the file is encrypted, and its key is not known here",
+            "load it in MindSpore with dec_key, save it without enc_key, and convert that",
         )
     entries: dict[str, Entry] = {}
     at_checksum = None
@@ -162,8 +162,8 @@ def _value(window: _Window, at: int, end: int) -> Entry:
             tensor = inside, behind
         elif number == 3:
             raise FormatError(
-                f"byte {at}: {name!r} is a maptensor, which cannot be converted; "
-                "save the checkpoint without it"
+                f"byte {at}: {name!r} is a maptensor, which cannot be converted",
+                "save the checkpoint without it",
             )
         at = behind
     if name is None or tensor is None:
@@ -260,9 +260,9 @@ class Ckpt:
         for name, dtype, shape in tensors:
             if dtype in NOT_MINDSPORES:
                 raise RequestError(
-                    f".ckpt cannot hold {name!r}, which is {dtype}, a type that MindSpore does not "
-                    f"have; leave it out (--exclude '^{re.escape(name)}$') or write --format "
-                    "safetensors"
+                    f".ckpt cannot hold {name!r}, which is {dtype}, a type that MindSpore does "
+                    "not have",
+                    f"leave it out (--exclude '^{re.escape(name)}$') or write --format safetensors",
                 )
             found = []
             for nbytes in pieces(content_bytes(dtype, shape)):

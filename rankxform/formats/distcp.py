@@ -61,7 +61,7 @@ class Distcp:
                 continue
             if dtype == TEXT or dtype not in torch_item.TORCH_NAMES:
                 raise RequestError(
-                    f"dcp cannot hold {name!r}, which is {dtype}; leave it out (--exclude)"
+                    f"dcp cannot hold {name!r}, which is {dtype}", "leave it out (--exclude)"
                 )
             around = torch_item.parts(dtype, shape, at)
             headers.append((at, around.head))

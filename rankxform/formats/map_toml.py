@@ -107,11 +107,13 @@ def _expression(text: str, where: str) -> Expression:
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UsageError(f"{where}: {text!r} is no expression") from None
+        raise UsageError(f"{text!r} is no expression", where=where) from None
     for node in ast.walk(tree):
         good = not isinstance(node, ast.Constant) or type(node.value) is int
         if type(node).__name__ not in _NODES or not good:
-            raise UsageError(f"{where}: {text!r}: only names, integers, + - * // == < and or not")
+            raise UsageError(
+                f"{text!r}: only names, integers, + - * // == < and or not", where=where
+            )
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     return Expression(text, tuple(names))
 
@@ -209,12 +211,12 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     for key in document:
         if key not in ("map", "sizes", "choices", "blocks", "rules", "copies"):
             known = "map, sizes, choices, blocks, rules, copies"
-            raise UsageError(f"{label}: {key!r} is none of {known}")
+            raise UsageError(f"{key!r} is none of {known}", where=label)
     facts = _table(document.get("map", {}), f"{label}: [map]")
     for key, value in facts.items():
         if type(value) is not _MAP.get(key):
             known = ", ".join(_MAP)
-            raise UsageError(f"{label}: map.{key} is {value!r}; expected one of {known}")
+            raise UsageError(f"map.{key} is {value!r}; expected one of {known}", where=label)
     sizes = {n: e for base in bases for n, e in base.sizes.items()}
     for name, text in _table(document.get("sizes", {}), f"{label}: [sizes]").items():
         sizes[name] = expression(text, f"{label}: sizes.{name}")
@@ -222,7 +224,7 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     for name, steps in _table(document.get("choices", {}), f"{label}: [choices]").items():
         ways = _table(steps, f"{label}: choices.{name}")
         if not ways or not all(isinstance(step, str) for step in ways.values()):
-            raise UsageError(f"{label}: choices.{name}: expected a step for each way, as texts")
+            raise UsageError(f"choices.{name}: expected a step for each way, as texts", where=label)
         choices[name] = ways
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
     for name, one in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
@@ -252,14 +254,15 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
 def _rule(facts: Mapping[str, Any], where: str) -> Rule:
     for key in facts:
         if key not in _RULE:
-            raise UsageError(f"{where}: {key!r} is none of {', '.join(sorted(_RULE))}")
+            raise UsageError(f"{key!r} is none of {', '.join(sorted(_RULE))}", where=where)
     sides = {side: facts.get(side) for side in SIDES}
     whole = [side for side, value in sides.items() if isinstance(value, str)]
     parts = [side for side, value in sides.items() if isinstance(value, dict) and value]
     if len(whole) != 1 or len(parts) != 1:
         raise UsageError(
-            f"{where}: expected a name on one side (mindformers or huggingface), and on the other "
-            "a table of names and shapes"
+            "expected a name on one side, and on the other a table of names and shapes",
+            where=where,
+            details="the sides are mindformers and huggingface",
         )
     shapes = {
         name: tuple(expression(text, where) for text in _list(shape, f"{where}: {name!r}"))
@@ -275,7 +278,7 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
     for name in ("optional", "vocabulary", "keep_dtype"):
         flags[name] = facts.get(name, False)
         if not isinstance(flags[name], bool):
-            raise UsageError(f"{where}: {name} is {flags[name]!r}; expected true or false")
+            raise UsageError(f"{name} is {flags[name]!r}; expected true or false", where=where)
     side = whole[0]
     return Rule(side, facts[side], shapes, used, steps, ranges, condition, **flags)
 
@@ -283,7 +286,7 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
 def _step(text: str, where: str) -> tuple[str, str]:
     name, opening, rest = text.partition("(")
     if opening and not rest.endswith(")"):
-        raise UsageError(f"{where}: step {text!r} has no closing bracket")
+        raise UsageError(f"step {text!r} has no closing bracket", where=where)
     return name.strip(), rest[:-1].strip()
 
 
@@ -292,7 +295,7 @@ def _copied(facts: Mapping[str, Any], where: str) -> Copied:
     unknown = set(facts) - {"mindformers", "huggingface", "of", "made", "if", "for"}
     texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)
     if side is None or unknown or not texts:
-        raise UsageError(f"{where}: expected mindformers or huggingface, of, made, if, for")
+        raise UsageError("expected mindformers or huggingface, of, made, if, for", where=where)
     ranges = [_range(n, one, where) for n, one in _table(facts.get("for", {}), where).items()]
     condition = expression(facts["if"], where) if "if" in facts else None
     made = facts.get("made", True)
@@ -307,7 +310,7 @@ def _block(facts: Mapping[str, Any], where: str) -> Block:
     if unless is not None and not isinstance(unless, str):
         raise UsageError(f"{where}.unless: expected a name of the configuration")
     if not all(isinstance(name, str) for name in names.values()) or len(variables) != 1:
-        raise UsageError(f"{where}: expected mindformers, huggingface, and a variable's range")
+        raise UsageError("expected mindformers, huggingface, and a variable's range", where=where)
     known = {side: str(name) for side, name in names.items()}
     (variable,) = variables
     return Block(known, _range(variable, facts[variable], where), also, unless)
@@ -315,24 +318,24 @@ def _block(facts: Mapping[str, Any], where: str) -> Block:
 
 def _range(name: str, value: Any, where: str) -> Range:
     if not isinstance(value, list) or len(value) != 2:
-        raise UsageError(f"{where}: {name} is {value!r}; expected [first, last + 1]")
+        raise UsageError(f"{name} is {value!r}; expected [first, last + 1]", where=where)
     return Range(name, expression(value[0], where), expression(value[1], where))
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected a table, found {value!r}")
+        raise UsageError(f"expected a table, found {value!r}", where=where)
     return value
 
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise UsageError(f"{where}: expected a list, found {value!r}")
+        raise UsageError(f"expected a list, found {value!r}", where=where)
     return value
 
 
 def _texts(value: Any, where: str) -> list[str]:
     found = _list(value, where)
     if not all(isinstance(one, str) for one in found):
-        raise UsageError(f"{where}: expected texts, found {value!r}")
+        raise UsageError(f"expected texts, found {value!r}", where=where)
     return found

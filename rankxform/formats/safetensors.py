@@ -69,8 +69,9 @@ def read_index(read_at: ReadAt, size: int) -> Index:
     prefix = read_at(0, 8)
     if prefix.startswith(b"PK\3\4"):
         raise FormatError(
-            "is no safetensors file but torch.save's (ZIP), as HyperParallel wrote until March "
-            "2026; save it again with a newer version"
+            "is no safetensors file but torch.save's (ZIP), as HyperParallel wrote "
+            "until March 2026",
+            "save it again with a newer version",
         )
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER):
@@ -116,13 +117,15 @@ def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Entr
         dtype, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
         numbers = [*shape, begin, end]
     except (KeyError, TypeError, ValueError):
-        raise FormatError(f"{name!r}: expected dtype, shape and two data_offsets") from None
+        raise FormatError("expected dtype, shape and two data_offsets", where=f"{name!r}") from None
     if not all(isinstance(n, int) and n >= 0 for n in numbers) or begin > end:
-        raise FormatError(f"{name!r}: shape {shape} or data_offsets {[begin, end]} is impossible")
+        raise FormatError(
+            f"shape {shape} or data_offsets {[begin, end]} is impossible", where=f"{name!r}"
+        )
     if not isinstance(dtype, str) or dtype not in FROM_SAFETENSORS:
         raise FormatError(
-            f"{name!r}: element type {dtype!r} is not one of MindSpore's "
-            f"({', '.join(FROM_SAFETENSORS)})"
+            f"element type {dtype!r} is not one of MindSpore's ({', '.join(FROM_SAFETENSORS)})",
+            where=f"{name!r}",
         )
     marked = metadata.get(name) == INT4 and dtype == "I8"
     return Entry(
@@ -200,8 +203,8 @@ class Safetensors:
             if dtype == TEXT or name == METADATA_KEY:
                 what = "texts, such as" if dtype == TEXT else "a parameter named"
                 raise RequestError(
-                    f"safetensors cannot hold {what} {name!r}; leave it out "
-                    f"(--exclude '^{re.escape(name)}$') or write --format ckpt"
+                    f"safetensors cannot hold {what} {name!r}",
+                    f"leave it out (--exclude '^{re.escape(name)}$') or write --format ckpt",
                 )
         order = sorted(tensors, key=lambda one: self.order(one.name, one.dtype))
         marked = {name for name, dtype, _ in order if dtype != INT4 and metadata.get(name) == INT4}

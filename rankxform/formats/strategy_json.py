@@ -31,7 +31,8 @@ def parse(data: bytes, label: str) -> StrategyRecord:
         try:
             layouts[name] = _layout(item)
         except (FormatError, StrategyError) as error:
-            raise type(error)(f"{name!r}: {error}") from error
+            error.say(error.at(repr(name)))
+            raise
     stages = tuple(_number(item, "stage") for item in operators.values())
     return StrategyRecord(
         label,
@@ -115,8 +116,9 @@ def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> byte
     for name, layout in layouts.items():
         if any(len(axes) > 1 for axes in layout.tensor_map):
             raise StrategyError(
-                f"{name!r}: JSON has no nested tensor map such as {layout.printable_map}; write "
-                "protobuf (.ckpt)"
+                f"JSON has no nested tensor map such as {layout.printable_map}",
+                "write protobuf (.ckpt)",
+                where=f"{name!r}",
             )
         items[name] = {
             "dev_matrix": list(layout.device_matrix),

@@ -59,7 +59,8 @@ def parse(data: bytes, label: str) -> StrategyRecord:
                     alike[written] = layout(content)
                 layouts[name] = alike[written]
             except (FormatError, StrategyError) as error:
-                raise type(error)(f"{name!r}: {error}") from error
+                error.say(error.at(repr(name)))
+                raise
     return StrategyRecord(label, current_stage, tuple(operator_stages), layouts, derived=derived)
 
 

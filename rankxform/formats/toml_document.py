@@ -17,5 +17,5 @@ def toml_document(data: bytes, label: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{label}: not TOML: {error}") from None
+        raise UsageError(f"not TOML: {error}", where=label) from None
     return document

@@ -113,20 +113,21 @@ def _table(made: Any) -> Table:
             try:
                 found.tensors[name], chunks[name] = _tensor(one)
             except FormatError as error:
-                raise FormatError(f"{name}: {error}") from None
+                error.say(error.at(name))
+                raise
     boxes: dict[tuple[Shape, Shape], Box] = {}
     lying: dict[str, list[Item]] = {name: [] for name in stated}
     while stored:  # what was looked at is let go
         index, info = stored.popitem()
         name, item = _item(index, info, chunks, boxes)
         if name not in lying:
-            raise FormatError(f"{name}: says where it lies, and not what it is")
+            raise FormatError("says where it lies, and not what it is", where=name)
         lying[name].append(item)
     for name, sizes in chunks.items():
         there = {one.box.start for one in lying[name] if one.box is not None}
         gone = [at for at, size in sizes.items() if prod(size) and at not in there]
         if gone:
-            raise FormatError(f"{name}: box at {gone[0]} is described and nowhere stored")
+            raise FormatError(f"box at {gone[0]} is described and nowhere stored", where=name)
     found.items = {name: tuple(reversed(some)) for name, some in lying.items()}
     more = made.get("mcore_data") or {}
     found.flattened = tuple(
@@ -206,16 +207,16 @@ def _item(
     if type(name) is not str or type(file) is not str or type(key) is not str:
         raise FormatError("names no tensor, or no file, in storage_data")
     if type(offset) is not int or type(nbytes) is not int or not 0 <= offset < _MOST:
-        raise FormatError(f"{name}: lies at byte {_shown(offset)}, of {_shown(nbytes)} bytes")
+        raise FormatError(f"lies at byte {_shown(offset)}, of {_shown(nbytes)} bytes", where=name)
     transforms = info.get("transform_descriptors")
     if transforms:
-        raise FormatError(f"{name}: stored through transforms {_names_of(transforms)}")
+        raise FormatError(f"stored through transforms {_names_of(transforms)}", where=name)
     sizes = chunks.get(name)
     if sizes is None:
         return name, Item(file, offset, nbytes, key)
     start = _shape(at if at is not None else ())
     if start not in sizes:
-        raise FormatError(f"{name}: box at {start} is stored and nowhere described")
+        raise FormatError(f"box at {start} is stored and nowhere described", where=name)
     pair = start, sizes[start]
     if pair not in boxes:
         boxes[pair] = Box(start, tuple(a + n for a, n in zip(start, sizes[start])))

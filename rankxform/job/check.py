@@ -71,7 +71,9 @@ class Check(Result):
         """
         if self.same is None:
             raise DifferenceError(
-                f"{self.src}: nothing could be compared with anything; look at `same` and `rows`"
+                "nothing could be compared with anything",
+                "look at `same` and `rows`",
+                where=self.src,
             )
         return self.same
 

@@ -86,8 +86,9 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
         names = replicas_to_compare(source.table, source.indexes)
         if not any(names.values()):
             raise DifferenceError(
-                f"leave out --check-replicas: {source.where.path}: no two files hold the same "
-                "bytes, so nothing would be compared"
+                f"{source.where.path}: no two files hold the same bytes, so nothing would "
+                "be compared",
+                "leave out --check-replicas",
             )
         rules.append(Comparison(Wanted(names, True), partial(_judge_replicas, request, source)))
     found = _checksums(request, source) + _judged(request, source, rules, team)
@@ -127,8 +128,8 @@ def _checksums(request: Request, source: Source) -> Evidence:
         return Evidence(notices=(text,) if carrying else ())
     if not carrying:
         raise DifferenceError(
-            f"leave out --check-crc: {source.where.path}: no file carries a checksum, so nothing "
-            "would be compared"
+            f"{source.where.path}: no file carries a checksum, so nothing would be compared",
+            "leave out --check-crc",
         )
     if not others:
         return Evidence()
@@ -254,7 +255,7 @@ def _judge_steps(request: Request, source: Source, seen: Samples) -> Evidence:
     warnings = []
     for one in contradictions(facts):
         if one.refused and not request.accepts(STEP_DOUBT, one.first.of):
-            raise CheckpointError(f"{one}; --accept step converts them as they are")
+            raise CheckpointError(f"{one}", "--accept step converts them as they are")
         warnings.append(str(one))
     steps = {fact.of: fact for fact in facts if fact.kind == STEP}
     return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))
@@ -277,8 +278,10 @@ def _judge_holes(source: Source, seen: Seen) -> Evidence:
         looked = seen.samples[False].get(file, {})
         if weights and looked and all(one.constant for one in looked.values()) and telling:
             raise CheckpointError(
-                f"{source.paths[file]}: nothing was ever written of what was looked at "
-                f"({sum(lost.values()):,} bytes are holes); copy the file again"
+                f"nothing was ever written of what was looked at ({sum(lost.values()):,} "
+                "bytes are holes)",
+                "copy the file again",
+                where=source.paths[file],
             )
         doubted = [name for name in weights if pattern_of(name) in telling]
         if doubted:
@@ -332,8 +335,11 @@ def _judge_replicas(request: Request, source: Source, seen: Samples) -> Evidence
     ]
     if found and request.check_replicas == "error":
         raise CheckpointError(
-            f"{source.where.path}: {texts[0]}, one of {len(found)} such places; `inspect "
-            "--replicas` lists them. Use another checkpoint, or --check-replicas warn"
+            f"{texts[0]}, one of {len(found)} such places",
+            "use another checkpoint",
+            "--check-replicas warn",
+            "inspect --replicas, which lists them",
+            where=source.where.path,
         )
     more = [f"and {len(found) - 8} more replicas that differ"] if found[8:] else []
     return Evidence(notices=(*texts, *more))

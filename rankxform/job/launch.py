@@ -127,8 +127,9 @@ class KeptStrategy:
         for old in self._others():
             if inode(old) in own:
                 raise StorageError(
-                    f"{old}: is the source's strategy, and another belongs in {self.folder} now; "
-                    f"choose another folder, such as --output {self.folder.parent}_new"
+                    f"is the source's strategy, and another belongs in {self.folder} now",
+                    f"choose another folder, such as --output {self.folder.parent}_new",
+                    where=old,
                 )
 
     def check_others(self, request: Request) -> None:
@@ -137,8 +138,11 @@ class KeptStrategy:
         name = given.label if isinstance(given, Strategy) else str(given)
         for old in self._others() if self.files else ():
             raise StorageError(
-                f"{old}: is of another strategy than {name}, which belongs here now; remove it, "
-                "choose another --output, or say --overwrite"
+                f"is of another strategy than {name}, which belongs here now",
+                "remove it",
+                "choose another --output",
+                "say --overwrite",
+                where=old,
             )
 
     def _others(self) -> list[Path]:
@@ -160,7 +164,7 @@ class KeptStrategy:
             return
         if self.folder.is_symlink():
             raise StorageError(
-                f"{self.folder}: is a link, through which nothing is removed; remove it"
+                "is a link, through which nothing is removed", "remove it", where=self.folder
             )
         for old in self._others():
             remove(old)

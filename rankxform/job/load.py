@@ -113,8 +113,7 @@ def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Want
     wanted, questions = zip(*every)
     if len(set(questions)) > 1:
         raise UsageError(
-            "the processes of one load ask for different things (sources, strategies, options); "
-            "only rank and include may differ"
+            "the processes of one load ask for different things; only rank and include may differ"
         )
     ranks = tuple(sorted({one.rank for one in wanted}))
     include = tuple(dict.fromkeys(pattern for one in wanted for pattern in one.include))
@@ -207,8 +206,9 @@ def own_rank(team: Team, environ: Mapping[str, str]) -> int:
     if not environ.get("RANK_ID"):
         if workers(environ) > 1:
             raise UsageError(
-                f"this is one of {workers(environ)} workers, and RANK_ID does not say which (msrun "
-                "sets it where --node_rank is given); pass rank="
+                f"this is one of {workers(environ)} workers, and RANK_ID does not say which "
+                "(msrun sets it where --node_rank is given)",
+                "pass rank=",
             )
         return team.rank
     text = environ["RANK_ID"]

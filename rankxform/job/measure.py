@@ -116,9 +116,10 @@ def _plan_operands(
     nbytes = bytes_to_write(transfers)
     if nbytes > request.memory // 2:
         raise UsageError(
-            f"raise --memory to {-(-2 * nbytes >> 20)}M: process {process} needs {nbytes:,} bytes "
-            "of factors or adapters, whole, because some of their files are on one node only; or "
-            "put these where all nodes see them"
+            f"process {process} needs {nbytes:,} bytes of factors or adapters, which are whole",
+            f"raise --memory to {-(-2 * nbytes >> 20)}M",
+            "put their files where all nodes see them",
+            details="some of them are on one node only",
         )
     return WorkPlan(transfers, policy, bool(moves.exchanges), request.memory - nbytes, nbytes)
 
@@ -132,13 +133,15 @@ def _file_by_file(
     """
     if READ_METHODS[request.read_method].exchanges:
         raise UsageError(
-            f"leave out --read-method {request.read_method}: {request.dst} takes each file from "
-            "its first byte to its last, and processes exchange in another order"
+            f"{request.dst} takes each file from its first byte to its last, and "
+            "processes exchange in another order",
+            f"leave out --read-method {request.read_method}",
         )
     if not source.reach.is_full:
         raise UsageError(
-            f"put the checkpoint where all nodes see it: {request.dst} takes each file from its "
-            "first byte to its last, and what one node sends to another comes in another order"
+            f"{request.dst} takes each file from its first byte to its last, and nodes send in "
+            "another order",
+            "put the checkpoint where all nodes see it",
         )
     planner, order = target.planner, file_order(target.container)
     of_file: dict[int, list[SliceRange]] = {}

@@ -153,7 +153,7 @@ def _destination(
         return Reach(node, _by_node(home, nodes))
     number = {host: at for at, host in enumerate(dict.fromkeys(hosts))}
     if len(number) != nodes:
-        raise UsageError(f"{placement}: names {len(number)} hosts, and there are {nodes} nodes")
+        raise UsageError(f"names {len(number)} hosts, and there are {nodes} nodes", where=placement)
     return Reach(node, _by_node({r: number[h] for r, h in enumerate(hosts)}, nodes))
 
 

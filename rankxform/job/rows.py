@@ -106,8 +106,10 @@ def _check_tied(source: Source, target: Target, sources: Sources) -> None:
             alike = alike and own.tobytes() == other.tobytes()
         if not alike:
             raise CheckpointError(
-                f"{name!r} should be the same as {of!r} by {target.map_in_words or '--names'}, "
-                "and is not; is it this model's configuration? --exclude leaves it out as it is"
+                f"{name!r} should be the same as {of!r} by {target.map_in_words or '--names'}, and "
+                "is not",
+                "give this model's configuration, if it is another's",
+                "--exclude, which leaves it out as it is",
             )
 
 
@@ -118,8 +120,8 @@ def _check_truncated(request: Request, source: Source, target: Target, sources: 
         return
     if not source.reach.is_full:
         raise UsageError(
-            "--vocab: which rows are padding, one process looks up, and it does not see all "
-            "files; say --vocab-cut if they are"
+            "--vocab: which rows are padding, one process looks up, and it does not see all files",
+            "say --vocab-cut if they are",
         )
     known = {p.src_name: p for p in source.table.parameters}
     for name in target.truncated_vocab:
@@ -129,8 +131,10 @@ def _check_truncated(request: Request, source: Source, target: Target, sources: 
             found = _rows(parameter, sources, first, min(first + _ROWS, more))
             if found.any() and not (found == kept).all():
                 raise CheckpointError(
-                    f"{name!r}: rows {rows} to {more - 1} are not padding (zeros, or the last "
-                    f"row again); give --vocab {more}, or say --vocab-cut to lose them"
+                    f"rows {rows} to {more - 1} are not padding (zeros, or the last row again)",
+                    f"give --vocab {more}",
+                    "say --vocab-cut to lose them",
+                    where=f"{name!r}",
                 )
 
 

@@ -50,12 +50,13 @@ def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) 
     """
     if isinstance(source, PatternStrategy):
         raise UsageError(
-            f"{source.label!r}: which names it means, a checkpoint tells; transform it"
+            "which names it means, a checkpoint tells; transform it", where=f"{source.label!r}"
         )
     if isinstance(source, WholeStrategy) and shapes is None:
         raise UsageError(
-            "give --from, the source's strategy; or --shapes, a checkpoint or a JSON file with the "
-            "full shape of every parameter, and --preset or --rule"
+            "neither a source strategy nor full shapes are given",
+            "--from STRATEGY",
+            "--shapes CHECKPOINT or FILE.json, and --preset or --rule",
         )
     extents = extents_at(shapes, source) if shapes is not None else {}
     if isinstance(source, WholeStrategy):
@@ -74,7 +75,7 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
     path = Path(where)
     if path.suffix == ".json":
         if not path.is_file():
-            raise UsageError(f"{path}: no such file of shapes")
+            raise UsageError("no such file of shapes", where=path)
         known = read_shapes(path)
         return {name: Extent(shape, content_bytes(d, shape)) for name, (shape, d) in known.items()}
     schemas = _schemas(path, source)
@@ -91,8 +92,9 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     if isinstance(source, WholeStrategy):
         if len(paths) > 1:
             raise UsageError(
-                f"{path}: holds the files of {len(paths)} ranks; give --from, the strategy "
-                "by which they are sharded"
+                f"holds the files of {len(paths)} ranks",
+                "give --from, the strategy by which they are sharded",
+                where=path,
             )
         return {rank: indexer.index(file).schema for rank, file in paths.items()}
     missing = [{n for n in layouts if state_of(n) != NEVER_SAVED} for layouts in source.stages]
@@ -103,7 +105,7 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
             found[rank] = indexer.index(file).schema
             missing[stage] -= set(found[rank].names)
     if not found:
-        raise CheckpointError(f"{path}: holds no file of the ranks of {source.label}")
+        raise CheckpointError(f"holds no file of the ranks of {source.label}", where=path)
     return found
 
 
@@ -114,7 +116,7 @@ def stated(given: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any) -
     """
     src, dst = sizes
     if given.keep_mesh and (src is not None or rules):
-        raise UsageError("src and rules change nothing with dst='same'; leave them out")
+        raise UsageError("src and rules change nothing with dst='same'", "leave them out")
     pairs = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else [rules]
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -139,7 +141,7 @@ def _rule(names: str, spec: Any) -> Rule:
     if hasattr(spec, "to_dict"):
         facts = spec.to_dict()
         if facts.get("interleaved_parallel"):
-            raise UsageError(f"{where}: an interleaved layout is not derived")
+            raise UsageError("an interleaved layout is not derived", where=where)
         aliases = facts["alias_name"][::-1]
         axes = [one if isinstance(one, tuple) else (one,) for one in facts["tensor_map"]]
         spec = [tuple(aliases[axis] for axis in some if axis != -1) for some in axes]
@@ -157,7 +159,11 @@ def sizes_of(request: Request) -> Parallel:
     if request.src_config is not None and request.src_parallel is None:
         return read_config(request.src_config).parallel
     if request.src_parallel is None or request.src_config is not None:
-        raise UsageError("give --src-parallel, such as dp=8,mp=4,pp=2, or --src-config")
+        raise UsageError(
+            "the sizes of the source's job are not given, or twice",
+            "--src-parallel, such as dp=8,mp=4,pp=2",
+            "--src-config FILE",
+        )
     return parse_parallel(request.src_parallel, "--src-parallel")
 
 
@@ -169,7 +175,7 @@ def explain_strategy(
     Raises DerivationError where the sizes do not explain it.
     """
     if isinstance(source, (WholeStrategy, PatternStrategy)):
-        raise UsageError(f"{source.label!r}: expected a strategy file or folder")
+        raise UsageError("expected a strategy file or folder", where=f"{source.label!r}")
     extents = extents_at(shapes, source) if shapes is not None else {}
     full = {name: one.shape for name, one in extents.items()}
     source = strategies.folded(source, full)

@@ -98,7 +98,7 @@ def convert_one(request: Request, path: Path) -> None:
     asked, source, target = prepare(request, team)
     target = target.with_evidence(examine(asked, source, target, team))
     if any(is_same(path, Path(one)) for one in source.paths.values()):
-        raise UsageError(f"{path}: is a source file, which is never written to")
+        raise UsageError("is a source file, which is never written to", where=path)
     (rank,), planner = target.ranks, target.planner
     layouts = FileLayouts(planner, source.indexes, target, request.crc)
     output = Output(own_name(path), layouts.of(rank))

@@ -70,8 +70,9 @@ class Verdict(Result):
         """
         if self.same is None:
             raise DifferenceError(
-                f"{self.dst}: not every byte was compared, so it is not known whether it is the "
-                "same; look at `same` and `checked`"
+                "not every byte was compared, so it is not known whether it is the same",
+                "look at `same` and `checked`",
+                where=self.dst,
             )
         return self.same
 

@@ -100,8 +100,9 @@ def check_apart(source: Source, there: Source, team: Team) -> None:
             other = own.get(inode(Path(there.paths[file])))
             if other is not None:
                 raise UsageError(
-                    f"{there.paths[file]}: is the same file as {other}, and compared with itself "
-                    "it proves nothing; name another folder as DST"
+                    f"is the same file as {other}, and compared with itself it proves nothing",
+                    "name another folder as DST",
+                    where=there.paths[file],
                 )
 
     team.agree(mine)
@@ -134,8 +135,9 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
         for one in boxes:
             if one.box.size and held.setdefault(one.file, {}).setdefault(name, one.box) != one.box:
                 raise UsageError(
-                    f"{description.source}: a file has several boxes of {name}, as no rank of "
-                    f"{planner.dst.label} has; convert both to whole tensors and compare these"
+                    f"a file has several boxes of {name}, as no rank of {planner.dst.label} has",
+                    "convert both to whole tensors and compare these",
+                    where=description.source,
                 )
     known: dict[tuple[int, str], Box | None] = {}
 

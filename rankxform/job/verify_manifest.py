@@ -196,8 +196,9 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
     alike = list(groups.values())
     if not alike:
         raise UsageError(
-            f"{path}: there is no manifest; this is no finished destination of rankxform. "
-            "Compare it with its source: verify SRC DST --src-strategy A --dst-strategy B"
+            "there is no manifest; this is no finished destination of rankxform",
+            "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",
+            where=path,
         )
     leaders = [[p for node in group for p in nodes.processes[node]] for group in alike]
     firsts = {processes[0] for processes in leaders}
@@ -242,6 +243,7 @@ def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
         return expected(record, rank)
     except FormatError as error:
         raise StorageError(
-            f"{MANIFEST_NAME}: damaged: {path}: {error}; compare with the source instead (verify "
-            "SRC DST)"
+            f"damaged: {path}: {error}",
+            "compare with the source instead (verify SRC DST)",
+            where=MANIFEST_NAME,
         ) from error

@@ -29,8 +29,8 @@ def with_optimizer(layout: Layout, ranks: int) -> Layout:
     """
     if layout.split_rows or layout.field or layout.expanded_shape is not None:
         raise RequestError(
-            "metadata.json cannot state this layout (uneven rows, a field, or an expanded shape); "
-            "choose another --dst-form"
+            "metadata.json cannot state this layout (uneven rows, a field, or an expanded shape)",
+            "choose another --dst-form",
         )
     matrix, axes = list(layout.device_matrix), [list(some) for some in layout.tensor_map]
     left = layout.opt_shards
@@ -57,10 +57,11 @@ def with_optimizer(layout: Layout, ranks: int) -> Layout:
         axis += 1
     if left > 1:
         raise RequestError(
-            f"an optimizer shard of {layout.opt_shards} of the {layout.free_ranks} ranks with the "
-            f"same slice (device matrix {list(layout.device_matrix)}, tensor map "
-            f"{layout.printable_map}) is not along device axes, and no metadata.json can state it; "
-            "choose another --dst-form"
+            f"an optimizer shard of {layout.opt_shards} of {layout.free_ranks} ranks is not along "
+            "device axes, and no metadata.json can state it",
+            "choose another --dst-form",
+            details=f"the ranks hold the same slice by device matrix {list(layout.device_matrix)} "
+            f"and tensor map {layout.printable_map}",
         )
     if added:
         axes[0] += added

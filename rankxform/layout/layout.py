@@ -86,8 +86,9 @@ class Layout:
         if self.opt_shards < 1 or self.free_ranks % self.opt_shards:
             raise StrategyError(
                 f"optimizer shard size {self.opt_size} does not divide the {self.free_ranks} "
-                f"ranks that hold the same slice (device matrix {list(self.device_matrix)}, "
-                f"tensor map {self.printable_map})"
+                "ranks that hold the same slice",
+                details=f"by device matrix {list(self.device_matrix)} and tensor map "
+                f"{self.printable_map}",
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -198,7 +199,8 @@ class Layout:
         if self.counts[0] != len(self.split_rows) or prod(self.counts) != self.counts[0]:
             raise RequestError(
                 f"param_split_shape {list(self.split_rows)} is not one number of rows for each "
-                f"of the {self.counts[0]} parts of axis 0, the only axis that may then be sharded"
+                f"of the {self.counts[0]} parts of axis 0",
+                details="no other axis may then be sharded",
             )
         if sum(self.split_rows) != shape[0]:
             raise RequestError(
@@ -248,8 +250,9 @@ class Layout:
         if len(found) != 1:
             raise RequestError(
                 f"tensor map {self.printable_map} of the expanded shape "
-                f"{list(self.expanded_shape)} fits the shape {list(shape)} in {len(found)} ways; "
-                "use the protobuf strategy file, which keeps nested maps"
+                f"{list(self.expanded_shape)} fits the shape {list(shape)} in {len(found)} "
+                "ways",
+                "use the protobuf strategy file, which keeps nested maps",
             )
         return replace(self, tensor_map=found[0], expanded_shape=None)
 

@@ -191,12 +191,12 @@ class PatternStrategy(Strategy):
             count = int(ranks) if ranks.isdecimal() and len(ranks) < 8 else 0
             if not at or not 1 <= count <= MOST_RANKS or not name or not equals:
                 raise StrategyError(
-                    f"{text!r}: expected shard:REGEX=AXIS@RANKS, such as shard:weight=0@4"
+                    "expected shard:REGEX=AXIS@RANKS, such as shard:weight=0@4", where=f"{text!r}"
                 )
             try:
                 found.append((re.compile(name), int(axis)))
             except (re.error, ValueError, OverflowError, RecursionError) as error:
-                raise StrategyError(f"{text!r}: {rule!r}: {error}") from error
+                raise StrategyError(f"{rule!r}: {error}", where=f"{text!r}") from error
         return cls(({},), int(ranks), text, patterns=tuple(found))
 
     def over(
@@ -224,12 +224,16 @@ class PatternStrategy(Strategy):
                     layouts[name] = self._sharded(name, axis, len(shape))
                     break
         if not layouts:
-            raise StrategyError(f"{self.label!r}: no parameter of the checkpoint has such a name")
+            raise StrategyError(
+                "no parameter of the checkpoint has such a name", where=f"{self.label!r}"
+            )
         return Strategy((layouts,), self.stage_size, self.label)
 
     def _sharded(self, name: str, axis: int, ndim: int) -> Layout:
         if not -ndim <= axis < ndim:
-            raise StrategyError(f"{self.label!r}: {name!r} has {ndim} axes, and no axis {axis}")
+            raise StrategyError(
+                f"{name!r} has {ndim} axes, and no axis {axis}", where=f"{self.label!r}"
+            )
         axes: list[tuple[int, ...]] = [()] * ndim
         axes[axis] = (0,)
         return Layout((self.stage_size,), tuple(axes))
@@ -245,7 +249,7 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
     for record in sorted(records, key=lambda r: (r.json, not r.merged)):
         if not record.layouts:
             raise StrategyError(
-                f"{record.label}: lists no parameter layout; save the strategy again"
+                "lists no parameter layout", "save the strategy again", where=record.label
             )
         for stage, layouts in record.by_stage().items():
             if stage in chosen:
@@ -256,8 +260,9 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
         missing = [s for s in range(len(chosen)) if s not in chosen]
         have = ", ".join(f"stage {s} in {chosen[s][1].label}" for s in sorted(chosen))
         raise StrategyError(
-            f"{label}: no strategy of pipeline {stages_in_words(missing)} (found {have}); "
-            "put the file of every stage into one folder and name the folder"
+            f"no strategy of pipeline {stages_in_words(missing)} (found {have})",
+            "put the file of every stage into one folder and name the folder",
+            where=label,
         )
     stages = tuple(chosen[s][0] for s in range(len(chosen)))
     derived = any(record.derived for record in records)
@@ -305,8 +310,8 @@ def _must_agree(
             return
         why = f"they differ at {name!r}"
     raise StrategyError(
-        f"{record.label} and {other.label} both describe pipeline stage {stage}, and {why}; "
-        "remove the one that does not belong to the checkpoint"
+        f"{record.label} and {other.label} both describe pipeline stage {stage}, and {why}",
+        "remove the one that does not belong to the checkpoint",
     )
 
 
@@ -330,8 +335,9 @@ def _stage_size(stages: Iterable[Mapping[str, Layout]], label: str) -> int:
         for name, layout in layouts.items():
             if size % layout.ranks:
                 raise StrategyError(
-                    f"{label}: {name!r} is laid out on {layout.ranks} ranks, another parameter "
-                    f"on {size}; one must divide the other"
+                    f"{name!r} is laid out on {layout.ranks} ranks, another parameter on {size}; "
+                    "one must divide the other",
+                    where=label,
                 )
     return size
 

@@ -39,9 +39,9 @@ def transform_checkpoints(
     _must_be(str, ckpt_prefix=ckpt_prefix)
     if _is_by_stage(src_strategy_file, dst_strategy_file):
         raise UsageError(
-            f"{dst_strategy_file} lists parameters that {src_strategy_file} does not; if that is "
-            "the file of one pipeline stage, give the folder with the files of all stages, or the "
-            "merged file; if the network has grown, use rankxform.transform"
+            f"{dst_strategy_file} lists parameters that {src_strategy_file} does not",
+            "give the folder with the files of all stages, or the merged file, if it is of one",
+            "use rankxform.transform, if the network has grown",
         )
     api.transform(
         src_checkpoints_dir,

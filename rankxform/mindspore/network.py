@@ -73,7 +73,7 @@ def load_into(
         mindspore.load_param_into_net(net, parameters(found), strict_load=strict)
     except (RuntimeError, TypeError, ValueError) as error:
         raise RequestError(
-            f"{src}: what rank {found.rank} loaded, MindSpore refuses: {error}"
+            f"what rank {found.rank} loaded, MindSpore refuses: {error}", where=src
         ) from error
     return LoadReport(loaded, missing, left_over, read)
 
@@ -90,8 +90,9 @@ def _check_shapes(net: Any, found: Parameters, src: Any) -> None:
     if wrong:
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         raise RequestError(
-            f"{src}: of what rank {found.rank} loaded, {wrong[0]}{more}; does dst_strategy shard "
-            "as the network does?"
+            f"of what rank {found.rank} loaded, {wrong[0]}{more}; does dst_strategy "
+            "shard as the network does?",
+            where=src,
         )
 
 
@@ -181,8 +182,9 @@ def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
         rank = os.environ.get("RANK_ID", "")
         if rank.isdecimal() and int(rank) >= size:
             raise StrategyError(
-                f"the network's stage has {size} ranks, and this is rank {rank}, of a later "
-                "stage; without MPI a process knows its own stage only: give dst_strategy as files"
+                f"the network's stage has {size} ranks, and this is rank {rank}, of a later stage",
+                "give dst_strategy as files",
+                details="without MPI a process knows its own stage only",
             )
         records = [StrategyRecord("the network", 0, (0,), every[0])]
     return combine(records, "the network")

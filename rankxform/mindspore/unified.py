@@ -92,8 +92,8 @@ def chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> di
             or rules.setdefault(base, new[len(prefix) :]) != new[len(prefix) :]
         ):
             raise UsageError(
-                f"choice_func renames {name!r} to {new!r}, and its parameter otherwise; an "
-                "optimizer state keeps its prefix and follows its parameter"
+                f"choice_func renames {name!r} to {new!r}, and its parameter otherwise",
+                details="an optimizer state keeps its prefix and follows its parameter",
             )
     texts = [f"^{re.escape(old)}$={literal(new)}" for old, new in rules.items()]
     return {
@@ -109,7 +109,7 @@ def _exactly(names: Sequence[str]) -> str:
 def literal(text: str) -> str:
     """Return a replacement that stands for itself. Raises UsageError for what a rule cannot say."""
     if "=" in text:
-        raise UsageError(f"a new name {text!r} has a '=', which a rule ends at; choose another")
+        raise UsageError(f"a new name {text!r} has a '=', which a rule ends at", "choose another")
     return text.replace("\\", "\\\\")
 
 

@@ -227,8 +227,8 @@ class Derivation:
             other = owner.setdefault(new, name)
             if other != name:
                 raise RequestError(
-                    f"{other!r} and {name!r} would both be called {new!r}; change --rename so that "
-                    "each parameter has a name of its own"
+                    f"{other!r} and {name!r} would both be called {new!r}",
+                    "change --rename so that each parameter has a name of its own",
                 )
         return found
 

@@ -27,7 +27,7 @@ def cast(options: Mapping[str, Any]) -> Operation | None:
     if options.get("dtype") is None:
         if keep or states:
             which = "--keep-dtype" if keep else "--cast-states"
-            raise UsageError(f"{which}: give --dtype too, which it is about")
+            raise UsageError("is about --dtype, which is not given", "give both", where=which)
         return None
     dtype = TYPES[options["dtype"]]
 

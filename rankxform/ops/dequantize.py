@@ -36,8 +36,8 @@ class Dequantized(Composition):
                 if scales is None:
                     raise CheckpointError(
                         f"{one.name!r} is {FLOAT8}, and there is no {one.name + SCALES!r}, the "
-                        "factors by which it becomes a number; leave out --dtype and --map to "
-                        "carry it as it is"
+                        "factors by which it becomes a number",
+                        "leave out --dtype and --map to carry it as it is",
                     )
                 used.add(scales.name)
                 one = self._with_factors(one, scales)

@@ -73,23 +73,27 @@ class Scaling:
         """Return what an adapter_config.json says. Raises UsageError for what is not known."""
         kind = config.get("peft_type", "LORA")
         if kind != "LORA":
-            raise UsageError(f"{label}: peft_type is {kind!r}; only LORA adapters are merged")
+            raise UsageError(f"peft_type is {kind!r}; only LORA adapters are merged", where=label)
         for key, good in _REFUSED.items():
             if config.get(key) not in good:
                 raise UsageError(
-                    f"{label}: {key} is {config[key]!r}, which changes what is added in a way that "
-                    "is not known here; merge this adapter with PEFT"
+                    f"{key} is {config[key]!r}, which changes what is added in a way that is "
+                    "not known here",
+                    "merge this adapter with PEFT",
+                    where=label,
                 )
         alpha, rank = config.get("lora_alpha"), config.get("r")
         if alpha is None or not positive(alpha) or not positive(rank) or type(rank) is not int:
-            raise UsageError(f"{label}: lora_alpha is {alpha!r} and r is {rank!r}; expected both")
+            raise UsageError(
+                f"lora_alpha is {alpha!r} and r is {rank!r}; expected both", where=label
+            )
         alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
         for patterns in (alphas, ranks):
             if not isinstance(patterns, dict) or not all(map(positive, patterns.values())):
-                raise UsageError(f"{label}: alpha_pattern and rank_pattern: expected numbers")
+                raise UsageError("alpha_pattern and rank_pattern: expected numbers", where=label)
         root, transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
         if root not in (True, False, None) or transposed not in (True, False, None):
-            raise UsageError(f"{label}: use_rslora and fan_in_fan_out: expected true or false")
+            raise UsageError("use_rslora and fan_in_fan_out: expected true or false", where=label)
         listed = config.get("target_modules")
         targets = tuple(map(str, listed)) if isinstance(listed, list) else ()
         some = config.get("layers_to_transform") is not None
@@ -156,18 +160,21 @@ class Adapter(Composition):
                     continue
                 b = name[: -len(a_end)] + b_end
                 if b not in tensors:
-                    raise CheckpointError(f"{label}: holds {name!r} and no {b!r}")
+                    raise CheckpointError(f"holds {name!r} and no {b!r}", where=label)
                 taken |= {name, b}
                 module = name[: -len(a_end)].removeprefix(_PEFT)
                 if f"{module}.weight" in self._steps:
-                    raise CheckpointError(f"{label}: holds two pairs for {module + '.weight'!r}")
+                    raise CheckpointError(
+                        f"holds two pairs for {module + '.weight'!r}", where=label
+                    )
                 self._steps[f"{module}.weight"] = self._step(name, b, module, tensors, scaling)
         rest = [name for name in tensors if name not in taken]
         if rest or not self._steps:
             shown = summarize_names(rest or tensors, 3) or "nothing"
             raise CheckpointError(
-                f"{label}: holds {shown}, and expected are pairs such as X.lora_A.weight and "
-                "X.lora_B.weight"
+                f"holds {shown}, and expected are pairs such as X.lora_A.weight and "
+                "X.lora_B.weight",
+                where=label,
             )
 
     def _step(
@@ -202,15 +209,17 @@ class Adapter(Composition):
         twice = sorted(self._names & there)
         if twice and not self._inside:
             raise CheckpointError(
-                f"{self._label}: the checkpoint itself holds {twice[0]!r} too; which adapter is "
-                "meant? Leave its own out (--exclude) after merging it with --lora SRC"
+                f"the checkpoint itself holds {twice[0]!r} too, and one adapter is meant",
+                "leave its own out (--exclude) after merging it with --lora SRC",
+                where=self._label,
             )
         lacking = [name for name in self._steps if name not in there]
         if lacking:
             more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
             raise CheckpointError(
-                f"{self._label}: is for {lacking[0]!r}{more}, which the checkpoint does not have; "
-                "is it another model's adapter, or under other names?"
+                f"is for {lacking[0]!r}{more}, which the checkpoint does not have; is it "
+                "another model's adapter, or under other names?",
+                where=self._label,
             )
         found = []
         for one in tensors:
@@ -231,7 +240,7 @@ class Adapter(Composition):
             )
         if source.step is not None or one.dtype not in ("Float16", "BFloat16", "Float32"):
             raise CheckpointError(
-                f"{one.name!r} is {source.src_dtype}, to which no adapter is added; convert the "
-                "checkpoint to bf16 first (--dtype)"
+                f"{one.name!r} is {source.src_dtype}, to which no adapter is added",
+                "convert the checkpoint to bf16 first (--dtype)",
             )
         return replace(one, sources=(replace(source, step=step),))

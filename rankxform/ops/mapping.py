@@ -97,7 +97,7 @@ class NameMap(Composition):
         for name in rule.blocks:
             if name not in self.table.blocks:
                 known = ", ".join(self.table.blocks)
-                raise UsageError(f"{self.table.label}: block {name!r} is none of {known}")
+                raise UsageError(f"block {name!r} is none of {known}", where=self.table.label)
         blocks: list[tuple[Mapping[str, str], Range | None]] = [({}, None)]
         if rule.blocks:
             blocks = [(one.names, one.range) for one in self.table.blocks_of(rule)]
@@ -125,8 +125,9 @@ class NameMap(Composition):
             if count * len(known) > _MOST:
                 stated = self.sizes.stated([one.start, one.stop])
                 raise UsageError(
-                    f"{self.sizes.label}: {stated}: that would be {count:,} values of "
-                    f"{one.variable!r}; no model has so many"
+                    f"{stated}: that would be {count:,} values of {one.variable!r}; no model "
+                    "has so many",
+                    where=self.sizes.label,
                 )
             known = [{**some, one.variable: n} for some in known for n in numbers]
         yield from known
@@ -145,36 +146,41 @@ class NameMap(Composition):
         parts = [Assembly.of(shape, number) for number, shape in enumerate(shapes)]
         each = len(rule.parts)
         if len(rule.ranges) > 1:
-            raise UsageError(f"{self.table.label}: {rule.whole!r} has two variables; one is known")
+            raise UsageError(
+                f"{rule.whole!r} has two variables; one is known", where=self.table.label
+            )
         for name, argument in rule.steps:
             if name in self.choices:
                 chosen = self.table.choices[name][self.choices[name]]
                 name, _, rest = chosen.partition("(")
                 argument = rest.rstrip(")")
             if name == "transpose" and any(len(one.shape) < 2 for one in parts):
-                raise UsageError(f"{self.table.label}: {rule.whole!r} has no two axes to exchange")
+                raise UsageError(
+                    f"{rule.whole!r} has no two axes to exchange", where=self.table.label
+                )
             if name == "transpose":
                 parts = [one.transposed() for one in parts]
                 continue
             if name == "stack":
                 if argument not in {one.variable for one in rule.ranges}:
                     raise UsageError(
-                        f"{self.table.label}: {rule.whole!r}: stack({argument}) is about no "
-                        "variable of `for`"
+                        f"{rule.whole!r}: stack({argument}) is about no variable of `for`",
+                        where=self.table.label,
                     )
                 parts = [self._joined(rule, "concat", "", parts)]
                 continue
             if name not in _JOINING:
                 raise UsageError(
-                    f"{self.table.label}: {rule.whole!r} has a step {name!r}; expected "
-                    f"{', '.join((*_JOINING, 'transpose', 'stack', *self.table.choices))}"
+                    f"{rule.whole!r} has a step {name!r}; expected "
+                    f"{', '.join((*_JOINING, 'transpose', 'stack', *self.table.choices))}",
+                    where=self.table.label,
                 )
             groups = [parts[at : at + each] for at in range(0, len(parts), each)]
             parts, each = [self._joined(rule, name, argument, some) for some in groups], 1
         if len(parts) != 1:
             raise UsageError(
-                f"{self.table.label}: the steps of {rule.whole!r} leave {len(parts)} tensors, "
-                "not one"
+                f"the steps of {rule.whole!r} leave {len(parts)} tensors, not one",
+                where=self.table.label,
             )
         return parts[0]
 
@@ -182,8 +188,9 @@ class NameMap(Composition):
         if not all(one.shape for one in parts) or len({one.shape[1:] for one in parts}) > 1:
             shapes = ", ".join(str(list(one.shape)) for one in parts)
             raise UsageError(
-                f"{self.sizes.label}: parts of {rule.whole!r} have shapes {shapes}; joined are "
-                "tensors that differ in the first axis only"
+                f"parts of {rule.whole!r} have shapes {shapes}; joined are tensors that "
+                "differ in the first axis only",
+                where=self.sizes.label,
             )
         rows = [one.shape[0] for one in parts]
         if name == "concat":
@@ -191,16 +198,17 @@ class NameMap(Composition):
         if name == "interleave":
             if len(set(rows)) > 1:
                 raise UsageError(
-                    f"{self.sizes.label}: parts of {rule.whole!r} with {rows} rows are interleaved;"
-                    " expected equal numbers"
+                    f"parts of {rule.whole!r} with {rows} rows are interleaved; expected equal "
+                    "numbers",
+                    where=self.sizes.label,
                 )
             return interleaved(parts)
         groups = self.sizes.number(expression(argument, self.table.label), {})
         if not groups or any(n % groups for n in rows):
             stated = self.sizes.stated([expression(argument, self.table.label)])
             raise UsageError(
-                f"{self.sizes.label}: {stated}: parts of {rule.whole!r} with {rows} rows do not "
-                f"make {groups} groups"
+                f"{stated}: parts of {rule.whole!r} with {rows} rows do not make {groups} groups",
+                where=self.sizes.label,
             )
         return grouped(parts, groups)
 
@@ -216,7 +224,7 @@ class NameMap(Composition):
             for side in SIDES:
                 for name in link.names(side):
                     if name in names[side]:
-                        raise UsageError(f"{self.table.label}: two rules speak of {name!r}")
+                        raise UsageError(f"two rules speak of {name!r}", where=self.table.label)
                     names[side][name] = link
         return names
 
@@ -272,8 +280,9 @@ class NameMap(Composition):
             reduced = NameMap(sizes, self.choices, self._excluded, free_rows=self._free_rows)
             if reduced._lacking(known):
                 raise UsageError(
-                    f"{self.table.label}: unless {self._absent[0]!r}: a block is there even where "
-                    "that is 0; name an entry of the configuration"
+                    f"unless {self._absent[0]!r}: a block is there even where that is 0; expected "
+                    "an entry of the configuration that says so",
+                    where=self.table.label,
                 )
             return reduced.compose(tensors)
         states = [one for one in tensors if state_of(one.name) is not None and not one.dropped]
@@ -346,9 +355,9 @@ class NameMap(Composition):
         there = sum(name in known for name in wanted)
         if 4 * there < len(wanted):
             raise RequestError(
-                f"choose another map (`rankxform maps`): of the {len(wanted):,} names of "
-                f"{self.table.label} the checkpoint has {there:,}, but "
-                f"{summarize_names(known, 2)}"
+                f"of the {len(wanted):,} names of {self.table.label} the checkpoint has "
+                f"{there:,}, but {summarize_names(known, 2)}",
+                "choose another map (`rankxform maps`)",
             )
 
     def _missing(self, missing: Sequence[str], count: int, rule: Rule) -> str:

@@ -127,8 +127,9 @@ def from_mindspore_name(name: str, names: str) -> str:
     other = _OTHERS.get(state)
     if other is None or state == MASTER:
         raise RequestError(
-            f"{name!r}: {names} has no name for such a state; leave it out (--exclude "
-            f"'^{state}[.]')"
+            f"{names} has no name for such a state",
+            f"leave it out (--exclude '^{state}[.]')",
+            where=f"{name!r}",
         )
     return f"optimizer.state.{base}.{other}"
 

@@ -23,8 +23,9 @@ class Sizes:
         for one in table.requires:
             if not one.value(self.known):
                 raise UsageError(
-                    f"{label}: says otherwise than {one.text!r}, which {table.label} is for; give "
-                    "a table of your own (--map FILE.toml)"
+                    f"says otherwise than {one.text!r}, which {table.label} is for",
+                    "give a table of your own (--map FILE.toml)",
+                    where=label,
                 )
 
     def without(self, name: str) -> Sizes:
@@ -38,13 +39,15 @@ class Sizes:
             gone = [n for n in self._names([one]) if self._stated.get(n) is None]
             keys = [name for name in gone if name not in self.table.sizes]
             raise UsageError(
-                f"{self.label}: {' and '.join(keys) or one.text} is missing, from which "
-                f"{self.table.label} works out shapes"
+                f"{' and '.join(keys) or one.text} is missing, from which {self.table.label} "
+                "works out shapes",
+                where=self.label,
             )
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise UsageError(
-                f"{self.label}: {self.stated([one])} make {one.text!r} {found!r}; "
-                f"{self.table.label} needs a number"
+                f"{self.stated([one])} make {one.text!r} {found!r}; {self.table.label} "
+                "needs a number",
+                where=self.label,
             )
         return found
 

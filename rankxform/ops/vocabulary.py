@@ -45,7 +45,8 @@ class Vocabulary(Composition):
                 if one.shape != shapes[parameter]:
                     raise CheckpointError(
                         f"{one.name!r} has shape {list(one.shape)}, unlike {parameter!r}, and how "
-                        "its rows change is not known; leave states out (--weights-only)"
+                        "its rows change is not known",
+                        "leave states out (--weights-only)",
                     )
                 one = self._resized(one)
             found.append(one)
@@ -86,7 +87,7 @@ def vocabulary(options: Mapping[str, Any]) -> Composition | None:
     if rows is None:
         for name in ("vocab_fill", "vocab_cut"):
             if options.get(name):
-                raise UsageError(f"--{name.replace('_', '-')} is for --vocab; give both")
+                raise UsageError(f"--{name.replace('_', '-')} is for --vocab", "give both")
         return None
     if rows < 1:
         raise UsageError(f"--vocab {rows}: expected a number of rows from 1 on")

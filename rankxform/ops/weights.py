@@ -93,7 +93,7 @@ class Masters(Composition):
         }
         if not masters:
             raise CheckpointError(
-                f"leave out --masters: the checkpoint has no masters ({MASTER}.*)"
+                f"the checkpoint has no masters ({MASTER}.*)", "leave out --masters"
             )
         found = []
         own = {one.name: one for one in tensors}

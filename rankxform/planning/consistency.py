@@ -169,19 +169,21 @@ def check_undeclared(
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
         raise CheckpointError(
-            f"give the strategy; --src-strategy none says that every rank holds whole parameters, "
-            f"but {name!r} is not the same in {a} and {b}, one of {len(large):,} that differ: they "
-            "are shards, or replicas that differ"
+            f"{name!r} is not the same in {a} and {b}, and --src-strategy none says that it is",
+            "--src-strategy FILE of the job that wrote them",
+            details="they are shards, or replicas that differ"
+            + (f"; there are {len(large):,} such parameters" if large[1:] else ""),
         )
     if large and not take_one:
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
         raise CheckpointError(
-            f"{summarize_names(large)}: {catalog.label} does not "
-            f"list {'it' if len(large) == 1 else 'these'}, and {name!r} differs between {a} and "
-            f"{b}. A frozen parameter is sharded without being listed, and how is not known; leave "
-            f"it out (--exclude '^{re.escape(name_of(name))}$'), or take one rank's bytes as they "
-            "are (--unlisted take-one)"
+            f"{catalog.label} does not list {'it' if len(large) == 1 else 'these'}, and "
+            f"{name!r} differs between {a} and {b}",
+            f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+            "--unlisted take-one, which takes one rank's bytes as they are",
+            details="a frozen parameter is sharded without being listed, and how is not known",
+            where=summarize_names(large),
         )
     return [
         f"{name!r} is in no strategy and differs between rank {catalog.rank_of(a)} and rank "
@@ -231,9 +233,9 @@ def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str])
         found = [samples[r][name] for r in catalog.declared[name].holders if name in samples[r]]
         if len({one.digest for one in found}) == 1 and not found[0].constant and len(found) > 1:
             raise CheckpointError(
-                f"{catalog.label!r} shards {name!r}, and all ranks hold "
-                "the same bytes of it: it was not sharded. Let the expression match fewer names, "
-                "or say --allow-equal-slices if the slices really are equal"
+                f"{catalog.label!r} shards {name!r}, and all ranks hold the same bytes of it",
+                "let the expression match fewer names",
+                "say --allow-equal-slices if the slices really are equal",
             )
 
 
@@ -255,10 +257,13 @@ def check_extra_ranks(catalog: Catalog, samples: Samples, paths: Mapping[int, st
             holders = catalog.declared[name].holders
             if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
                 raise CheckpointError(
-                    f"{path}: rank {rank} holds a slice of {name!r} that none of the "
-                    f"ranks 0 to {catalog.ranks - 1} has; {catalog.label} describes only "
-                    f"{catalog.ranks} ranks and is not this checkpoint's. Give the right strategy, "
-                    "or say --allow-extra-ranks if these ranks are left over from another run"
+                    f"rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
+                    f"{catalog.ranks - 1} has",
+                    "give the right strategy",
+                    "say --allow-extra-ranks if these ranks are left over from another run",
+                    where=path,
+                    details=f"{catalog.label} describes only {catalog.ranks} ranks and is not this "
+                    "checkpoint's",
                 )
 
 

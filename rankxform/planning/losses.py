@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import parameter_of, summarize_names
@@ -27,9 +28,9 @@ def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[L
     return found
 
 
-def losses_message(
+def losses_error(
     catalog: Catalog, parameters: Iterable[Parameter], lost: Mapping[str, Sequence[int]]
-) -> str:
+) -> CheckpointError:
     """Say which ranks' files are missing, and what only they hold of what is wanted.
 
     parameters: of the catalog, that are wanted; lost: names that are wanted and in no file, with
@@ -41,10 +42,11 @@ def losses_message(
     groups = lost_slices(parameters)
     if not groups:
         ranks = sorted({rank for some in lost.values() for rank in some})
-        return (
-            f"{_ranks(ranks)} no file{searched}: no source file holds {names}, which {label} "
-            f"places on ranks whose files are not there: {_few(ranks)}. Bring the missing rank "
-            "folders, or leave these parameters out (--exclude)"
+        return CheckpointError(
+            f"{_ranks(ranks)} no file{searched}: no source file holds {names}",
+            "bring the missing rank folders",
+            "leave these parameters out (--exclude)",
+            details=f"{label} places them on ranks whose files are not there: {_few(ranks)}",
         )
     should, gone = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
     parameter, box = max(gone, key=_weight)
@@ -61,12 +63,15 @@ def losses_message(
     also = f", and none of {names}" if names else ""
     more = len({rank for ranks in groups for rank in ranks}.difference(should))
     its, one = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
-    others = f" Slices of {more} more rank{'s' if more > 1 else ''} are lost too." if more else ""
+    others = f"slices of {more} more rank{'s' if more > 1 else ''} are lost too" if more else ""
     bring = "that file" if gone_files else f"the folder of {one}"
-    return (
+    return CheckpointError(
         f"{where}{searched}: no source file holds {len(gone):,} of {its} slices, "
         f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.src_name!r} ({label})"
-        f"{also}.{others} Bring {bring}, or use another checkpoint"
+        f"{also}",
+        f"bring {bring}",
+        "use another checkpoint",
+        details=others,
     )
 
 

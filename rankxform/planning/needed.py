@@ -22,7 +22,9 @@ def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int
     for strategy in (src, dst):
         if isinstance(strategy, PatternStrategy):
             raise UsageError(
-                f"{strategy.label!r}: which names it means, the checkpoint tells; name SRC"
+                "which names it means, the checkpoint tells",
+                "name SRC",
+                where=f"{strategy.label!r}",
             )
     return {rank: tuple(sorted(_needed(src, dst, rank))) for rank in check_ranks(ranks, dst)}
 
@@ -55,7 +57,9 @@ def _holding(have: Layout, want: Layout, local: int, name: str) -> set[int]:
     """Return the stage-local ranks of `have` that hold what rank `local` of `want` needs."""
     if len(have.tensor_map) != len(want.tensor_map):
         raise CheckpointError(
-            f"{name!r}: a nested tensor map in JSON needs the checkpoint's shapes; name SRC too"
+            "a nested tensor map in JSON needs the checkpoint's shapes",
+            "name SRC too",
+            where=f"{name!r}",
         )
     shape = tuple(map(lcm, have.counts, want.counts))
     if have.split_rows or want.split_rows:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
-from rankxform.errors import CheckpointError, RequestError
+from rankxform.errors import RequestError
 from rankxform.formats.base import TensorSpec
 from rankxform.geometry.box import Shape
 from rankxform.geometry.grid import Cell, overlaps
@@ -26,7 +26,7 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
 from .catalog import Catalog, Parameter
-from .losses import losses_message
+from .losses import losses_error
 from .parts import Part
 from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
@@ -334,7 +334,7 @@ class Planner:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""
         assert cell not in parameter.sharding.files
         wanted = self.selection.sources(self.catalog)
-        raise CheckpointError(losses_message(self.catalog, wanted, {}))
+        raise losses_error(self.catalog, wanted, {})
 
     def congruent_file(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of ranks' own values a destination file gets, as MindSpore does.
@@ -392,7 +392,8 @@ class Planner:
             layout.grid(parameter.shape)
         except RequestError as error:
             raise RequestError(
-                f"{self.dst.label}: {name!r}: {error} (the shape is what "
-                f"{self.catalog.label} makes of the source's slices)"
+                f"{name!r}: {error} (the shape is what {self.catalog.label} makes of the "
+                "source's slices)",
+                where=self.dst.label,
             ) from error
         return layout

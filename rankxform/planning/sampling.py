@@ -24,6 +24,7 @@ from .catalog import Catalog, Parameter
 from .consistency import Evidence, Sample, Samples, is_small
 from .table import effective_layout
 
+_ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
 _READS = 4096
 """Samples of all files together, where that is more than `_OF_FILE` of each."""
 _OF_FILE, _MOST_OF_FILE = 4, 32
@@ -343,15 +344,16 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
     """
     equal, pairs, compared = same_where_different(looked, seen)
     if compared and len(equal) == compared:
-        raise CheckpointError(_all_equal(catalog, equal))
+        raise _all_equal(catalog, equal)
     if pairs:
         a, b = pairs[0]
         more = f", and so for {len(pairs) - 1} more" if pairs[1:] else ""
         raise CheckpointError(
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
-            f"looked at, and by {catalog.label} they hold different slices{more}: one of them is a "
-            "copy of the other. Copy the files again, give the strategy that this checkpoint was "
-            "saved with, or say --allow-equal-slices if the slices really are equal"
+            f"looked at, and by {catalog.label} they hold different slices{more}",
+            "copy the files again: one is a copy of the other",
+            "give the strategy that this checkpoint was saved with",
+            _ALLOW_EQUAL,
         )
     names = summarize_names([one.name for one in equal], 2)
     what = f"{names}: every rank holds the same bytes, though {catalog.label} shards "
@@ -359,16 +361,17 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
     return Evidence(notices=notices, samples=compared)
 
 
-def _all_equal(catalog: Catalog, equal: Sequence[Looked]) -> str:
+def _all_equal(catalog: Catalog, equal: Sequence[Looked]) -> CheckpointError:
     parameter = min((one.parameter for one in equal), key=lambda one: one.name)
     box = first_box(parameter)
     counts = " x ".join(str(n // own if own else 1) for n, own in zip(parameter.shape, box.shape))
-    return (
-        f"{catalog.paths[parameter.holders[0]]}: {catalog.label} shards {parameter.name!r} into "
-        f"{counts} slices of {list(box.shape)}, "
-        f"but every rank holds the same bytes, of this and of all {len(equal)} parameters looked "
-        "at. The files seem to hold complete parameters: give one of them as SRC with "
-        "--src-strategy none, or say --allow-equal-slices if the slices really are equal"
+    return CheckpointError(
+        f"{catalog.label} shards {parameter.name!r} into {counts} slices of {list(box.shape)}, but "
+        "every rank holds the same bytes",
+        "give one of the files as SRC, with --src-strategy none: they seem to be complete",
+        _ALLOW_EQUAL,
+        where=catalog.paths[parameter.holders[0]],
+        details=f"so it is with all {len(equal)} parameters looked at",
     )
 
 
@@ -395,9 +398,11 @@ def check_replicas_agree(
     refused = [one for one in found.differing if one.looked.name not in accepted]
     if found.is_refuted and refused:
         raise CheckpointError(
-            f"{_in_words(catalog, found)}. {_observed(catalog, found, seen)} Give the strategy "
-            "that this checkpoint was saved with, or copy its files again; --accept contradictions "
-            "converts it as it is"
+            _in_words(catalog, found),
+            "give the strategy that this checkpoint was saved with",
+            "copy its files again",
+            "--accept contradictions converts it as it is",
+            details=_observed(catalog, found, seen),
         )
     warnings = (_in_words(catalog, found),) if found.differing else ()
     return Evidence(warnings=warnings, samples=compared)
@@ -429,7 +434,7 @@ def _who(catalog: Catalog, files: Sequence[int]) -> str:
 def _observed(catalog: Catalog, found: Agreement, seen: Samples) -> str:
     """Say which ranks do hold the same of the first tensor that contradicts."""
     if len(found.doubted) == 1:
-        return f"{catalog.paths[found.doubted[0]]} differs from every other holder, in all samples."
+        return f"{catalog.paths[found.doubted[0]]} differs from every other holder, in all samples"
     one = found.differing[0].looked
     groups: dict[bytes, list[int]] = {}
     for _, held in one.samples(seen):
@@ -437,6 +442,6 @@ def _observed(catalog: Catalog, found: Agreement, seen: Samples) -> str:
             groups.setdefault(sample.digest, []).append(catalog.rank_of(file))
     alike = [sorted(some) for some in groups.values() if len(some) > 1]
     if not alike:
-        return f"No two files hold the same of {one.name!r}."
+        return f"no two files hold the same of {one.name!r}"
     shown = " and ".join(f"({ranges(some)})" for some in sorted(alike)[:_SHOWN])
-    return f"Of {one.name!r} the same bytes are on ranks {shown}."
+    return f"of {one.name!r} the same bytes are on ranks {shown}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import RequestError, UsageError
 from rankxform.formats.dtype import BYTES, content_bytes
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import COUNTERS, parameter_of, summarize_names
@@ -19,7 +19,7 @@ from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
 from .derived import TensorMaker, by_source, tensors_of
-from .losses import losses_message
+from .losses import losses_error
 from .table import effective_layout, with_states
 
 _STATE = "optimizer state that the destination strategy does not list"
@@ -138,8 +138,9 @@ def select(
     if dst.stages_of and not any(one.name in dst or parameter_of(one.name) in dst for one in every):
         raise RequestError(
             f"{dst.label} lists none of the tensors, such as {found.parameters[0].name}; it "
-            f"lists {summarize_names(list(dst.stages_of), 1)}. Translate the names (--map, "
-            "--rename), or give this network's strategy"
+            f"lists {summarize_names(list(dst.stages_of), 1)}",
+            "translate the names (--map, --rename)",
+            "give this network's strategy",
         )
     return found
 
@@ -185,11 +186,11 @@ def _check(
             "network's"
         )
     if lost:
-        raise CheckpointError(losses_message(catalog, found.sources(catalog), lost))
+        raise losses_error(catalog, found.sources(catalog), lost)
     if refused:
-        raise RequestError(_unmatched_message(refused, catalog, dst, derivation))
+        raise _unmatched_error(refused, catalog, dst, derivation)
     if not found.parameters:
-        raise UsageError("no parameter is left to convert; check --include and --exclude")
+        raise UsageError("no parameter is left to convert", "check --include and --exclude")
     if not catalog.declared:
         raise RequestError(
             f"{catalog.label} lists none of the parameters in {_first(catalog.paths)}; "
@@ -231,9 +232,9 @@ def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
 
 
-def _unmatched_message(
+def _unmatched_error(
     alone: list[Parameter], catalog: Catalog, dst: Strategy, derivation: Derivation
-) -> str:
+) -> RequestError:
     parts = []
     for label, names in (
         (catalog.label, [p.src_name for p in alone if p.declared]),
@@ -241,11 +242,12 @@ def _unmatched_message(
     ):
         if names:
             parts.append(f"only {label} lists {summarize_names(names, 3)}")
-    if any(derivation.name_of(p.name) != p.name for p in catalog.parameters):
-        parts.append(f"with --rename, {dst.label} must list the new names")
-    return (
-        "; ".join(parts) + ". Say what to do: --unmatched drop, or --unmatched replicate if "
-        "every rank of the side that does not list them holds them whole"
+    renamed = any(derivation.name_of(p.name) != p.name for p in catalog.parameters)
+    return RequestError(
+        "; ".join(parts),
+        "--unmatched drop",
+        "--unmatched replicate if every rank of the side that does not list them holds them whole",
+        details=f"with --rename, {dst.label} must list the new names" if renamed else "",
     )
 
 

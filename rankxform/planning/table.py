@@ -189,13 +189,16 @@ def _check_entry(name: str, one: StatedBox, dtype: str, schema: Schema, path: st
     at = schema.position.get(name + one.suffix)
     if at is None:
         raise CheckpointError(
-            f"{path}: does not hold {name + one.suffix!r}, which is stated to be box {one.box} of "
-            f"{name!r}; copy the file again"
+            f"does not hold {name + one.suffix!r}, which is stated to be box {one.box} of {name!r}",
+            "copy the file again",
+            where=path,
         )
     if (schema.dtypes[at], schema.shapes[at]) != (dtype, one.box.shape):
         raise CheckpointError(
-            f"{path}: {name + one.suffix!r} is {schema.dtypes[at]} {list(schema.shapes[at])}, and "
-            f"{dtype} {list(one.box.shape)} is stated; the files are not of one checkpoint"
+            f"{name + one.suffix!r} is {schema.dtypes[at]} {list(schema.shapes[at])}, "
+            f"and {dtype} {list(one.box.shape)} is stated; the files are not of one "
+            "checkpoint",
+            where=path,
         )
 
 
@@ -209,7 +212,7 @@ def _tiled(
     try:
         tiling, cells = tiling_of(shape, [one.box for one in boxes])
     except ValueError as error:
-        raise CheckpointError(f"{source}: {name}: {error}; copy it again") from error
+        raise CheckpointError(f"{name}: {error}", "copy it again", where=source) from error
     files: dict[Cell, dict[int, None]] = {}
     suffixes: dict[tuple[Cell, int], str] = {}
     for one, cell in zip(boxes, cells):
@@ -335,9 +338,10 @@ class _Ranks:
         }
         if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
             raise CheckpointError(
-                f"{self._paths[group.files[0]]}: holds {len(foreign)} parameters that "
-                f"{strategy.label} places in other pipeline stages than its {stage}, such as "
-                f"{summarize_names(foreign, 2)}; the strategy is not this checkpoint's"
+                f"holds {len(foreign)} parameters that {strategy.label} places in other "
+                f"pipeline stages than its {stage}, such as {summarize_names(foreign, 2)}",
+                where=self._paths[group.files[0]],
+                details="the strategy is not this checkpoint's",
             )
 
     def _undeclared(self, name: str, groups: list[FileGroup]) -> Sharding:
@@ -357,8 +361,8 @@ class _Ranks:
             sharding = self._sharding(shape, layout, strategy.ranks_in(stage), groups)
         except RequestError as error:
             raise CheckpointError(
-                f"{self._paths[groups[0].files[0]]}: {name!r} does not fit {strategy.label}: "
-                f"{error}"
+                f"{name!r} does not fit {strategy.label}: {error}",
+                where=self._paths[groups[0].files[0]],
             ) from error
         even = not layout.split_rows
         for group in groups:
@@ -403,9 +407,10 @@ class _Ranks:
             want = sharding.grid.box(cell).shape
             if have != want:
                 raise CheckpointError(
-                    f"{self._paths[file]}: the slice of {name!r} has shape {list(have)}, "
-                    f"expected {list(want)}; the ranks' files are not of one checkpoint, "
-                    "or the strategy is another's"
+                    f"the slice of {name!r} has shape {list(have)}, expected {list(want)}",
+                    where=self._paths[file],
+                    details="the ranks' files are not of one checkpoint, or the strategy is "
+                    "another's",
                 )
 
 

@@ -37,8 +37,11 @@ def check(folder: Path, form: str, files: Iterable[str], noted: Mapping[str, str
         known = noted.get(name)
         if not path.is_file() or known is None or known not in ("", _digest_of(path)):
             raise StorageError(
-                f"{path}: is already there, of other files than these; remove it, choose another "
-                "folder, or say --overwrite"
+                "is already there, of other files than these",
+                "remove it",
+                "choose another folder",
+                "say --overwrite",
+                where=path,
             )
 
 
@@ -47,7 +50,9 @@ def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | Non
     own = [folder / name for name in FORMS[form].companion_names(list(files))]
     for path in [*own, *([mark] if mark is not None else [])]:
         if path.is_dir():
-            raise StorageError(f"{path}: is a folder, where a file is to be written; remove it")
+            raise StorageError(
+                "is a folder, where a file is to be written", "remove it", where=path
+            )
 
 
 def check_alone(
@@ -67,8 +72,10 @@ def check_alone(
     if others:
         more = f" and {len(others) - 1} more" if others[1:] else ""
         raise StorageError(
-            f"{others[0]}{more}: choose another folder, or move other checkpoints' files away: "
-            "loaders would read them as a part of the one that is to be written here"
+            "loaders would read it as a part of the checkpoint that is to be written here",
+            "choose another folder",
+            "move other checkpoints' files away",
+            where=f"{others[0]}{more}",
         )
 
 

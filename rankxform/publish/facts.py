@@ -22,8 +22,10 @@ def refuse_link(path: Path) -> None:
     """Raise StorageError where a folder of a destination is a link: what is there is another's."""
     if path.is_symlink():
         raise StorageError(
-            f"{path}: is a link, and inside a destination none is followed; remove it, or choose "
-            "another folder"
+            "is a link, and inside a destination none is followed",
+            "remove it",
+            "choose another folder",
+            where=path,
         )
 
 
@@ -31,7 +33,7 @@ def facts_of(part: Path) -> Facts:
     """Return the facts by which a part file is recognized later. Raises StorageError."""
     found = known_facts(part)
     if found is None:
-        raise StorageError(f"{part}: is gone; does something else clean up this folder?")
+        raise StorageError("is gone; does something else clean up this folder?", where=part)
     return found
 
 

@@ -54,7 +54,9 @@ def link(part: Path, target: Path, kind: str) -> None:
         create(target)
         if not _clone(part, target):
             raise StorageError(
-                f"{target}: this file system cannot share blocks; say --link none or --link hard"
+                "this file system cannot share blocks",
+                "say --link none or --link hard",
+                where=target,
             )
     except OSError as error:
         raise StorageError.of(error, target, f"link {part}") from error

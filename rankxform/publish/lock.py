@@ -59,9 +59,11 @@ class Lock:
             holder, seconds, renewed = held
             if seconds == _FOREVER or (first is not None and first != (holder, renewed)):
                 raise StorageError(
-                    f"{path.parent.parent}: process {holder.get('pid')} on {holder.get('host')} "
-                    "works on this folder; wait for it, or choose another folder "
-                    f"(if that run is gone, {path} is let go after {DEAD_AFTER_SECONDS:.0f} s)"
+                    f"process {holder.get('pid')} on {holder.get('host')} works on this folder",
+                    "wait for it",
+                    f"choose another folder (if that run is gone, {path} is let go after "
+                    f"{DEAD_AFTER_SECONDS:.0f} s)",
+                    where=path.parent.parent,
                 )
             if first is None:
                 say(
@@ -103,7 +105,7 @@ class Lock:
         """Raise StorageError where another run has taken the lock, as after a long suspension."""
         if _read(self._path) != self._mine:
             raise StorageError(
-                f"{self._path}: another run has taken this folder over; this one stops"
+                "another run has taken this folder over; this one stops", where=self._path
             )
 
     def release(self) -> None:

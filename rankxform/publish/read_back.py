@@ -49,10 +49,13 @@ def read_back(
         if clock() > until:
             remove(path)  # or a run that goes on would take it for complete
             raise StorageError(
-                f"{path}: {wrong}, {facts['size']:,} bytes were written on {writer}; the file "
-                "system loses what nodes write, or shows other nodes something else. It was "
-                "removed, to be made anew: with --writers node, with processes of one node, or in "
-                "a folder elsewhere"
+                f"{wrong}, {facts['size']:,} bytes were written on {writer}; it was removed",
+                "run again with --writers node",
+                "run again with processes of one node",
+                "choose a folder elsewhere",
+                where=path,
+                details="the file system loses what nodes write, or shows other nodes something "
+                "else",
             )
         time.sleep(_PAUSE)
 

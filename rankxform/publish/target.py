@@ -162,7 +162,9 @@ class TargetFolder:
         if overwrite:
             return False
         what = "was changed after it was written" if name in listed else "is already there"
-        raise StorageError(f"{final}: {what}; remove it, choose another folder, or say --overwrite")
+        raise StorageError(
+            what, "remove it", "choose another folder", "say --overwrite", where=final
+        )
 
     def _read(self, kind: str) -> dict[str, Any] | None:
         path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / JOB_NAME
@@ -175,8 +177,9 @@ class TargetFolder:
             return found
         except FormatError as error:
             raise StorageError(
-                f"{path}: {error}; cannot tell what this folder contains; choose another "
-                "folder or remove this file"
+                f"{error}; cannot tell what this folder contains",
+                "choose another folder or remove this file",
+                where=path,
             ) from error
 
     def _changed(self, record: Mapping[str, Any], allowed: bool, whose: str) -> bool:
@@ -185,9 +188,12 @@ class TargetFolder:
         if changed and not allowed:
             more = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
             raise StorageError(
-                f"{self._folder}: holds the work of {whose} with other inputs or options: "
-                f"{'; '.join(changed[:3])}{more}. Name another folder, say --overwrite to begin "
-                "anew, or run with what it was begun with"
+                f"holds the work of {whose} with other inputs or options: "
+                f"{'; '.join(changed[:3])}{more}",
+                "name another folder",
+                "say --overwrite to begin anew",
+                "run with what it was begun with",
+                where=self._folder,
             )
         return bool(changed)
 
@@ -256,8 +262,11 @@ class TargetFolder:
         free, needed = free_bytes(self._folder), sum(sizes.values()) - there
         if needed > free:
             raise StorageError(
-                f"{self._folder}: {needed / 1e6:,.1f} MB are to be written, {free / 1e6:,.1f} MB "
-                "are free; make room, or choose another folder"
+                f"{needed / 1000000.0:,.1f} MB are to be written, {free / 1000000.0:,.1f} "
+                "MB are free",
+                "make room",
+                "choose another folder",
+                where=self._folder,
             )
         self.begun = True
 
@@ -418,4 +427,4 @@ def manifest(folder: Path) -> dict[str, Any]:
     try:
         return records.parse(MANIFEST, read_bytes(path))
     except FormatError as error:
-        raise StorageError(f"{path}: {error}") from error
+        raise StorageError.of_parts(error.at(path)) from error

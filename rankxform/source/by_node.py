@@ -76,7 +76,7 @@ def reach_of(
             seen[node].discard(rank)
     gone = [rank for rank in paths if not any(rank in one for one in seen)]
     if gone:
-        raise CheckpointError(f"{paths[gone[0]]}: there is no such file{searched_nodes(team)}")
+        raise CheckpointError(f"there is no such file{searched_nodes(team)}", where=paths[gone[0]])
     return Reach(nodes.of, tuple(map(frozenset, seen))), notices
 
 
@@ -117,8 +117,9 @@ def _compare(
 
 def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
     return CheckpointError(
-        f"{path}: differs between {' and '.join(places)}; remove the copy that does not belong to "
-        f"rank {rank}"
+        f"differs between {' and '.join(places)}",
+        f"remove the copy that does not belong to rank {rank}",
+        where=path,
     )
 
 

@@ -26,6 +26,7 @@ from rankxform.checkpoints.base import (
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import (
     CheckpointError,
+    Parts,
     RankxformError,
     StrategyError,
     UsageError,
@@ -46,21 +47,27 @@ from .own import Own, gone, own_of
 
 
 class Fault(NamedTuple):
-    """What is wrong with a checkpoint: in words, the error that it is, and the file, if of one.
+    """What is wrong with a checkpoint, the error that it is, and the file, if of one.
 
     inside: it is of what files hold; which files belong to the checkpoint is known nonetheless.
     id: the stable name of such faults; of statements that contradict each other, the fact's.
     """
 
-    text: str
+    parts: Parts
     kind: type[RankxformError] = CheckpointError
     file: int | None = None
     inside: bool = False
     id: str = "unfit"
 
+    @property
+    def text(self) -> str:
+        """What is wrong, and what can be tried."""
+        return str(self.parts)
+
     def error(self, more: str = "") -> RankxformError:
-        """Return the error that it is, with `more` words."""
-        error = self.kind(self.text + more)
+        """Return the error that it is, with `more` in its details."""
+        details = "\n".join(filter(None, (self.parts.details, more)))
+        error = self.kind.of_parts(self.parts._replace(details=details))
         error.fault = self.id
         return error
 
@@ -196,7 +203,7 @@ def _with_own(chosen: Chosen, own: Own, where: Where, listing: Listing | None) -
                 found.append(one._replace(kind=StrategyError, id=BOXES))
         assert listing is not None
         wrong += gone(own, listing.files, chosen.wanted if not found else ())
-    found += (Fault(text, id=FILES) for text in wrong)
+    found += (Fault(one, id=FILES) for one in wrong)
     notices = (*chosen.notices, *own.doubts)
     return chosen._replace(faults=(*found, *chosen.faults), notices=notices, own=own)
 
@@ -220,7 +227,7 @@ def _described(
     try:
         selected = form.select(listing, where, store, Needed())
     except (UsageError, CheckpointError) as error:
-        faults = *found, Fault(str(error), type(error))
+        faults = *found, Fault(error.parts, type(error))
         return Chosen(Selected({}), {}, (), None, faults)
     description = selected.description
     assert description is not None
@@ -237,8 +244,8 @@ def _described(
         wanted = {file for file in wanted if description.ranks[file] in ranks}
     kept = {file: name for file, name in names.items() if file in wanted}
     if not kept:
-        text = f"{where.path}: none of the files that are needed is there{listing.searched}"
-        found.append(Fault(text))
+        what = f"none of the files that are needed is there{listing.searched}"
+        found.append(Fault(Parts(what, where=where.path)))
     return Chosen(
         selected, kept, tuple(sorted(wanted)), strategy, tuple(found), description.notices,
         description.warnings,
@@ -260,7 +267,7 @@ def _of_ranks(
     try:
         selected = _selected(where, form, listing, store, needed, narrow.preferred)
     except (UsageError, CheckpointError) as error:
-        faults = *found, Fault(str(error), type(error))
+        faults = *found, Fault(error.parts, type(error))
         return Chosen(Selected({}), {}, (), None, faults)
     names = selected.names
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
@@ -270,7 +277,8 @@ def _of_ranks(
         found.append(Fault(which_strategy(where, names, siblings), UsageError))
     wanted = sorted(names) if needed.ranks is None else list(needed.ranks)
     if not any(rank in names for rank in wanted):
-        found.append(Fault(f"{where.path}: none of the ranks {ranges(wanted)} is there{searched}"))
+        what = f"none of the ranks {ranges(wanted)} is there{searched}"
+        found.append(Fault(Parts(what, where=where.path)))
     outside = [] if src is None or whole else [rank for rank in names if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
     kept = {rank: name for rank, name in names.items() if rank in keep}
@@ -303,13 +311,13 @@ def _contradicted_beside(path: str, given: Strategy) -> Iterator[Fault]:
         return  # it is another job's
     name = first_difference(own, with_uneven_states(given), both, {})
     if name is not None:
-        yield Fault(
-            f"{given.label} and {own.label}, which MindFormers left with {path}, shard {name!r} in "
-            "two ways; give the one that the checkpoint was saved with, or say --accept "
-            "contradictions if --src-strategy is right",
-            StrategyError,
-            id=BOXES,
+        tries = (
+            "give the one that the checkpoint was saved with",
+            "say --accept contradictions if --src-strategy is right",
         )
+        what = f"{given.label} and {own.label} shard {name!r} in two ways"
+        more = f"MindFormers left the latter with {path}"
+        yield Fault(Parts(what, tries, details=more), StrategyError, id=BOXES)
 
 
 def _selected(
@@ -341,54 +349,50 @@ def _newer(selected: Selected) -> tuple[str, ...]:
 def _unfinished(folder: str) -> Iterator[Fault]:
     """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
     if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
-        yield Fault(
-            f"{folder}: a conversion into this folder was stopped; run its command again to "
-            "complete it"
-        )
+        tries = ("run its command again to complete it",)
+        yield Fault(Parts("a conversion into this folder was stopped", tries, folder))
 
 
 def _contradictions(description: Description, given: Strategy) -> Iterator[Fault]:
     """Yield where a given strategy contradicts what a checkpoint says of itself."""
-    own, leave = description.strategy, "leave out --src-strategy:"
+    own = description.strategy
+
+    def wrong(what: str) -> Fault:
+        return Fault(Parts(what, ("leave out --src-strategy",)), UsageError)
+
     if own is None:
         if not isinstance(given, WholeStrategy):
             what = "that its tensors are whole" if description.is_whole else "where each box is"
-            yield Fault(
-                f"{leave} {description.source} says {what}, and {given.label} shards them",
-                UsageError,
-            )
+            yield wrong(f"{description.source} says {what}, and {given.label} shards them")
         return
     layouts = (layout for some in own.stages for layout in some.values())
     if isinstance(given, WholeStrategy) and all({*one.counts} <= {1} for one in layouts):
         return
     if isinstance(given, WholeStrategy):
-        yield Fault(
-            f"{leave} {description.source} says how its parameters are sharded, and 'none' means "
-            "whole tensors",
-            UsageError,
+        yield wrong(
+            f"{description.source} says how its parameters are sharded, and 'none' means whole "
+            "tensors"
         )
         return
     if isinstance(given, PatternStrategy):
         shapes = {name: shape for name, (_, shape) in description.declared.items()}
         given = given.over(shapes, states=True)
     if own.ranks != given.ranks:
-        yield Fault(
-            f"{leave} {given.label} is of {given.ranks} ranks, and {description.source}, which is "
-            f"the checkpoint's own, of {own.ranks}",
-            UsageError,
+        yield wrong(
+            f"{given.label} is of {given.ranks} ranks, and {description.source}, which is the "
+            f"checkpoint's own, of {own.ranks}"
         )
         return
     both = [name for name in own.stages_of if name in given.stages_of]
     if not both:
-        yield Fault(f"{leave} {given.label} lists no parameter of {description.source}", UsageError)
+        yield wrong(f"{given.label} lists no parameter of {description.source}")
         return
     shapes = {name: shape for name, (_, shape) in description.declared.items()}
     name = first_difference(own, given, both, shapes)
     if name is not None:
-        yield Fault(
-            f"{leave} {given.label} and {description.source} shard {name!r} in two ways, and the "
-            "latter is the checkpoint's own",
-            UsageError,
+        yield wrong(
+            f"{given.label} and {description.source} shard {name!r} in two ways, and the latter "
+            "is the checkpoint's own"
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 from rankxform.checkpoints.base import Where
+from rankxform.errors import Parts
 from rankxform.formats.base import suffixes
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
@@ -18,27 +19,29 @@ _SHOWN = 2
 _FOLDER = re.compile(r"rank_(\d+)")
 
 
-def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[int]) -> str:
+def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[int]) -> Parts:
     """Say that files of several ranks need a strategy, and which lie beside the checkpoint.
 
     siblings: the ranks whose folders lie beside the one file that was named.
     """
     folder, ranks = Path(where.path), max(names) + 1
-    what = f"{where.path}: holds the files of {len(names)} ranks"
+    what = f"holds the files of {len(names)} ranks"
     if where.files is not None:
         what = f"{len(names)} files are given, of as many ranks"
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
-        what = f"{where.path}: is the file of one of {len(siblings)} rank folders"
+        what = f"is the file of one of {len(siblings)} rank folders"
     beside = strategies.beside(folder, ranks) if is_path(where.path) else []
     found = [option_for(path, one) for path, one in beside if is_tied(path, folder)]
     others = [f"{shortly(path)} ({one.extent})" for path, one in beside][:_SHOWN]
     found = found[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
-    there = f"; beside it lies {' and '.join(others)}, of this checkpoint or of another"
-    return (
-        f"give {' or '.join(found)}, or --src-strategy none if every rank holds whole parameters "
-        f"(data parallel, remove_redundancy): {what}, and no --src-strategy says how they were "
-        f"sharded{there if others and not any(is_tied(path, folder) for path, _ in beside) else ''}"
+    there = f"beside it lies {' and '.join(others)}, of this checkpoint or of another"
+    none = "--src-strategy none if every rank holds whole parameters (data parallel, "
+    return Parts(
+        f"{what}, and no --src-strategy says how they were sharded",
+        (*found, f"{none}remove_redundancy)"),
+        where="" if where.files is not None else where.path,
+        details=there if others and not any(is_tied(path, folder) for path, _ in beside) else "",
     )
 
 

@@ -20,6 +20,7 @@ from rankxform.checkpoints.base import (
 )
 from rankxform.errors import (
     CheckpointError,
+    Parts,
     RequestError,
     StrategyError,
     UsageError,
@@ -150,7 +151,7 @@ def index_all(
             try:
                 found[file] = indexer.index(paths[file], stated.get(file, _NOTHING))
             except CheckpointError as error:
-                wrong.append(Fault(str(error), CheckpointError, file, inside=True))
+                wrong.append(Fault(error.parts, CheckpointError, file, inside=True))
         outwait(found.values())
         return found, wrong
 
@@ -183,7 +184,7 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
             )
             notices += more
         except (UsageError, CheckpointError) as error:
-            found.append(Fault(str(error), type(error), inside=True))
+            found.append(Fault(error.parts, type(error), inside=True))
     inside = {
         file: one
         for file, one in source.indexes.items()
@@ -200,9 +201,9 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
         meant = faults.repaired(description, schemas)
         notices += meant.notices[len(description.notices) :]
         wrong = faults.file_faults(meant, schemas, paths, narrow.drops)
-        found += (Fault(text, inside=True) for text in wrong)
+        found += (Fault(Parts(text), inside=True) for text in wrong)
         refused = (why for name, why in meant.refused.items() if not narrow.drops(name))
-        found += (Fault(text, inside=True) for text in refused)
+        found += (Fault(Parts(text), inside=True) for text in refused)
     if (
         description is not None and meant.is_whole
     ):  # an id stands for a rank with all that it holds whole
@@ -213,11 +214,11 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
         try:
             catalog = catalog_of(meant, schemas, paths, source.wanted, source.searched)
         except (CheckpointError, RequestError, StrategyError) as error:
-            found.append(Fault(str(error), type(error), inside=True))
+            found.append(Fault(error.parts, type(error), inside=True))
     if catalog is not None:
         own = source.own.facts if source.own is not None else ()
         differing = [*contradictions([*meant.facts, *own, *facts_of(catalog)])]
-        found += (Fault(str(one), inside=True, id=one.id) for one in differing if one.refused)
+        found += (Fault(one.parts, inside=True, id=one.id) for one in differing if one.refused)
         doubts = tuple(str(one) for one in differing if not one.refused)
         source = replace(source, warnings=source.warnings + doubts)
     return replace(source, catalog=catalog, faults=tuple(found), notices=tuple(notices))

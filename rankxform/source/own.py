@@ -10,7 +10,7 @@ from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, Form, Where
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.errors import FormatError, RankxformError, StorageError
+from rankxform.errors import FormatError, Parts, RankxformError, StorageError
 from rankxform.facts import MANIFEST, STEP, TYPE, Fact
 from rankxform.layout.strategy import Strategy
 from rankxform.publish import companions
@@ -39,8 +39,8 @@ class Own:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     applied: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    wrong: tuple[Parts, ...] = ()
+    gone: tuple[Parts, ...] = ()
     doubts: tuple[str, ...] = ()
     notice: str = ""
 
@@ -90,7 +90,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         try:
             found = stated(record, str(path))
         except FormatError as error:
-            raise StorageError(f"{path}: damaged: {error}") from error
+            raise StorageError(f"damaged: {error}", where=path) from error
         strategy, dtypes = found.strategy, found.dtypes
     steps, label = record.get("step"), str(path)
     there = [name for name in names if (folder / name).exists()] if form.described else names
@@ -101,36 +101,41 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         record["files"],
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(one for one in record.get("applied", ()) if isinstance(one, str)),
-        tuple(f"{folder / name}: {why}" for name, why in companions.faults(folder, record).items()),
+        tuple(
+            Parts(why, where=str(folder / name))
+            for name, why in companions.faults(folder, record).items()
+        ),
         tuple(_gone(label, names, there)),
         tuple(companions.doubts(folder, record)),
     )
 
 
-def gone(own: Own, there: Collection[str], ranks: Collection[int] | None) -> Iterator[str]:
-    """Yield what a manifest lists and is not there, in words. ranks: those that are needed."""
+def gone(own: Own, there: Collection[str], ranks: Collection[int] | None) -> Iterator[Parts]:
+    """Yield what a manifest lists and is not there. ranks: those that are needed."""
     wanted = [n for n, facts in own.files.items() if ranks is None or facts["rank"] in ranks]
     yield from _gone(own.label, wanted, there)
 
 
-def _gone(label: str, wanted: Collection[str], there: Collection[str]) -> Iterator[str]:
+def _gone(label: str, wanted: Collection[str], there: Collection[str]) -> Iterator[Parts]:
     known = {*there}
     lost = [name for name in wanted if name not in known]
     if lost:
         more = f", and {len(lost) - 1} files more" if lost[1:] else ""
-        yield (
-            f"{address_of(str(Path(label).parent), lost[0])}{more}: is gone, and {label} lists it; "
-            "bring it back, or convert the original again"
+        yield Parts(
+            f"is gone, and {label} lists it",
+            ("bring it back", "convert the original again"),
+            f"{address_of(str(Path(label).parent), lost[0])}{more}",
         )
 
 
-def changed(path: str, noted: Mapping[str, Any], label: str) -> str | None:
-    """Return that a file is not the one that a manifest lists, in words; None if it is."""
+def changed(path: str, noted: Mapping[str, Any], label: str) -> Parts | None:
+    """Return that a file is not the one that a manifest lists; None if it is."""
     facts = known_facts(Path(path).resolve())
     with suppress(RankxformError):
         if facts is None or is_unchanged(Path(path), noted, facts):
             return None
-    return (
-        f"{path}: is not the file that {label} lists: it was changed or replaced since; bring the "
-        "right one, or remove the manifest if it is meant"
+    return Parts(
+        f"is not the file that {label} lists: it was changed or replaced since",
+        ("bring the right one", "remove the manifest if it is meant"),
+        path,
     )

@@ -31,8 +31,9 @@ def whole_strategy(
         path = paths[ranks[0]]
         if indexes[ranks[0]].is_partial:
             raise UsageError(
-                f"{path}: was saved with remove_redundancy and holds one "
-                "rank's share of the parameters; name the folder with all ranks"
+                "was saved with remove_redundancy and holds one rank's share of the parameters",
+                "name the folder with all ranks",
+                where=path,
             )
         more = f"{path}: was taken for a complete checkpoint, and {siblings - 1} more rank "
         return WholeStrategy(), [f"{more}folders lie beside it"] if siblings else []
@@ -48,16 +49,20 @@ def whole_strategy(
     if sharded:
         (a, rank_a), (b, rank_b), *_ = shapes[sharded[0]].items()
         raise UsageError(
-            f"{where}: give the strategy; --src-strategy none says that every rank holds whole "
-            f"parameters, but {sharded[0]!r} has shape {list(a)} in {paths[rank_a]} and "
-            f"{list(b)} in {paths[rank_b]}"
+            f"{sharded[0]!r} has shape {list(a)} in {paths[rank_a]} and {list(b)} in "
+            f"{paths[rank_b]}, and --src-strategy none says that it is whole",
+            "--src-strategy FILE of the job that wrote them",
+            where=where,
         )
     copies = [name for name in repeated if prod(next(iter(shapes[name]))) > 1]
     gone = sorted(set(range(ranks[-1])).difference(ranks))
     if gone and len(copies) < sum(prod(next(iter(some))) > 1 for some in shapes.values()):
         raise CheckpointError(
-            f"{where}: rank {gone[0]} has no file, and would hold parameters of its own as the "
-            "other ranks do; bring its folder, or name one complete file"
+            f"rank {gone[0]} has no file, and would hold parameters of its own as the "
+            "other ranks do",
+            "bring its folder",
+            "name one complete file",
+            where=where,
         )
     told = (
         f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole, each on "

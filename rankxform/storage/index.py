@@ -52,8 +52,9 @@ class Indexer:
             found = next((t.index for t in templates if t.fits(file.read_at)), None)
             if size < stated.nbytes:
                 raise CheckpointError(
-                    f"{path}: is shorter than {stated.source} says: {size:,} of {stated.nbytes:,} "
-                    "bytes; copy it again"
+                    f"is shorter than {stated.source} says: {size:,} of {stated.nbytes:,} bytes",
+                    "copy it again",
+                    where=path,
                 )
             try:
                 if found is None:
@@ -61,7 +62,7 @@ class Indexer:
                     templates.append(_Template(found, str(path)))
                 found = found.viewed(stated.views)
             except FormatError as error:
-                raise CheckpointError(f"{path}: {error}") from error
+                raise CheckpointError.of_parts(error.at(path)) from error
         return replace(found, modified=modified, inode=inode, changed=changed)
 
 

@@ -32,12 +32,12 @@ def load(name: str) -> MapTable:
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
-            raise UsageError(f"{path}: no such mapping table")
+            raise UsageError("no such mapping table", where=path)
         return _load(path, str(path), ())
     if name not in names():
         raise UsageError(
-            f"map {name!r} is none of {', '.join(names())}, or a table (*.toml)"
-            f"{nearest(name, names())}"
+            f"there is no map {name!r}{nearest(name, names())}",
+            details=f"there are {', '.join(names())}, and your own tables (*.toml)",
         )
     return _load(FOLDER / f"{name}.toml", f"map {name}", ())
 
@@ -52,7 +52,7 @@ def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
         base = base if base.is_file() else FOLDER / f"{name}.toml"
         here = (*above, str(path.resolve()))
         if not base.is_file() or str(base.resolve()) in here or len(here) > _MOST_BASES:
-            raise UsageError(f"{label}: extends {name!r}, which is no table beside it")
+            raise UsageError(f"extends {name!r}, which is no table beside it", where=label)
         bases.append(_load(base, label, here))
     return map_toml.parse(data, label, tuple(bases))
 
@@ -70,7 +70,7 @@ def companions(folder: Path) -> dict[str, bytes]:
     paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
     found = {path.name: read_bytes(path) for path in paths if path.is_file()}
     if CONFIG not in found:
-        raise UsageError(f"{folder}: has no {CONFIG}; --like is a Hugging Face folder")
+        raise UsageError(f"has no {CONFIG}", "--like is a Hugging Face folder", where=folder)
     return found
 
 
@@ -79,7 +79,7 @@ def config_bytes(path: Path) -> bytes:
     if path.is_dir():
         path = path / CONFIG
     if not path.is_file():
-        raise UsageError(f"{path}: no such configuration")
+        raise UsageError("no such configuration", where=path)
     return read_bytes(path)
 
 
@@ -93,7 +93,7 @@ def parsed_config(data: bytes, path: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON: {error}") from None
+        raise UsageError(f"not JSON: {error}", where=path) from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path}: expected an object, as in a model's config.json")
+        raise UsageError("expected an object, as in a model's config.json", where=path)
     return found

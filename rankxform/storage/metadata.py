@@ -68,7 +68,7 @@ def parsed(read_at: ReadAt, label: str) -> Declared:
     try:
         return _declared(parse(read_at), label)
     except FormatError as error:
-        raise CheckpointError(f"{label}: {error}") from error
+        raise CheckpointError.of_parts(error.at(label)) from error
 
 
 def _declared(found: Metadata, label: str) -> Declared:
@@ -86,7 +86,7 @@ def _declared(found: Metadata, label: str) -> Declared:
             checked[key] = _stages_of(name, one, layout, slices, size, ranks)
         where_held, lost = checked[key]
         if lost is not None and state_of(name) != NEVER_SAVED:
-            raise FormatError(f"{name!r}: does not say where slice {lost} is")
+            raise FormatError(f"does not say where slice {lost} is", where=f"{name!r}")
         for stage in where_held:
             stages += [{} for _ in range(stage + 1 - len(stages))]
             stages[stage][name] = layout
@@ -141,8 +141,9 @@ def _stages_of(
                 raise FormatError(f"{file!r} is said to be rank {ranks[file]}'s and rank {rank}'s")
             if number_of(layout, rank % size) != number:
                 raise FormatError(
-                    f"{name!r}: slice {number} is said to be rank {rank}'s, in {file!r}, which by "
-                    f"its layout has slice {number_of(layout, rank % size)}"
+                    f"slice {number} is said to be rank {rank}'s, in {file!r}, which by its "
+                    f"layout has slice {number_of(layout, rank % size)}",
+                    where=f"{name!r}",
                 )
             stages.add(rank // size)
     lost = {number_of(layout, r) for r in range(size)} - set(slices)
@@ -199,8 +200,9 @@ class Slices:
                 for name, one in known[stage]:
                     if parameters.setdefault(name, one).layout != one.layout:
                         raise RequestError(
-                            f"{planner.dst.label}: {name!r} is sharded in two ways by two stages, "
-                            "and a metadata.json states one"
+                            f"{name!r} is sharded in two ways by two stages, and a metadata.json "
+                            "states one",
+                            where=planner.dst.label,
                         )
             local = rank % planner.dst.stage_size
             numbers = {one.layout: number_of(one.layout, local) for _, one in known[stage]}
@@ -254,7 +256,7 @@ def _in_stage(
             try:
                 folded[layout] = with_optimizer(layout, size)
             except RequestError as error:
-                raise RequestError(f"{planner.dst.label}: {name!r}: {error}") from error
+                raise RequestError(f"{name!r}: {error}", where=planner.dst.label) from error
         one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
         found[is_state(name)].append((name, one))
     return [*found[0], *found[1]]

@@ -217,8 +217,9 @@ def read_into(fd: int, path: AnyPath, offset: int, target: Buffer) -> None:
             ) from error
         if not got:
             raise CheckpointError(
-                f"{path}: ends at byte {offset + done}, where its headers place data up to "
-                f"{offset + len(target)}; it was changed while it was read"
+                f"ends at byte {offset + done}, where its headers place data up to "
+                f"{offset + len(target)}; it was changed while it was read",
+                where=path,
             )
         done += got
 

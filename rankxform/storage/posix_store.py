@@ -113,11 +113,14 @@ class PosixStore:
         path = self._root / name if name else self._root
         if not path.is_file():
             raise CheckpointError(
-                f"{path}: process 0 does not see it, and another node does{searched}; copy it to "
-                "the first node"
+                f"process 0 does not see it, and another node does{searched}",
+                "copy it to the first node",
+                where=path,
             )
         if path.stat().st_size > _LARGEST_DOCUMENT:
-            raise CheckpointError(f"{path}: has over {_LARGEST_DOCUMENT} bytes, and is no index")
+            raise CheckpointError(
+                f"has over {_LARGEST_DOCUMENT} bytes, and is no index", where=path
+            )
         return read_bytes(path)
 
     def has(self, name: str) -> bool:

@@ -115,8 +115,9 @@ def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:
     same = (now.schema, now.offsets, now.pieces) == (index.schema, index.offsets, index.pieces)
     if not same or sample(path, index, seen, lambda done: None) != seen:
         raise CheckpointError(
-            f"{path}: was replaced while it was read; training still writes there? Wait until the "
-            "checkpoint is complete and run again"
+            "was replaced while it was read; training still writes there?",
+            "wait until the checkpoint is complete and run again",
+            where=path,
         )
 
 
@@ -124,7 +125,7 @@ def check_crc(path: str, index: Index, on_progress: OnProgress) -> None:
     """Compare a file with the checksum it carries, if any. Raises CheckpointError."""
     wrong = wrong_crc(path, index, on_progress)
     if wrong:
-        raise CheckpointError(f"{path}: {wrong}; the file is damaged, copy it again")
+        raise CheckpointError(f"{wrong}; the file is damaged, copy it again", where=path)
 
 
 def wrong_crc(path: str, index: Index, on_progress: OnProgress) -> str | None:

@@ -178,7 +178,8 @@ def check_same(path: str, version: Version, index: Index) -> None:
     """Raise CheckpointError where a source file is no longer the one that was indexed."""
     if (version.size, version.modified) != (index.size, index.modified):
         raise CheckpointError(
-            f"{path}: was changed after it was first read ({index.size} bytes then, "
-            f"{version.size} now); training still writes there? Wait until the checkpoint is "
-            "complete and run again"
+            f"was changed after it was first read ({index.size} bytes then, {version.size} now); "
+            "training still writes there?",
+            "wait until the checkpoint is complete and run again",
+            where=path,
         )

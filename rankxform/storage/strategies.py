@@ -107,16 +107,16 @@ def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
 def files(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
-        raise UsageError(f"{path}: no such strategy file or folder")
+        raise UsageError("no such strategy file or folder", where=path)
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UsageError(f"{path}: is neither a file nor a folder")
+        raise UsageError("is neither a file nor a folder", where=path)
     found = in_folder(path)
     if not found:
         inside = [one for one, _ in loadable(p for p in sorted(path.iterdir()) if p.is_dir())]
         named = f"; did you mean {inside[0]}?" if inside else ""
-        raise StrategyError(f"{path}: holds no strategy file (*.ckpt or *.json){named}")
+        raise StrategyError(f"holds no strategy file (*.ckpt or *.json){named}", where=path)
     return found
 
 
@@ -132,11 +132,11 @@ def read(path: Path) -> StrategyRecord:
     parse = strategy_json.parse if as_json else strategy_proto.parse
     if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
         what = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
-        raise StrategyError(f"{path}: is {what}")
+        raise StrategyError(f"is {what}", where=path)
     try:
         return parse(read_bytes(path), str(path))
     except (FormatError, StrategyError) as error:
-        raise StrategyError(f"{path}: {error}") from error
+        raise StrategyError.of_parts(error.at(path)) from error
 
 
 _LOOKED_AT = 256 << 20
@@ -175,9 +175,9 @@ def merge(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
     StorageError where `target` is there and may not be replaced.
     """
     if target.exists() and not overwrite:
-        raise StorageError(f"{target}: is already there; remove it, or say --overwrite")
+        raise StorageError("is already there", "remove it", "say --overwrite", where=target)
     if not folder.is_dir():
-        raise UsageError(f"{folder}: not a folder of strategy files")
+        raise UsageError("not a folder of strategy files", where=folder)
     strategy, data = merged(folder, target)
     write_small(target, data, shared=True)
     return strategy
@@ -198,9 +198,10 @@ def merged(folder: Path, target: Path) -> tuple[Strategy, bytes]:
     if missing:
         kind = "JSON" if as_json else "protobuf"
         raise UsageError(
-            f"{folder}: no {kind} file of pipeline stage {missing[0]} to merge; MindSpore takes "
-            "the format from the name, so name the merged file .json for JSON stages, .ckpt for "
-            "protobuf"
+            f"no {kind} file of pipeline stage {missing[0]} to merge",
+            "name the merged file .json for JSON stages, .ckpt for protobuf",
+            where=folder,
+            details="MindSpore takes the format from the name",
         )
     join = strategy_json.merge if as_json else strategy_proto.merge
     return strategy, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
@@ -236,9 +237,11 @@ def save(strategy: Strategy, target: Path) -> list[Path]:
     Raises StorageError where something is there.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise StorageError(f"{target}: is already there; remove it, or choose another name")
+        raise StorageError("is already there", "remove it", "choose another name", where=target)
     if target.is_dir() and target.suffix in SUFFIXES:
-        raise StorageError(f"{target}: is a folder; name a file in it, or a folder without suffix")
+        raise StorageError(
+            "is a folder", "name a file in it, or a folder without suffix", where=target
+        )
     files = encoded(strategy, target)
     for path, data in files.items():
         write_small(path, data, shared=True)
@@ -260,7 +263,7 @@ def folded(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
         try:
             return replace(layout.fold(shape, slices=False), expanded_shape=None)
         except RequestError as error:
-            raise StrategyError(f"{strategy.label}: {name!r}: {error}") from error
+            raise StrategyError(f"{name!r}: {error}", where=strategy.label) from error
 
     stages = tuple({n: fold(n, one) for n, one in layouts.items()} for layouts in strategy.stages)
     return replace(strategy, stages=stages)
@@ -272,8 +275,9 @@ def check_folded(strategy: Strategy) -> None:
         for name, one in layouts.items():
             if one.expanded_shape is not None:
                 raise StrategyError(
-                    f"{strategy.label}: {name!r} may have a nested tensor map, which JSON lists "
-                    "expanded; give its shapes (--shapes), or the protobuf file"
+                    f"{name!r} may have a nested tensor map, which JSON lists expanded",
+                    "give its shapes (--shapes), or the protobuf file",
+                    where=strategy.label,
                 )
 
 
@@ -284,7 +288,7 @@ def convert(source: str, target: Path, shapes: Mapping[str, Shape]) -> list[Path
     """
     strategy = load(source)
     if is_none(source) or path_of(source) is None:
-        raise UsageError(f"{source!r}: expected a strategy file or folder")
+        raise UsageError("expected a strategy file or folder", where=f"{source!r}")
     if target.exists():
         return save(strategy, target)  # refuses, or fills an empty folder
     where = Path(source)

@@ -176,9 +176,11 @@ def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> Non
     ]
     if names:
         raise RequestError(
-            f"{source.paths[untracked]}: holds {summarize_names(names, 3)}, which {dst.label} "
-            "shards: MindSpore leaves one rank's slices there; leave them out "
-            "(--exclude), or convert the checkpoint that they come from"
+            f"holds {summarize_names(names, 3)}, which {dst.label} shards: MindSpore "
+            "leaves one rank's slices there",
+            "leave them out (--exclude)",
+            "convert the checkpoint that they come from",
+            where=source.paths[untracked],
         )
 
 
@@ -191,7 +193,9 @@ def _arranged(
     """Return how the destination's files are made. Raises UsageError for what its form lacks."""
     form = FORMS[request.dst_form or DEFAULT_FORM]
     if request.ranks and form.described:
-        raise UsageError(f"leave out --ranks: a {form.name} checkpoint is made and compared whole")
+        raise UsageError(
+            f"a {form.name} checkpoint is made and compared whole", "leave out --ranks"
+        )
     written = _container(request, form, source)
     naming = _naming(request, form, written, training)
     return form, written, form.arrange(planner, naming)
@@ -200,7 +204,7 @@ def _arranged(
 def _container(request: Request, form: Form, source: Source) -> Format:
     if form.container is not None:
         if request.format not in (None, form.container):
-            raise UsageError(f"{form.name} is made of {form.container} files; leave out --format")
+            raise UsageError(f"{form.name} is made of {form.container} files", "leave out --format")
         return FORMATS[form.container]
     if request.format is not None:
         return FORMATS[request.format]
@@ -282,6 +286,6 @@ def _check_extra_names(source: Source, stated: Strategy | None) -> None:
         new = [n for n in one.schema.names if n not in known and not (stated and n in stated)]
         if new:
             raise CheckpointError(
-                f"{source.paths[rank]}: holds {summarize_names(new, 2)}, which "
-                f"{source.table.label} does not list"
+                f"holds {summarize_names(new, 2)}, which {source.table.label} does not list",
+                where=source.paths[rank],
             )

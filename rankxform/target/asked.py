@@ -74,8 +74,9 @@ def _read(request: Request) -> Asked:
     there = not is_path(where) or Path(where).exists()
     if request.dst and not there and Path(request.dst).exists():
         raise UsageError(
-            f"exchange SRC and DST? {where}: no such checkpoint file or folder, and {request.dst} "
-            "is there"
+            f"no such checkpoint file or folder, and {request.dst} is there",
+            "exchange SRC and DST",
+            where=where,
         )
     stated = src if request.src_strategy is not None else None
     doubts = tuple(_part_of_a_job(request.src_strategy))
@@ -135,7 +136,7 @@ def _question(request: Request) -> DeriveRequest | None:
     if request.dst_strategy is not None:
         which = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
         raise UsageError(
-            f"--dst-strategy and {which}: the strategy is given, or it is derived; leave one out"
+            f"--dst-strategy and {which}: the strategy is given, or it is derived", "leave one out"
         )
     return derive_request(request)
 
@@ -149,8 +150,10 @@ def read_shapes(path: Path) -> dict[str, tuple[Shape, str]]:
         schema = index(path).schema
         return dict(zip(schema.names, zip(schema.shapes, schema.dtypes)))
     if path.is_dir():
-        raise UsageError(f"{path}: name one complete checkpoint file, or JSON; this is a folder")
+        raise UsageError(
+            "is a folder", "name one complete checkpoint file", "a JSON file", where=path
+        )
     try:
         return parse_shapes(read_bytes(path))
     except FormatError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError.of_parts(error.at(path)) from error

@@ -86,7 +86,7 @@ def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> 
                 layout = layout.fold(shape, slices=False)
                 sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
             except RequestError as error:
-                raise RequestError(f"{shapes}: {name!r} in {src.label}: {error}") from error
+                raise RequestError(f"{name!r} in {src.label}: {error}", where=shapes) from error
         types = tuple(known[name][1] for name in names)
         schema = Schema(tuple(names), types, tuple(sliced))
         indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))

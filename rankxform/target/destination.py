@@ -128,4 +128,4 @@ def check_scheme(dst: str) -> None:
     """Raise UsageError for an address that nothing writes to."""
     scheme = scheme_of(dst)
     if scheme not in DESTINATIONS:
-        raise UsageError(f"{dst}: nothing writes {scheme}:// addresses; name a folder as DST")
+        raise UsageError(f"nothing writes {scheme}:// addresses", "name a folder as DST", where=dst)

@@ -130,8 +130,10 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
     )
     if refused:
         raise CheckpointError(
-            f"{text}; bring the files that do, leave them out (--exclude), or say --accept absent "
-            "if they are to be missing"
+            f"{text}",
+            "bring the files that do",
+            "leave them out (--exclude)",
+            "say --accept absent if they are to be missing",
         )
     return Evidence(warnings=(text,))
 
@@ -147,8 +149,9 @@ def check_side(
 
     if one.side_of(parameter.name for parameter in source.table.parameters) == HUGGINGFACE:
         raise UsageError(
-            f"leave out --map: {source.where.path} has Hugging Face's names already, and "
-            f"{one.table.label} would give it MindFormers' in a {form.title} folder"
+            f"{source.where.path} has Hugging Face's names already, and "
+            f"{one.table.label} would give it MindFormers' in a {form.title} folder",
+            "leave out --map",
         )
 
 

@@ -376,6 +376,7 @@ def _check_part(part: Path, found: Facts, inode: int, nbytes: int) -> None:
     if (found["inode"], found["size"]) != (inode, nbytes):
         remove(part)
         raise StorageError(
-            f"{part}: something else has changed or replaced it ({found['size']:,} bytes, "
-            f"{nbytes:,} were written); it was removed, to be made anew"
+            f"something else has changed or replaced it ({found['size']:,} bytes, "
+            f"{nbytes:,} were written); it was removed, to be made anew",
+            where=part,
         )

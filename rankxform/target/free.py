@@ -44,7 +44,7 @@ def _check_root(request: Request, target: Target) -> None:
     dst, folder = Path(request.dst or ""), target.arrangement.folder
     if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
         raise UsageError(
-            f"{dst}: is one iteration's folder; name the folder above it, {dst.parent}"
+            "is one iteration's folder", f"name the folder above it, {dst.parent}", where=dst
         )
 
 
@@ -60,8 +60,11 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
     found = _foreign_files(target, target.paths.values(), team)
     if found:
         raise StorageError(
-            f"{dst}: holds checkpoint files that rankxform did not write ({_few(found)}). Are SRC "
-            "and DST in this order? Name an empty folder, or say --overwrite to write beside them"
+            f"holds checkpoint files that rankxform did not write ({_few(found)})",
+            "name an empty folder",
+            "say --overwrite to write beside them",
+            "exchange SRC and DST, if they are in another order than meant",
+            where=dst,
         )
 
 
@@ -69,7 +72,7 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
     """Refuse destination files that are, or lie among, source files, whatever their paths."""
     src, dst = Path(request.src), Path(request.dst or "")
     if dst.exists() and not dst.is_dir():
-        raise StorageError(f"{dst}: is a file, and DST must be a folder; name another")
+        raise StorageError("is a file, and DST must be a folder", "name another", where=dst)
     sources = [Path(path) for path in source.paths.values() if is_path(path)]
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
@@ -78,27 +81,31 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
         given = getattr(request, option)
         if given is not None and (is_same(Path(given), dst) or is_inside(dst, Path(given))):
             raise UsageError(
-                f"{dst}: is the folder of --{option}, which is never written to; choose another "
-                "destination"
+                f"is the folder of --{option}, which is never written to",
+                "choose another destination",
+                where=dst,
             )
     for final in output_paths:
         there, folder = inode(final), inode(final.parent)
         if inside or (folder is not None and folder in folders):
             raise UsageError(
-                f"{final}: lies in the source folder {src}, which is never written to; "
-                "choose another destination"
+                f"lies in the source folder {src}, which is never written to",
+                "choose another destination",
+                where=final,
             )
         if there is not None and there in files:
             raise UsageError(
-                f"{final}: is the source file {files[there]} under another name, which is never "
-                "replaced; choose another destination"
+                f"is the source file {files[there]} under another name, which is never replaced",
+                "choose another destination",
+                where=final,
             )
         if final.is_dir():
-            raise StorageError(f"{final}: is a folder, where a checkpoint file is to be written")
+            raise StorageError("is a folder, where a checkpoint file is to be written", where=final)
     if any(is_same(path.parent.parent, dst) for path in sources if path.parent != src):
         raise UsageError(
-            f"{dst}: holds the source in its rank folders, which are never written to; choose "
-            "another destination"
+            "holds the source in its rank folders, which are never written to",
+            "choose another destination",
+            where=dst,
         )
 
 

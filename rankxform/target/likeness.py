@@ -53,7 +53,7 @@ def check_arrangement(
 
 def _check(request: Request, operation: OperationInputs, source: Source, reference: Source) -> None:
     if not source.reach.is_full or not reference.reach.is_full:
-        raise UsageError("leave out --like (give --config): it needs files that all nodes see")
+        raise UsageError("it needs files that all nodes see", "leave out --like (give --config)")
     taken, catalog = name_map(request, operation), source.table
     assert taken is not None
     names = {parameter.name for parameter in catalog.parameters}
@@ -61,8 +61,8 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
         return
     if request.dst is not None and not FORMS[request.dst_form or DEFAULT_FORM].configured:
         raise UsageError(
-            "add --dst-form huggingface: with --like, the destination is a folder such as "
-            f"{request.like}"
+            f"with --like, the destination is a folder such as {request.like}",
+            "add --dst-form huggingface",
         )
     joined = {link.whole for link in taken.links}  # neither states nor counters
     every = (p for p in catalog.parameters if p.name in joined)
@@ -93,8 +93,9 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
         flags = " ".join(f"{flag_of(name)} {way}" for name, way in wrong.items())
         as_given = " and ".join(taken.choices[name] for name in wrong)
         raise UsageError(
-            f"give {flags}: joined as {as_given}, the checkpoint does not correlate with "
-            f"{reference.where.path}, and so it does (such as {by!r})"
+            f"joined as {as_given}, the checkpoint does not correlate with "
+            f"{reference.where.path}, and so it does (such as {by!r})",
+            f"give {flags}",
         )
 
 
@@ -154,8 +155,10 @@ def _resemblance(
     if not refused:
         return text
     raise CheckpointError(
-        f"{text}: the checkpoint holds them in another order, or under other names, than the map "
-        "takes it to; --accept contradictions:REGEX if they were trained anew"
+        "the checkpoint holds them in another order, or under other names, than "
+        "the map takes it to",
+        "--accept contradictions:REGEX if they were trained anew",
+        where=text,
     )
 
 
@@ -193,7 +196,7 @@ def _score(
                 )
             own = read_made(parameter, box, sources)
             return correlation(own, read_made(known[part], box, others)), part
-    raise UsageError(f"give {flag_of(name)}: the reference has none of those tensors")
+    raise UsageError("the reference has none of those tensors", f"give {flag_of(name)}")
 
 
 def _two_axes(link: Link) -> bool:
@@ -210,7 +213,8 @@ def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str)
         flag = flag_of(name)
         told = ", ".join(f"{way} correlates {scores[way][0]:.2f}" for way in scores)
         raise UsageError(
-            f"give {flag}: {scores[best][1]!r} of {reference} does not tell how the checkpoint "
-            f"joins it ({told})"
+            f"{scores[best][1]!r} of {reference} does not tell how the checkpoint joins "
+            f"it ({told})",
+            f"give {flag}",
         )
     return best

@@ -84,8 +84,9 @@ def check_not_applied(source: Source, adapter: Source) -> None:
     if known and adapter_digest(adapter) in known:
         assert source.own is not None
         raise CheckpointError(
-            f"leave out --lora: {source.own.label} says that {adapter.where.path} was added to "
-            "these tensors already; --accept contradictions adds it again"
+            f"{source.own.label} says that {adapter.where.path} was added to these tensors already",
+            "leave out --lora",
+            "--accept contradictions adds it again",
         )
 
 

@@ -80,27 +80,27 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             known, request = OperationInputs(None, *found), replace(request, config=None)
         for name in ("config", "like", *CHOICES):
             if getattr(request, name) is not None:
-                raise UsageError(f"{flag_of(name)} is for --map; give both")
+                raise UsageError(f"{flag_of(name)} is for --map", "give both")
         return known
     table = maps.load(request.map)
     for name in CHOICES:
         if getattr(request, name) is not None and name not in table.choices:
             flag = flag_of(name)
-            raise UsageError(f"leave out {flag}: {table.label} has no such choice")
+            raise UsageError(f"{table.label} has no such choice", f"leave out {flag}")
     if request.like is not None and not Path(request.like).is_dir():
-        raise UsageError(f"{request.like}: no such folder; --like is a Hugging Face folder")
+        raise UsageError("no such folder", "--like is a Hugging Face folder", where=request.like)
     usual = where if request.like is None else str(Path(request.like))
     if is_path(usual):
         folder = Path(usual)
         folder = folder.parent if folder.is_file() else folder
         if not folder.is_dir():
-            raise UsageError(f"{folder}: no such folder")
+            raise UsageError("no such folder", where=folder)
         usual = str(folder)
     read = _config(request, usual)
     if read is None:
         raise UsageError(
-            f"give --config, the model's config.json: {table.label} needs its sizes, and "
-            f"{usual} has none"
+            f"{table.label} needs its sizes, and {usual} has none",
+            "give --config, the model's config.json",
         )
     config, path = read
     _check_sizes(request, where, config, path)
@@ -108,7 +108,8 @@ def _read_map(request: Request, where: str) -> OperationInputs:
     named = [str(one) for one in stated] if isinstance(stated, list) else []
     if table.architectures and named and not set(named) & set(table.architectures):
         raise UsageError(
-            f"{path}: is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}"
+            f"is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}",
+            where=path,
         )
     return OperationInputs(table, config, path)
 
@@ -167,23 +168,24 @@ def _with_adapter(request: Request, src: str, known: OperationInputs) -> Operati
     if request.lora is None:
         for name, flag in flags.items():
             if getattr(request, name) is not None:
-                raise UsageError(f"{flag} is for --lora; give both")
+                raise UsageError(f"{flag} is for --lora", "give both")
         return known
     from rankxform.ops.lora import Scaling, positive
 
     where = Path(request.lora).absolute()
     if not where.exists():
-        raise UsageError(f"{where}: no such adapter")
+        raise UsageError("no such adapter", where=where)
     path = (where if where.is_dir() else where.parent) / ADAPTER_CONFIG
     stated = [flags[name] for name, value in numbers.items() if value is not None]
     if path.is_file():
         if stated:
-            raise UsageError(f"leave out {' and '.join(stated)}: {path} states both")
+            raise UsageError(f"{path} states both", f"leave out {' and '.join(stated)}")
         scaling = Scaling.of(maps.config(path), str(path))
     elif not positive(request.lora_alpha) or not request.lora_rank:
         raise UsageError(
-            f"give --lora-alpha and --lora-rank, as the adapter was trained: {where} has no "
-            f"{ADAPTER_CONFIG}, and without them it is not known how much is to be added"
+            f"{where} has no {ADAPTER_CONFIG}, and without them it is not known how "
+            "much is to be added",
+            "give --lora-alpha and --lora-rank, as the adapter was trained",
         )
     else:
         scaling = Scaling(float(request.lora_alpha or 0), request.lora_rank)
@@ -234,7 +236,7 @@ def _block(given: OperationInputs) -> tuple[int, int] | None:
         return None
     good = isinstance(size, list) and len(size) == 2 and all(type(n) is int for n in size)
     if not good or not all(0 < n < _MOST_BLOCK for n in size):
-        raise UsageError(f"{given.label}: weight_block_size is {size!r}; expected two numbers")
+        raise UsageError(f"weight_block_size is {size!r}; expected two numbers", where=given.label)
     return size[0], size[1]
 
 

@@ -106,14 +106,18 @@ def place(request: Request, target: Target, team: Team) -> Placement:
     if len(groups) > 1 and one_folder:
         apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
-            f"{dst}: is not one folder on {apart}, which a {one_folder} checkpoint needs; name a "
-            "folder that all nodes share, or write rank folders"
+            f"is not one folder on {apart}, which a {one_folder} checkpoint needs",
+            "name a folder that all nodes share",
+            "write rank folders",
+            where=dst,
         )
     if len(groups) > 1 and dst_placement == SHARED:
         apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
-            f"{dst}: is not one folder on {apart}, as --dst-placement shared says; name a "
-            "folder that all nodes share, or leave the option out"
+            f"is not one folder on {apart}, as --dst-placement shared says",
+            "name a folder that all nodes share",
+            "leave the option out",
+            where=dst,
         )
     if hosts and len(groups) > 1:
         node_of = _by_host(team, hosts)
@@ -214,7 +218,7 @@ def hosts_of(placement: str, ranks: int) -> list[str] | None:
     hosts = [host.address for host in parse(data, placement) for _ in range(host.devices)]
     if len(hosts) != ranks:
         raise UsageError(
-            f"{placement}: has places for {len(hosts)} ranks, and the destination has {ranks}"
+            f"has places for {len(hosts)} ranks, and the destination has {ranks}", where=placement
         )
     return hosts
 

@@ -32,7 +32,7 @@ def path_beside(dst: str) -> Path:
     folder = Path(dst)
     folder = folder.resolve() if folder.name == ".." else folder
     if not folder.name:
-        raise UsageError(f"{dst}: has no name by which its strategy could be kept beside it")
+        raise UsageError("has no name by which its strategy could be kept beside it", where=dst)
     return folder.with_name(folder.name + _SUFFIX)
 
 
@@ -78,18 +78,22 @@ def check_strategy_file(request: Request, target: Target) -> None:
         and any(is_same(path, one) for one in strategies.files(source))
     ):
         raise StorageError(
-            f"{path}: is the source's strategy, and the destination's belongs there; choose "
-            "another destination"
+            "is the source's strategy, and the destination's belongs there",
+            "choose another destination",
+            where=path,
         )
     if ours is None:
         raise StorageError(
-            f"{path}: is no strategy that rankxform derived, and the destination's belongs there; "
-            "move it away"
+            "is no strategy that rankxform derived, and the destination's belongs there",
+            "move it away",
+            where=path,
         )
     if not request.overwrite:
         raise StorageError(
-            f"{path}: is the derived strategy of another destination than this one will be; remove "
-            "it, or say --overwrite"
+            "is the derived strategy of another destination than this one will be",
+            "remove it",
+            "say --overwrite",
+            where=path,
         )
 
 
@@ -129,7 +133,10 @@ def _check_companions(request: Request, target: Target) -> None:
         there = path.exists() or path.is_symlink()
         if there and not request.overwrite and read_bytes(path) != content:
             raise StorageError(
-                f"{path}: is already there, and not that of --like; remove it, or say --overwrite"
+                "is already there, and not that of --like",
+                "remove it",
+                "say --overwrite",
+                where=path,
             )
 
 

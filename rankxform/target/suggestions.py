@@ -11,9 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 from rankxform.errors import (
     CheckpointError,
+    Parts,
     RankxformError,
     RequestError,
     StrategyError,
@@ -46,29 +48,47 @@ def suggesting(asked: Asked, source: Source, team: Team) -> Iterator[None]:
     except (CheckpointError, StrategyError, RequestError) as error:
         meant = team.bcast(lambda: _meant_if_readable(asked.request, source, asked.dst))
         if meant is not None:
-            first, text = meant
-            error.args = (f"{text} {error}" if first else f"{error}. {text}",)
+            error.say(meant.added_to(error.parts))
         raise
 
 
-def _meant_if_readable(request: Request, source: Source, dst: object) -> tuple[bool, str] | None:
+class _Hint(NamedTuple):
+    """What may be meant: what was found ("": nothing more), what to try, and whether that is
+    likelier than what the error says."""
+
+    what: str
+    tries: tuple[str, ...]
+    first: bool = True
+
+    def added_to(self, parts: Parts) -> Parts:
+        """Return what an error says with this."""
+        if self.first and self.what:
+            return Parts(self.what, self.tries, details=str(parts))
+        if self.first:
+            return parts._replace(tries=(*self.tries, *parts.tries))
+        details = "\n".join(filter(None, (parts.details, self.what)))
+        return parts._replace(tries=(*parts.tries, *self.tries), details=details)
+
+
+def _meant_if_readable(request: Request, source: Source, dst: object) -> _Hint | None:
     with suppress(RankxformError, OSError):  # the check's own error is what counts
         return _meant(request, source, dst)
     return None
 
 
-def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | None:
-    """Return what may be meant, and whether that is likelier than what the error says."""
+def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
+    """Return what may be meant."""
     if request.map is not None and (found := _other_map(request, source)) is not None:
-        return True, found
+        return found
     if request.map is None and (found := _missing_map(request, source, dst)) is not None:
-        return True, found
+        return found
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(fault.file is not None for fault in source.faults[:1])
     if unreadable and source.listing is not None:
         earlier = earlier_step(source.form, source.where, source.listing, source.selected)
         if earlier is not None:
-            return False, f"All ranks have files of an earlier step: --step {earlier}"
+            step = f"--step {earlier}, an earlier one of which all ranks have files"
+            return _Hint("", (step,), first=False)
     if source.form.described or request.files is not None or not source.paths or unreadable:
         return None
     if src is None:
@@ -79,19 +99,18 @@ def _meant(request: Request, source: Source, dst: object) -> tuple[bool, str] | 
     if given is not None and not fits:
         found = _other_strategy(request, source, given, src, dst)
         if found is not None:  # fewer ranks may be lost ones as well
-            return ranks > src.ranks, found
-    found = _stage_file(request.dst_strategy, "--dst-strategy")
-    return None if found is None else (True, found)
+            return found._replace(first=ranks > src.ranks)
+    return _stage_file(request.dst_strategy, "--dst-strategy")
 
 
-def _other_map(request: Request, source: Source) -> str | None:
+def _other_map(request: Request, source: Source) -> _Hint | None:
     """Return which maps fit the source's tensors, where the given one does not."""
     if source.catalog is None or request.map in (fitting := _fitting_maps(request, source)):
         return None
-    return f"give {' or '.join(f'--map {name}' for name in fitting)}?" if fitting else None
+    return _Hint("", tuple(f"--map {name}" for name in fitting)) if fitting else None
 
 
-def _missing_map(request: Request, source: Source, dst: object) -> str | None:
+def _missing_map(request: Request, source: Source, dst: object) -> _Hint | None:
     """Return which maps give the source's tensors names of the destination, where it has none."""
     if source.catalog is None or not isinstance(dst, Strategy) or isinstance(dst, WholeStrategy):
         return None
@@ -100,10 +119,11 @@ def _missing_map(request: Request, source: Source, dst: object) -> str | None:
     names = [one.name for one in source.table.parameters]
     if any(name in dst for name in names):
         return None
-    maps = [f"--map {name}" for name in _fitting_maps(request, source, dst)]
+    maps = tuple(f"--map {name}" for name in _fitting_maps(request, source, dst))
     if not maps:
         return None
-    return f"give {' or '.join(maps)}? none of the {len(names)} names of SRC is in {dst.label}."
+    such = f"such as {names[0]}"
+    return _Hint(f"none of the {len(names)} names of SRC is in {dst.label} ({such})", maps)
 
 
 def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None) -> list[str]:
@@ -134,38 +154,38 @@ def _fits(strategy: Strategy, source: Source) -> bool:
 
 def _other_strategy(
     request: Request, source: Source, given: Path, src: Strategy, dst: object
-) -> str | None:
+) -> _Hint | None:
     ranks = max(source.selected.names) + 1
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
-        return f"exchange SRC and DST? {counts}; {request.dst} has {src.ranks}."
+        return _Hint(f"{counts}; {request.dst} has {src.ranks}", ("exchange SRC and DST",))
     around = strategies.loadable([given.parent]) if given.is_file() else []
     stages = [one for one in around if one[1].ranks == ranks]
     if stages:
-        return f"give {option_for(*stages[0])}? {counts}."
+        return _Hint(counts, (option_for(*stages[0]),))
     if isinstance(dst, Strategy) and dst.ranks == ranks:
-        return (
-            f"exchange --src-strategy and --dst-strategy? {counts}, as many as {dst.label} is of."
-        )
+        both = "exchange --src-strategy and --dst-strategy"
+        return _Hint(f"{counts}, as many as {dst.label} is of", (both,))
     beside = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
     fitting = [one for one in beside if one[1].ranks == ranks and _fits(one[1], source)]
     if fitting:
-        return f"give {option_for(*fitting[0])}? {counts}."
+        return _Hint(counts, (option_for(*fitting[0]),))
     if ranks > src.ranks:
-        return f"give the strategy of all {ranks} ranks, such as a folder of all stages: {counts}."
+        every = f"give the strategy of all {ranks} ranks, such as a folder of all stages"
+        return _Hint(counts, (every,))
     return None
 
 
-def _stage_file(given: str | Strategy | None, flag: str) -> str | None:
+def _stage_file(given: str | Strategy | None, flag: str) -> _Hint | None:
     """Return what to do if a strategy's file is of one pipeline stage of several; else None."""
     path = strategies.path_of(given)
     if path is None or not path.is_file() or (record := strategies.read(path)).merged:
         return None
     for folder, whole in strategies.loadable([path.parent]):
         if len(whole.stages) > 1:
-            return (
-                f"give {flag} {quote(shortly(folder))} (found there: {whole.extent})? {path} is "
-                f"of pipeline stage {record.stage} alone."
+            return _Hint(
+                f"{path} is of pipeline stage {record.stage} alone",
+                (f"{flag} {quote(shortly(folder))} (found there: {whole.extent})",),
             )
     return None
 

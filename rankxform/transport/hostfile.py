@@ -28,14 +28,15 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{label}: not JSON: {error}") from None
+        raise UsageError(f"not JSON: {error}", where=label) from None
     if not isinstance(document, dict):
-        raise UsageError(f"{label}: not a rank table; expected a JSON object")
+        raise UsageError("not a rank table; expected a JSON object", where=label)
     status = document.get("status", "completed")
     if status != "completed":
         raise UsageError(
-            f"{label}: the rank table's status is {status!r}, not 'completed'; the job's hosts "
-            "are not known yet, wait until they are"
+            f"the rank table's status is {status!r}, not 'completed'; the job's hosts "
+            "are not known yet, wait until they are",
+            where=label,
         )
     try:
         hosts = _version_0(document) if "group_list" in document else _version_1(document)
@@ -43,7 +44,7 @@ def from_rank_table(data: bytes, label: str) -> list[Host]:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise UsageError(f"{label}: not a rank table: {what}") from None
+        raise UsageError(f"not a rank table: {what}", where=label) from None
     return _checked(hosts, label)
 
 
@@ -92,16 +93,17 @@ def _version_0(document: dict[str, Any]) -> list[Host]:
 
 def _checked(hosts: list[Host], label: str) -> list[Host]:
     if not hosts:
-        raise UsageError(f"{label}: lists no host")
+        raise UsageError("lists no host", where=label)
     seen: set[str] = set()
     for host in hosts:
         if not re.fullmatch(r"[A-Za-z0-9_.:\-]+", host.address):
             raise UsageError(
-                f"{label}: {host.address!r} is no address; rank tables in documents have theirs "
-                "masked, take the one the job was started with"
+                f"{host.address!r} is no address; rank tables in documents have theirs "
+                "masked, take the one the job was started with",
+                where=label,
             )
         if host.address in seen:
-            raise UsageError(f"{label}: host {host.address} is listed twice")
+            raise UsageError(f"host {host.address} is listed twice", where=label)
         seen.add(host.address)
     return hosts
 

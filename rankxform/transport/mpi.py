@@ -25,6 +25,7 @@ import numpy as np
 
 from rankxform.errors import (
     CheckpointError,
+    Parts,
     PeerError,
     RankxformError,
     RequestError,
@@ -82,9 +83,10 @@ class MpiTeam(Team):
             library = mpi.Get_library_version().split(",")[0].splitlines()[0]
             raise UsageError(
                 f"the launcher started {started} processes, but each sees a world of 1: this "
-                f"mpirun or srun is not {library}'s. Use the mpirun of the same installation "
-                "(for one in a virtual environment: its bin/mpirun), or srun --mpi=pmix for "
-                "Open MPI and --mpi=pmi2 for MPICH"
+                f"mpirun or srun is not {library}'s",
+                "use the mpirun of the same installation (for one in a virtual environment: its "
+                "bin/mpirun)",
+                "srun --mpi=pmix for Open MPI, and --mpi=pmi2 for MPICH",
             )
         return cls(mpi, mpi.COMM_WORLD.Dup(), owns_mpi=True)
 
@@ -211,23 +213,22 @@ class MpiTeam(Team):
         if first == self.rank:
             assert failure is not None
             fault = getattr(failure, "fault", None)
-            record = pickle.dumps((type(failure).__name__, self._describe(failure), fault))
-        name, message, fault = pickle.loads(self._broadcast(record, first))
-        raise peer_error(name, message, fault) from failure
+            record = pickle.dumps((type(failure).__name__, *self._describe(failure), fault))
+        raise peer_error(*pickle.loads(self._broadcast(record, first))) from failure
 
-    def _describe(self, failure: BaseException) -> str:
+    def _describe(self, failure: BaseException) -> tuple[Parts, str]:
+        """Return what a failure says, and the process that met it, where that matters."""
         if isinstance(failure, RankxformError):
-            text = str(failure)
+            parts = failure.parts
         else:
-            text = f"a bug of rankxform's own: {type(failure).__name__}: {failure}"
+            parts = Parts(f"a bug of rankxform's own: {type(failure).__name__}: {failure}")
             sys.excepthook(type(failure), failure, failure.__traceback__)
         known = self.__dict__.get("nodes")  # to ask for it now would be collective
-        if isinstance(failure, UsageError) or (
-            isinstance(failure, _OF_INPUTS) and known is not None and known.count == 1
-        ):
-            return text  # of the command line, or of what every process finds
+        alike = self.rank == 0 if known is None else known.count == 1
+        if isinstance(failure, UsageError) or (alike and isinstance(failure, _OF_INPUTS)):
+            return parts, ""  # of the command line, or of what every process finds
         host = self._mpi.Get_processor_name()
-        return f"{text} [process {self.rank} of {self.size} on {host}]"
+        return parts, f"process {self.rank} of {self.size} on {host}"
 
     def _broadcast(self, data: bytes, root: int) -> bytes:
         size = np.array([len(data)], np.int64)

@@ -164,5 +164,5 @@ def test_ranks_that_are_not_needed_do_not_decide_the_step(tmp_path):
 
 
 def test_a_folder_without_checkpoints(tmp_path):
-    with pytest.raises(CheckpointError, match="--src-pattern.*holds no checkpoint at"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint at.*--src-pattern"):
         find(tmp_path, [0])

@@ -224,7 +224,7 @@ def test_the_sources_own_strategy_is_never_removed(place):
 
 def test_no_training_starts_from_shards_without_a_strategy(place):
     code, output, told = launch(place, None, "plain", src="none")
-    assert (code, told) == (3, []) and "give the strategy" in output
+    assert (code, told) == (3, []) and "try  --src-strategy FILE" in output
     line = [sys.executable, "-m", "rankxform", "launch", "--load", "src", "--", sys.executable]
     code, output = run([*line, "train.py"], 60, env=environment(), cwd=place)
     assert code == 2 and "files of 4 ranks, and no --src-strategy says" in output

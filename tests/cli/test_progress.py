@@ -125,7 +125,7 @@ def test_a_message_does_not_hang_on_a_bar(words, start):
     terminal.process.send_signal(signal.SIGINT)
     text = terminal.read()
     assert terminal.process.wait(30) == 75
-    assert "\r\x1b[Krankxform: error: stopped by SIGINT; what is complete is\r\n" in text
+    assert "\r\x1b[Krankxform: error: stopped by SIGINT\r\n  try  run the same" in text
 
 
 @pytest.mark.parametrize("processes", [None, 2])

@@ -543,7 +543,7 @@ class TestRulesFiles:
         ("text", "why"),
         [
             ("extends = 'other.toml'", "the name of a preset of rankxform's"),
-            ("extends = 'nothing'", "is none of"),
+            ("extends = 'nothing'", "there is no preset"),
             ("offset = ['1']", "expected a list of numbers"),
             ("interleave = 0", "expected a number from 1 on"),
             ("version = 2", "expected [[rules]]"),

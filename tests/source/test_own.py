@@ -98,7 +98,11 @@ def test_files_that_were_kept_or_made_in_parts_are_known(place):
 
 def test_some_ranks_of_a_pipeline_are_not_the_whole(place):
     made = place.made(place.pipeline, ranks=(0, 1))
-    place.refused(made, "give .*--src-strategy", kind=rankxform.UsageError)
+    place.refused(
+        made,
+        "no --src-strategy says how they were sharded; --src-strategy",
+        kind=rankxform.UsageError,
+    )
     with pytest.warns(rankxform.RankxformWarning, match="2 of 4 ranks"):
         verdict = rankxform.verify(made)
     assert verdict.same is None

@@ -98,7 +98,7 @@ def test_a_map_that_was_forgotten(model):
     made, folder = model
     layouts = [{name: ([2], [-1] * array.ndim, 0, 0) for name, array in made.mf.items()}]
     strategy = reference.write_strategy(folder / "s.ckpt", layouts)
-    words = f"give --map qwen3\\? none of the {len(made.hf)} names of SRC is in"
+    words = f"none of the {len(made.hf)} names of SRC is in .*; --map qwen3"
     with pytest.raises(rankxform.RankxformError, match=words):
         rankxform.transform(folder / "hf", folder / "dst", None, strategy)
     rankxform.transform(folder / "hf", folder / "dst", None, strategy, map="qwen3")
@@ -255,7 +255,9 @@ def test_the_strategy_that_mindformers_left_with_the_checkpoint(tmp_path):
         rankxform.transform(src, tmp_path / "dst", given, None, overwrite=True)
     own.unlink()
     reference.write_strategy(own, columns)
-    with pytest.raises(rankxform.StrategyError, match="left with .*/checkpoint, shard '.' in two"):
+    with pytest.raises(
+        rankxform.StrategyError, match="shard '.' in two(?s:.*)left .* with .*/checkpoint"
+    ):
         rankxform.transform(src, tmp_path / "other", same, None)
     assert not (tmp_path / "other").exists()
     rankxform.transform(src, tmp_path / "other", same, None, accept=("contradictions",))
