@@ -32,6 +32,7 @@ class Model:
         kv_heads = pick([1, 2, 4])
         heads = kv_heads * pick([1, 2, 8] if kv_heads < 4 else [1, 2])
         self.config = {
+            "model_type": kind,
             "hidden_size": pick([16, 32]),
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,

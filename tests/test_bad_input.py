@@ -399,6 +399,6 @@ def test_a_plan_says_first_that_there_is_too_little_room(small_disk, capsys):
         assert main([*verb, str(small_disk.src), str(small_disk.dst), *options]) == 0
         output = capsys.readouterr().out
         assert output.count("at least 2.1 MB are to be written, 1.0 MB are free") == 2
-        assert "disk      needs 2.1 MB; 1.05 MB are free" in output
+        assert "NO ROOM   needs 2.1 MB (1.05 MB free), " in output
         assert "would take about" not in output
     assert not list(small_disk.dst.iterdir())

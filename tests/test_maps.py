@@ -400,7 +400,7 @@ def test_a_table_of_ones_own_splits_and_joins(tmp_path):
         huggingface = { w = ["n", "2 * n"] }
         """
     )
-    (tmp_path / "config.json").write_text('{"n": 3}')
+    (tmp_path / "config.json").write_text('{"n": 3, "model_type": "own"}')
     scales, matrix = np.arange(3, dtype="<u4"), np.arange(18, dtype="<u4").reshape(3, 6)
     tensors = {"scales": ("Float32", scales), "w": ("Float32", matrix)}
     src = reference_forms.write_huggingface(tmp_path / "hf", tensors)
@@ -466,6 +466,31 @@ def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
     with pytest.raises(RankxformError, match=r"; --map llama_legacy$"):
         rankxform.transform(src, tmp_path / "dst", map="llama", **options)
     assert rankxform.transform(src, tmp_path / "dst", map="llama_legacy", **options).files
+
+
+def test_a_configuration_becomes_the_folder_s(tmp_path):
+    """With the model's type, which a map of one model knows."""
+    model = Model("qwen3", 1)
+    src = written(model, tmp_path)
+    given = tmp_path / "config.json"
+    options = {"map": "qwen3", "config": str(given), "dst_form": "huggingface"}
+    rankxform.transform(src, tmp_path / "typed", **options)
+    assert (tmp_path / "typed" / "config.json").read_bytes() == given.read_bytes()
+    del model.config["model_type"]
+    given.write_text(json.dumps(model.config))
+    rankxform.transform(src, tmp_path / "dst", **options)
+    found = json.loads((tmp_path / "dst" / "config.json").read_text())
+    kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    assert found == {**kind, **model.config}
+    assert rankxform.verify(src, tmp_path / "dst", **options)
+    shutil.copy(given, tmp_path / "other.json")
+    legacy = Model("llama_legacy", 1)
+    del legacy.config["model_type"]
+    src = written(legacy, tmp_path / "legacy")
+    options |= {"map": "llama_legacy", "config": str(tmp_path / "legacy" / "config.json")}
+    with pytest.warns(rankxform.RankxformWarning, match="states no model_type"):
+        rankxform.transform(src, tmp_path / "legacy-hf", **options)
+    assert not (tmp_path / "legacy-hf" / "config.json").exists()
 
 
 class TestLike:

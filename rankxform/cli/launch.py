@@ -12,6 +12,7 @@ import argparse
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -86,7 +87,8 @@ def run(options: argparse.Namespace, team: Team) -> Program:
     if options.json:
         screen.done("launch", lambda: facts, str)
     elif done is not None:
-        screen.say(report.summary(done, screen.is_verbose, screen.is_quiet))
+        verify = partial(report.verify_command, *screen.begun, request, team.size)
+        screen.say(report.summary(done, verify, screen.is_verbose, screen.is_quiet))
     return _program(options, checkpoint, team)
 
 

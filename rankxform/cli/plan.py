@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankxform.job.picture import Flow, Kind
     from rankxform.job.plan import Plan, Planned, Simulated
     from rankxform.job.predict import Cluster
-    from rankxform.planning.simulate import MethodUse
+    from rankxform.planning.simulate import MethodUse, Simulation
     from rankxform.request import Request
     from rankxform.source.opening import Source
     from rankxform.target.target import Target
@@ -167,8 +167,8 @@ def _table(planned: Planned, screen: Screen) -> str:
     if between.row == "stage" and not verbose:
         shown = _stages_table(between)
     lines = [
+        *_verdict(plan, prediction),
         head,
-        *_room(plan),
         "",
         shown,
         "",
@@ -197,13 +197,20 @@ def _table(planned: Planned, screen: Screen) -> str:
     return "\n".join(lines + warnings(plan.warnings))
 
 
-def _room(plan: Plan) -> list[str]:
-    """Say what the destination takes, and whose processes write it."""
-    lines = []
-    if plan.bytes_stored is not None and plan.bytes_free is not None:
-        linked = " at least" if plan.bytes_stored < plan.bytes_written else ""
-        needs = f"needs {size(plan.bytes_stored)}{linked}; {size(plan.bytes_free)} are free"
-        lines.append(labelled("disk", needs))
+def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
+    """Say whether there is room, what is needed, what is missing, and whose processes write."""
+    needed, free = plan.bytes_stored, plan.bytes_free
+    least = "at least " if needed is not None and needed < plan.bytes_written else ""
+    needs = f"needs {least}{size(plan.bytes_written if needed is None else needed)}"
+    needs += f" ({size(free)} free)" if free is not None else ""
+    each = " a process" if plan.processes > 1 else ""
+    told = [needs, f"{buffer(plan.buffer_bytes)} of buffers{each}"]
+    if prediction:
+        told.append(f"about {seconds(prediction[0])}")
+    if plan.absent:
+        told.append(f"{len(plan.absent):,} tensors are in no file")
+    is_short = needed is not None and free is not None and needed > free
+    lines = [labelled("NO ROOM" if is_short else "fits", ", ".join(told))]
     if plan.written_by == NODE:
         lines.append(labelled("written", "each file by processes of one node"))
     return lines
@@ -327,6 +334,7 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
         "",
         methods_table(found.methods),
         "",
+        *_idle(found),
         f"about {seconds(found.total)}: the busiest process {seconds(max(found.seconds))}, the "
         f"busiest node's network {seconds(max(found.network))}",
         f"if {costs}",
@@ -334,6 +342,17 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
         f"({buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
     return "\n".join([*lines, *notes(target.notices), *warnings(target.warnings)])
+
+
+def _idle(found: Simulation) -> list[str]:
+    """Say how many processes have nothing to write, and why."""
+    slices = [one.slices for one in found.workloads]
+    idle = slices.count(0)
+    if not idle:
+        return []
+    many = f"{idle:,} of {len(slices):,} processes write nothing"
+    why = f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
+    return [labelled("idle", f"{many}: {why}")]
 
 
 def _cost(name: str, value: float) -> str:

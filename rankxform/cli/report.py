@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rankxform
 from rankxform.display.terminal import labelled, shown_path
 from rankxform.display.units import count, seconds, size, table
-from rankxform.layout.names import group_states, patterns
+from rankxform.layout.names import group_states, patterns, ranges
 from rankxform.metrics import cores
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.catalog import Catalog
     from rankxform.planning.selection import LeftOut
+    from rankxform.request import Request
     from rankxform.source.opening import Source
     from rankxform.target.target import Target
 
@@ -102,10 +103,13 @@ def catalog_words(catalog: Catalog) -> str:
     return f"{shown_path(catalog.label)}: {catalog.extent}"
 
 
-def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:
+def summary(
+    done: Report, verify: Callable[[], str], verbose: bool = False, quiet: bool = False
+) -> str:
     """Say what was moved, what was left out, what deserves a look, and how to go on.
 
-    verbose: with names; quiet: the last line alone.
+    verify: returns the command that compares every byte. verbose: with names; quiet: the last line
+    alone.
     """
     told = [] if quiet else _told(done, verbose)
     if done.files_kept == len(done.files):
@@ -122,7 +126,7 @@ def summary(done: Report, verbose: bool = False, quiet: bool = False) -> str:
         )
     lines = [*told, labelled("done", last)]
     if not quiet:
-        lines += [labelled("next", *_next(done))]
+        lines += [labelled("next", *_next(done, verify))]
     return "\n".join(lines + warnings(done.warnings))
 
 
@@ -175,7 +179,19 @@ def _some(label: str, names: Sequence[str], why: str, verbose: bool) -> str:
     return labelled(label, text, *(f"  {name}" for name in patterns(names) if verbose))
 
 
-def _next(done: Report) -> list[str]:
+def verify_command(source: Source, target: Target, request: Request, processes: int) -> str:
+    """Return the command that compares every byte of a destination, as it can be pasted here."""
+    from rankxform.target.manifest import verify_options
+
+    number = ["-n", str(processes)] if processes > 1 else []
+    words = [source.where.path, target.dst or "DST", *verify_options(request, source, target)]
+    if request.ranks:
+        words += ["--ranks", ranges(request.ranks).replace(" ", "")]
+    shown = [shown_path(word) if word.startswith("/") else word for word in words]
+    return shlex.join(["rankxform", "verify", *number, *shown])
+
+
+def _next(done: Report, verify: Callable[[], str]) -> list[str]:
     """Say how to go on: how to check the destination, and how a slow run would be faster."""
     if done.form != "ranks":
         load = f"load {done.dst}"
@@ -185,10 +201,8 @@ def _next(done: Report) -> list[str]:
         container = Path(done.files[0]).suffix.removeprefix(".") if done.files else ""
         load = f"in the job's YAML, load_checkpoint: {done.dst}"
         load += f" and load_ckpt_format: {container}" if container != "ckpt" else ""
-    check = "compare every byte: the same command with verify in the place of transform"
-    if done.fingerprints:
-        check = f"compare it again at any time: {shlex.join(['rankxform', 'verify', done.dst])}"
-    lines = [load, check]
+    check = shlex.join(["rankxform", "verify", shown_path(done.dst)])
+    lines = [load, check if done.fingerprints else verify()]
     if done.processes == 1 and done.seconds > _LONG_SECONDS and (here := cores()) > 1:
         lines.append(f"{here} cores are here; rankxform transform -n {here} ... uses them all")
     return lines

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Screen:
     """Shows what one call of a verb says, as its options want it."""
 
-    _begun: tuple[Source, Target]
+    begun: tuple[Source, Target]
+    """What work was begun with."""
 
     def __init__(self, options: argparse.Namespace, team: Team) -> None:
         self._options, self._team = options, team
@@ -49,7 +50,7 @@ class Screen:
 
     def begin(self, source: Source, target: Target, nbytes: int) -> Show:
         """Say what is about to happen; return what is shown the progress."""
-        self._begun = source, target
+        self.begun = source, target
         if self._team.rank == 0 and not self.is_quiet:
             lines = [report.header(source, target, self._team.size)]
             flags = arguments.ignored(self._options)
@@ -100,7 +101,7 @@ class Screen:
         if self._page is not None:
             from .page.file import write_of_work
 
-            source, target = self._begun
+            source, target = self.begun
             write_of_work(self._options, request, source, target, self._team, **outcome)
 
 

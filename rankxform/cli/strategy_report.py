@@ -38,16 +38,15 @@ def derived_table(derived: Derived) -> str:
 
 
 def roles_table(roles: Sequence[ShardingRow]) -> str:
-    """Write the rows of a role table, grouped by how they are sharded."""
-    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    """Write the rows of a role table, grouped by how they are sharded, in words."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for role in roles:
-        key = role.spec, role.optimizer, role.src_layout, role.dst_layout
+        key = role.spec, role.src_holds, role.dst_holds
         count = f" ({role.parameters})" if role.parameters > 1 else ""
         alike.setdefault(key, []).append(role.pattern + count)
     lines = []
-    for (spec, optimizer, src, dst), names in alike.items():
-        shown = f"{src} -> {dst}" if dst else src
-        lines += [f"  {spec}, optimizer shard: {optimizer}", f"    {shown}"]
+    for (spec, src, dst), names in alike.items():
+        lines += [f"  {f'{src} -> {dst}' if dst else src}; {spec}"]
         lines += [f"      {name}" for name in names]
     return "\n".join(lines)
 

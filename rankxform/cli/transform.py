@@ -49,7 +49,8 @@ def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
     request = screen.request()
     done = transform(request, team, screen.begin)
-    text = partial(report.summary, done, screen.is_verbose, screen.is_quiet)
+    verify = partial(report.verify_command, *screen.begun, request, team.size)
+    text = partial(report.summary, done, verify, screen.is_verbose, screen.is_quiet)
     screen.done("transform", done.as_dict, text)
     if options.profile:
         screen.say(report.profile(done))

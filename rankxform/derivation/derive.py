@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankxform.errors import DerivationError, RequestError
+from rankxform.layout.differences import in_words
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
 from rankxform.layout.names import NEVER_SAVED, pattern_of, state_of
 from rankxform.layout.strategy import Strategy
@@ -297,7 +298,7 @@ def _roles(
     takes_part: Mapping[str, bool | None],
     layouts: Mapping[str, Layout],
 ) -> tuple[ShardingRow, ...]:
-    rows: dict[tuple[str, str, str, str, str], int] = {}
+    rows: dict[tuple[str, ...], int] = {}
     nothing = request.predict or request.dst.optimizer_shard is False
     words = {True: "yes", False: "no", None: "-"}
     for name, one in parameters.items():
@@ -309,12 +310,11 @@ def _roles(
             "-" if nothing else words[takes_part[name]],
             entry(one.layout) if one.layout else "whole",
             entry(layouts[name]),
+            in_words(one.layout) if one.layout else "whole",
+            in_words(layouts[name]),
         )
         rows[row] = rows.get(row, 0) + 1
-    return tuple(
-        ShardingRow(pattern, count, spec, optimizer, src, dst)
-        for (pattern, spec, optimizer, src, dst), count in rows.items()
-    )
+    return tuple(ShardingRow(pattern, number, *words) for (pattern, *words), number in rows.items())
 
 
 def _spec_in_words(

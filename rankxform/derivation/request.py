@@ -75,7 +75,7 @@ class ShardingRow:
     pattern: their names, numbers as ``*``; parameters: how many. spec: which mesh axes shard them.
     optimizer: whether they take part in the optimizer's shard ("yes", "no"; "-": not known, or
     there is none). src_layout, dst_layout: as device matrix, tensor map, step and size of the
-    optimizer's shard.
+    optimizer's shard; src_holds, dst_holds: what a rank holds by these, in words.
     """
 
     pattern: str
@@ -84,6 +84,8 @@ class ShardingRow:
     optimizer: str
     src_layout: str
     dst_layout: str
+    src_holds: str
+    dst_holds: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,7 +103,7 @@ class Derived(Result):
         return self.strategy.in_short()
 
     def amounts(self) -> dict[str, str]:
-        return {one.pattern: f"{one.src_layout} -> {one.dst_layout}" for one in self.roles}
+        return {one.pattern: f"{one.src_holds} -> {one.dst_holds}" for one in self.roles}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
 
 
 def labelled(label: str, *texts: str) -> str:
-    """Write texts, one below the other, behind a label.
+    """Write texts, one below the other, behind a label. A command is not broken, so that it can be
+    pasted.
 
     >>> print(labelled("to", "dst: 4 ranks", "b.ckpt: 4 ranks"))
     to        dst: 4 ranks
@@ -96,9 +97,11 @@ def labelled(label: str, *texts: str) -> str:
     columns, blank, lines = width(), " " * _LABEL, list[str]()
     for number, text in enumerate(map(printable, texts)):
         start = blank if number else f"{label:{_LABEL - 1}} "
-        if columns is None or len(start) + len(text) <= columns:
+        is_short = columns is None or len(start) + len(text) <= columns
+        if is_short or text.startswith("rankxform "):
             lines.append(start + text)
         else:
+            assert columns is not None
             lines += _wrapped(text, columns, start, blank)
     lines[0] = bold(label) + lines[0][len(label) :]
     return "\n".join(lines)

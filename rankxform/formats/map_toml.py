@@ -5,6 +5,7 @@
     [map]
     title = "Qwen3"
     architectures = ["Qwen3ForCausalLM"]   # what config.json may call the model
+    model_types = ["qwen3"]                # and its type, of each of these
     extends = ["_mcore"]                   # tables whose entries come first
     requires = ["not mlp_only_layers"]     # what must hold, else the table does not know the model
 
@@ -54,7 +55,9 @@ from .toml_document import toml_document
 SIDES = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
 OTHER = dict(zip(SIDES, reversed(SIDES)))
 
-_MAP = {"title": str, "architectures": list, "extends": list, "requires": list}
+_MAP = {
+    "title": str, "architectures": list, "model_types": list, "extends": list, "requires": list,
+}  # fmt: skip
 _RULE = {
     "mindformers", "huggingface", "blocks", "steps", "for", "optional", "if", "vocabulary",
     "keep_dtype",
@@ -183,6 +186,7 @@ class MapTable:
     label: str
     title: str = ""
     architectures: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
     requires: tuple[Expression, ...] = ()
     sizes: Mapping[str, Expression] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -242,6 +246,7 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
         label,
         facts.get("title", ""),
         tuple(_texts(facts.get("architectures", []), f"{label}: architectures")),
+        tuple(_texts(facts.get("model_types", []), f"{label}: model_types")),
         tuple(requires),
         sizes,
         choices,

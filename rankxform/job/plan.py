@@ -33,6 +33,7 @@ from rankxform.values import dataclass
 
 from .evidence import examine
 from .predict import Cluster, predict, predict_loads, simulate_cluster
+from .report import by_pattern
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ class Plan(Result):
         return known
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as ``plan --json`` prints it."""
-        return asdict(self)
+        """Return the plan as ``plan --json`` prints it: names by pattern."""
+        return {**asdict(self), **by_pattern(self.left_out, self.absent)}
 
 
 class Planned(NamedTuple):

@@ -82,8 +82,8 @@ class Report(Result):
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as ``transform --json`` prints it."""
-        return asdict(self)
+        """Return the report as ``transform --json`` prints it: names by pattern."""
+        return {**asdict(self), **by_pattern(self.left_out, self.absent)}
 
     def in_short(self) -> str:
         ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
@@ -101,6 +101,14 @@ class Report(Result):
             **({"left out": count(left, "tensor")} if left else {}),
             "fingerprints": "kept" if self.fingerprints else "not kept",
         }
+
+
+def by_pattern(left_out: Iterable[LeftOut], absent: Iterable[str]) -> dict[str, Any]:
+    """Return for JSON what is not written, without a line for each layer."""
+    return {
+        "left_out": [{**asdict(one), "names": patterns(one.names)} for one in left_out],
+        "absent": patterns(absent),
+    }
 
 
 def lost_values(every: Iterable[Traffic]) -> list[str]:

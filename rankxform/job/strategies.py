@@ -34,6 +34,8 @@ from rankxform.errors import (
 )
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
+from rankxform.layout.differences import in_words
+from rankxform.layout.layout import Layout
 from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.request import Request
@@ -191,12 +193,13 @@ def explain_strategy(
         refusals.add(f"preset {preset} has no rule for it", "Choose the network's preset", *unknown)
     if refusals:
         raise DerivationError.of(refusals.texts(), "the strategy cannot be explained")
-    rows: dict[tuple[str, str, str, str], int] = {}
+    rows: dict[tuple[str, str, str, Layout], int] = {}
     for name, one in parameters.items():
         assert one.layout is not None
         shard = "yes" if one.layout.opt_shards > 1 else "no"
-        row = (pattern_of(name), " or ".join(map(str, found[name])), shard, entry(one.layout))
+        row = pattern_of(name), " or ".join(map(str, found[name])), shard, one.layout
         rows[row] = rows.get(row, 0) + 1
     return tuple(
-        ShardingRow(p, n, spec, shard, src, "") for (p, spec, shard, src), n in rows.items()
+        ShardingRow(pattern, number, spec, shard, entry(layout), "", in_words(layout), "")
+        for (pattern, spec, shard, layout), number in rows.items()
     )

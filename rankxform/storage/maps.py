@@ -70,7 +70,7 @@ def companions(folder: Path) -> dict[str, bytes]:
     paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
     found = {path.name: read_bytes(path) for path in paths if path.is_file()}
     if CONFIG not in found:
-        raise UsageError(f"has no {CONFIG}", "--like is a Hugging Face folder", where=folder)
+        raise UsageError(f"has no {CONFIG}", "give --like a published model", where=folder)
     return found
 
 

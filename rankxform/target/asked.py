@@ -79,7 +79,7 @@ def _read(request: Request) -> Asked:
             where=where,
         )
     stated = src if request.src_strategy is not None else None
-    doubts = tuple(_part_of_a_job(request.src_strategy))
+    doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
     return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
 
 

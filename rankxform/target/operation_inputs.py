@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -49,8 +50,8 @@ class OperationInputs:
 
     label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
     much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's own.
-    companions: files of the reference that belong to the model too. documents: what other
-    operations read, by their names.
+    companions: files of the reference that belong to the model too; doubts: why one is not made.
+    documents: what other operations read, by their names.
     """
 
     table: MapTable | None = None
@@ -61,6 +62,7 @@ class OperationInputs:
     lora_strategy: str | Strategy | None = None
     inside: bool = False
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
     documents: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,7 +90,7 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             flag = flag_of(name)
             raise UsageError(f"{table.label} has no such choice", f"leave out {flag}")
     if request.like is not None and not Path(request.like).is_dir():
-        raise UsageError("no such folder", "--like is a Hugging Face folder", where=request.like)
+        raise UsageError("no such folder", "give --like a published model", where=request.like)
     usual = where if request.like is None else str(Path(request.like))
     if is_path(usual):
         folder = Path(usual)
@@ -149,16 +151,37 @@ def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
 
 
 def _with_companions(request: Request, known: OperationInputs) -> OperationInputs:
-    """Add the small files of a reference that a Hugging Face folder has too."""
-    if request.like is None:
-        return known
-    folder = Path(request.like)
+    """Add the small files of a reference that a Hugging Face folder has too, or a config.json."""
     if request.dst is None or not FORMS[request.dst_form or DEFAULT_FORM].configured:
         return known
-    found = maps.companions(folder)
-    if request.config is not None:  # the one that was given, not the reference's
-        found[maps.CONFIG] = maps.config_bytes(Path(request.config))
-    return replace(known, companions=found)
+    found = {} if request.like is None else maps.companions(Path(request.like))
+    if request.config is None:
+        return replace(known, companions=found) if found else known
+    own = _with_type(known, maps.config_bytes(Path(request.config)))
+    if own is not None:  # the one that was given, not the reference's
+        return replace(known, companions={**found, maps.CONFIG: own})
+    assert known.table is not None
+    doubt = (
+        f"{known.label}: states no model_type, and {known.table.label} is not for one model only"
+    )
+    return replace(known, companions=found, doubts=(f"{doubt}; no {maps.CONFIG} is written of it",))
+
+
+def _with_type(known: OperationInputs, written: bytes) -> bytes | None:
+    """Return a configuration with the model's type, by which libraries know what it is of.
+
+    None where neither it nor the map says that.
+    """
+    table, config = known.table, known.config
+    if table is None or "model_type" in config:
+        return written
+    types = dict(zip(table.architectures, table.model_types))
+    stated = config.get("architectures") or [*types][: 1 if len(types) == 1 else 0]
+    name = next((one for one in stated if one in types), None)
+    if name is None:
+        return None
+    whole = {"architectures": [name], "model_type": types[name], **config}
+    return (json.dumps(whole, indent=2) + "\n").encode()
 
 
 def _with_adapter(request: Request, src: str, known: OperationInputs) -> OperationInputs:
