@@ -103,6 +103,7 @@ def test_every_package_has_a_place():
             "os",
             {
                 "api.py",
+                "cli/defaults.py",
                 "cli/launch.py",
                 "cli/main.py",
                 "cli/stopping.py",

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankxform.errors import UsageError, nearest
+from rankxform.options import CONVERSIONS
 from rankxform.request import Request
 
+from .defaults import defaults, without_file
 from .options import given
 from .parser import leaves, parser
 from .verbs import VERBS
@@ -28,12 +30,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv and argv[0].startswith("--") and argv[0] not in _ASKING:
         argv.insert(0, "transform")
     asking = wants_help(argv)
+    argv, file = without_file(argv)
     known = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
     if argv and argv[0].startswith("-n") and argv[0] not in _ASKING:
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
     options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
+    found = defaults(dict(leaves(known))[argv[0]], argv, file) if _takes_defaults(options) else []
+    if found:
+        argv[1:1] = [word for one in found for word in one.words]
+        options, rest = known.parse_known_args(argv)
     if rest and (rest := _placed(known, options, rest)):
         _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
@@ -42,8 +49,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if getattr(options, "quiet", False) and options.progress == "auto":
         options.progress = "none"
-    options.program, options.words = program, words
+    options.program, options.words, options.defaults = program, words, found
     return options
+
+
+def _takes_defaults(options: argparse.Namespace) -> bool:
+    """Tell whether options may come from a file or the environment: to one folder that is compared
+    with its own manifest none is given."""
+    alone = options.verb == "verify" and not (options.dst or options.dst_option)
+    return options.verb in CONVERSIONS and not alone
 
 
 def _placed(

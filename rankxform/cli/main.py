@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import rankxform
+from rankxform.display.log import close_log, note, open_log
 from rankxform.display.progress import await_first_word, speak, style_of
 from rankxform.display.terminal import STDERR, folded, red, width
 from rankxform.errors import Parts, RankxformError, StoppedError, UsageError, exit_code
@@ -25,6 +27,8 @@ from .stopping import Stopping, seconds_left
 from .verbs import verb_called
 
 if TYPE_CHECKING:
+    import argparse
+
     from .launch import Program
 
 _SPEAK_SECONDS = 1.0
@@ -64,6 +68,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         processes.abort(*_describe(error))
         raise
     speak()
+    close_log()
     gc.freeze()  # what is there now is not looked through again when the interpreter ends
     if isinstance(outcome, int):
         if is_ours:
@@ -139,6 +144,7 @@ def _in_lines(error: BaseException) -> str:
         lines.append(folded(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
     lines += [folded(f"  {text.strip()}", columns, 4) for text in details]
     text = "\n".join(lines) + "\n"
+    note(text)
     is_given = any(word.startswith(here) or f"={here}" in word for word in sys.argv)
     return text if is_given or len(here) < 3 else text.replace(here, "")
 
@@ -155,6 +161,22 @@ def _describe(error: BaseException) -> tuple[str, int]:
     return f"a bug of rankxform's own: {type(error).__name__}: {error}", exit_code(error)
 
 
+def _open_log(options: argparse.Namespace) -> None:
+    """Open the file of --log. Raises UsageError, StorageError."""
+    import shlex
+    from pathlib import Path
+
+    from rankxform.storage.posix import is_inside
+
+    path, src = Path(options.log).absolute(), options.src or getattr(options, "src_option", None)
+    if src and is_inside(path, Path(src)):
+        raise UsageError(
+            "lies in SRC, which is never written to", "name a file elsewhere", where=options.log
+        )
+    version = f"rankxform {rankxform.__version__}, Python {sys.version.split()[0]}"
+    open_log(str(path), f"{version}: {shlex.join(['rankxform', *options.words])}")
+
+
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
     options = processes.bcast(lambda: arguments.parse(argv))
     if getattr(options, "number", None) not in (None, processes.size):
@@ -163,6 +185,8 @@ def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Progra
         )
     if getattr(options, "hostfile", None) and options.number is None:
         raise UsageError("--hostfile goes with -n P; a launcher has a hostfile of its own")
+    if getattr(options, "log", None):
+        processes.bcast(lambda: _open_log(options))
     if "time_limit" in options:
         limit = options.time_limit
         seconds = seconds_left() if limit is None else limit

@@ -8,10 +8,11 @@ from dataclasses import Field
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.options import OFF, Kind, facts_of, flag_of
+from rankxform.options import OFF, RUN, Kind, facts_of, flag_of
 from rankxform.request import option_table
 from rankxform.transport import Team
 
+from .defaults import FILE, FLAG
 from .stopping import parse_time
 
 STRATEGIES_EXAMPLE = "--src-strategy output/strategy --dst-strategy new/strategy"
@@ -63,6 +64,12 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
             if title not in groups:
                 groups[title] = parser.add_argument_group(title)
             add_option(groups[title], one)
+    groups.get(RUN, parser).add_argument(
+        FLAG,
+        metavar="FILE.toml",
+        help=f"options that are not given here (default: {FILE} here or in a folder above; "
+        "RANKXFORM_NAME in the environment comes first)",
+    )
     return groups
 
 
@@ -146,6 +153,9 @@ def add_progress(run: argparse._ArgumentGroup) -> None:
         choices=("auto", "bar", "lines", "none"),
         default="auto",
         help="a bar on a terminal, lines in a log (default: auto)",
+    )
+    run.add_argument(
+        "--log", metavar="FILE", help="add all that is printed to a file too, with times"
     )
 
 

@@ -169,6 +169,7 @@ def _table(planned: Planned, screen: Screen) -> str:
     lines = [
         *_verdict(plan, prediction),
         head,
+        *([] if screen.is_quiet else screen.defaults()),
         "",
         shown,
         "",

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rankxform.display.log import is_open, note
 from rankxform.display.progress import Progress, speak
+from rankxform.display.terminal import labelled, shown_path
 from rankxform.request import Request
 from rankxform.transport import Team
 from rankxform.transport.team import quiet
@@ -51,14 +53,23 @@ class Screen:
     def begin(self, source: Source, target: Target, nbytes: int) -> Show:
         """Say what is about to happen; return what is shown the progress."""
         self.begun = source, target
-        if self._team.rank == 0 and not self.is_quiet:
-            lines = [report.header(source, target, self._team.size)]
+        if self._team.rank == 0 and (not self.is_quiet or is_open()):
+            lines = [report.header(source, target, self._team.size), *self.defaults()]
             flags = arguments.ignored(self._options)
             if flags:
                 why = "not needed, the work is shared among the processes"
                 lines += report.notes([f"{', '.join(flags)}: {why}"])
-            self.say("\n".join(lines))
+            if self.is_quiet:
+                note("\n".join(lines))
+            else:
+                self.say("\n".join(lines))
         return self.progress(nbytes)
+
+    def defaults(self) -> list[str]:
+        """Say which options come from a file or the environment."""
+        found = getattr(self._options, "defaults", ())
+        words = [f"{' '.join(one.words)} ({shown_path(one.origin)})" for one in found]
+        return [labelled("options", *words)] if words else []
 
     def progress(self, nbytes: int) -> Show:
         """Return what is shown the progress of so many bytes."""
@@ -68,7 +79,10 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print what goes along with the work, which goes on if nobody can read it."""
-        if self._team.rank or self._options.json:
+        if self._team.rank:
+            return
+        if self._options.json:
+            note(text)
             return
         try:
             _print(text)
@@ -108,6 +122,7 @@ class Screen:
 def _print(text: str) -> None:
     """Print a result; a reader that went away, as `head` does, is no error."""
     speak()
+    note(text)
     try:
         sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
         sys.stdout.buffer.flush()

@@ -14,6 +14,7 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 from rankxform.transport.team import Show, quiet
 
+from .log import is_open, note
 from .terminal import columns_of
 from .units import seconds, size
 
@@ -173,6 +174,7 @@ def is_notebook() -> bool:
 
 def _say(text: str) -> None:
     """Print a line on standard error, where a notebook shows it too."""
+    note(text)
     if is_notebook():
         sys.stderr.write(text)
     else:
@@ -215,10 +217,14 @@ class Progress:
         self._began = time.monotonic()
         self._next = self._began + (_FIRST_SECONDS if lines else _BAR_SECONDS)
         self._last, self._said = self._began, 0.0
+        self._logged = self._began
 
     def __call__(self, done: int, end: bool) -> None:
         """Show the bytes done by all processes; `end` is true in the last call only."""
         now = time.monotonic()
+        if not end and is_open() and now - self._logged >= _LINE_SECONDS:
+            self._logged = now
+            note(self._in_words(done, max(now - self._began, 1e-6)))
         if end:
             speak()
             if self._line is not None:
@@ -245,15 +251,23 @@ class Progress:
     def _share(self, done: int) -> float:
         return min(done / self._total, 1.0) if self._total else 1.0
 
-    def _draw(self, done: int, passed: float) -> None:
+    def _words(self, done: int, passed: float) -> tuple[tuple[str, str, str], str]:
+        """Return what was done, of how much, how fast; and the time that is left."""
         share = self._share(done)
         left = passed / share - passed if share else 0.0
-        words = f"{share:4.0%}", f"of {size(self._total)},", f"{size(done / passed)}/s,"
+        rate = f"{size(done / passed)}/s,"
+        return (f"{share:4.0%}", f"of {size(self._total)},", rate), f"{seconds(left)} left"
+
+    def _in_words(self, done: int, passed: float) -> str:
+        words, left = self._words(done, passed)
+        return f"rankxform: {' '.join(words)} {seconds(passed)} passed, {left}"
+
+    def _draw(self, done: int, passed: float) -> None:
         if self._line is None:
-            clock = f"{time.strftime('%H:%M:%S')} rankxform: {' '.join(words)}"
-            _write(2, f"{clock} {seconds(passed)} passed, {seconds(left)} left\n")
+            _write(2, f"{time.strftime('%H:%M:%S')} {self._in_words(done, passed)}\n")
             return
-        text = bar_line(words, f"{seconds(left)} left", share, self._line.columns)
+        words, left = self._words(done, passed)
+        text = bar_line(words, left, self._share(done), self._line.columns)
         self._line.draw(text)
         _Said.bar = self._line
 

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from rankxform.transport.launcher import terminal
 
+from .log import note
+
 USUAL_COLUMNS = 80
 _LEAST_COLUMNS = 30
 _LABEL = 10
@@ -114,7 +116,9 @@ def printable(text: str) -> str:
 
 def warn(text: str) -> None:
     """Say on standard error what may not be what was meant; one write, so that lines never mix."""
-    os.write(STDERR, f"rankxform: warning: {text}\n".encode(errors="backslashreplace"))
+    line = f"rankxform: warning: {text}\n"
+    note(line)
+    os.write(STDERR, line.encode(errors="backslashreplace"))
 
 
 def shown_path(path: str) -> str:

@@ -1,0 +1,98 @@
+"""Options from a file and from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankxform.cli.arguments import parse
+from rankxform.cli.main import main
+from rankxform.errors import UsageError
+from tests import reference
+
+LINE = ["transform", "SRC", "DST"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(here, text, name="rankxform.toml"):
+    (here / name).write_text(text)
+
+
+def test_a_file_here_or_above_has_what_the_command_line_does_not(here, monkeypatch):
+    written(here, 'src-strategy = "a"\nmemory = "32M"\n[transform]\nno_fsync = true\n')
+    (here / "job").mkdir()
+    monkeypatch.chdir(here / "job")
+    options = parse([*LINE, "--memory", "16M"])
+    assert (options.src_strategy, options.memory, options.fsync) == ("a", 16 << 20, False)
+    assert [one.words for one in options.defaults] == [("--no-fsync",), ("--src-strategy=a",)]
+    assert {one.origin for one in options.defaults} == {str(here / "rankxform.toml")}
+    assert parse(["plan", "SRC"]).memory == 32 << 20 and not parse(["inspect", "SRC"]).src_strategy
+
+
+def test_the_environment_comes_before_a_file(here, monkeypatch):
+    written(here, 'memory = "32M"\noverwrite = true')
+    monkeypatch.setenv("RANKXFORM_MEMORY", "16M")
+    monkeypatch.setenv("RANKXFORM_OVERWRITE", "0")
+    monkeypatch.setenv("RANKXFORM_OF_ANOTHER", "1")
+    options = parse(LINE)
+    assert options.memory == 16 << 20 and not options.overwrite
+    assert [one.origin for one in options.defaults] == ["RANKXFORM_MEMORY"]
+
+
+def test_a_file_that_is_named_is_the_only_one(here):
+    written(here, 'memory = "32M"')
+    written(here, 'dtype = "bf16"\nexclude = ["a", "b"]\nranks = [0, 2]', "other.toml")
+    for flag in (["--config-file", "other.toml"], ["--config-file=other.toml"]):
+        options = parse([*LINE, *flag])
+        assert (options.dtype, options.exclude, options.ranks) == ("bf16", ["a", "b"], (0, 2))
+        assert options.memory == 64 << 20
+
+
+@pytest.mark.parametrize("flag", ["--src-strategy", "--src-ckpt-strategy", "--src_ckpt_strategy"])
+def test_every_spelling_of_an_option_comes_before_a_file(here, flag):
+    written(here, 'src_strategy = "a"')
+    assert parse([*LINE, flag, "b"]).src_strategy == "b"
+    assert parse([*LINE, f"{flag}=b"]).src_strategy == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("memry = '3M'", "transform has no option --memry; did you mean --memory"),
+        ("[transfrom]\nmemory = '3M'", "no verb transfrom; did you mean transform"),
+        ("[transform]\nsimulate = 4", "transform has no option --simulate"),
+        ("memory = ", "not TOML"),
+        ("memory = true", "--memory is True; expected its value"),
+        ("overwrite = 'perhaps'", "expected true or false"),
+    ],
+)
+def test_what_a_file_cannot_say(here, text, message):
+    written(here, text)
+    with pytest.raises(UsageError, match=message):
+        parse(LINE)
+
+
+def test_a_file_that_is_not_there(here):
+    with pytest.raises(UsageError, match="no such file of options"):
+        parse([*LINE, "--config-file", "nowhere.toml"])
+    with pytest.raises(UsageError, match="expected a file"):
+        parse([*LINE, "--config-file"])
+
+
+def test_what_was_taken_is_said(here, capfd):
+    names = {"w": ((4, 4), "Float32")}
+    layouts = [{"w": ([2], [0, -1], 0, 0)}]
+    reference.write_checkpoint(here / "src", layouts, names)
+    reference.write_strategy(here / "a.ckpt", layouts)
+    written(here, 'src_strategy = "a.ckpt"\ninclude = ["w"]')
+    assert main(["transform", "src", "dst"]) == 0
+    said = capfd.readouterr().out
+    assert "options   --src-strategy=a.ckpt (rankxform.toml)\n" in said
+    assert "          --include=w (rankxform.toml)\n" in said
+    assert main(["plan", "src", "dst"]) == 0
+    assert "--src-strategy=a.ckpt (rankxform.toml)" in capfd.readouterr().out
+    assert main(["verify", "dst"]) == 6, "of one folder its manifest says all; sizes alone"
