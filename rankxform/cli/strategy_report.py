@@ -128,8 +128,28 @@ def compared(found: Sequence[StrategyDifference]) -> str:
         return "the same: every rank holds the same boxes of the same parameters"
     lines = []
     for one in found:
-        some = patterns(one.names)
+        some = _with_states(one.names)
         more = [f"      and {more_patterns(len(some) - _FEW)}"] if len(some) > _FEW else []
         lines += [f"  {one.why}", *(f"      {name}" for name in some[:_FEW]), *more]
-    count = len({name for one in found for name in one.names})
-    return "\n".join([*lines, f"DIFFERENT: {count:,} parameters and states"])
+    names = {name for one in found for name in one.names}
+    own = sum(parameter_of(name) == name for name in names)
+    told = f"{own:,} parameters, {len(names) - own:,} optimizer states"
+    return "\n".join([*lines, f"DIFFERENT: {told if names else 'the number of ranks or stages'}"])
+
+
+def _with_states(names: Sequence[str]) -> list[str]:
+    """Summarize names by pattern, each parameter's states behind it."""
+    states: dict[str, dict[str, None]] = {}
+    for name in names:
+        own = states.setdefault(parameter_of(name), {})
+        if parameter_of(name) != name:
+            own[str(state_of(name))] = None
+    listed, alike = {*names}, dict[tuple[bool, tuple[str, ...]], list[str]]()
+    for parameter, own in states.items():
+        alike.setdefault((parameter in listed, tuple(own)), []).append(parameter)
+    found = []
+    for (is_listed, kinds), some in alike.items():
+        behind = f", with {', '.join(kinds)}" if kinds else ""
+        before = "" if is_listed else f"{', '.join(kinds)} of "
+        found += [f"{before}{one}{behind if is_listed else ''}" for one in patterns(some)]
+    return found

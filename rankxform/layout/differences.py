@@ -30,6 +30,9 @@ def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
     found: dict[str, list[str]] = {}
     if (a.stage_size, len(a.stages)) != (b.stage_size, len(b.stages)):
         found[f"the first is of {a.extent}, the second of {b.extent}"] = []
+    if max(len(a.stages), len(b.stages)) > 1 and len(a.stages) != len(b.stages):
+        first, second = (", ".join(f"{_own(one):,}" for one in s.stages) for s in (a, b))
+        found[f"stages hold {first} parameters, in the second {second}"] = []
     for name in sorted({*a.stages_of, *b.stages_of}):
         if state_of(name) == NEVER_SAVED:
             continue
@@ -37,6 +40,11 @@ def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
         if why:
             found.setdefault(why, []).append(name)
     return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
+
+
+def _own(layouts: Iterable[str]) -> int:
+    """Count the parameters of a stage, without optimizer states."""
+    return sum(state_of(name) is None for name in layouts)
 
 
 def first_difference(
