@@ -209,9 +209,9 @@ def test_modules_that_a_text_names_are_there(page, text):
         assert known or module in own, f"{room}.{module}"
 
 
-def messages():
-    """The messages that docs/errors.md explains."""
-    for line in (ROOT / "docs" / "errors.md").read_text().splitlines():
+def messages(page="errors.md"):
+    """The messages that a page explains."""
+    for line in (ROOT / "docs" / page).read_text().splitlines():
         cell = line[2:].split(" | ")[0]
         if line.startswith("| ") and cell != "message":
             yield cell
@@ -224,6 +224,15 @@ def test_a_message_that_is_explained_is_one_of_the_code(message):
     every = re.sub(r"\s+", " ", re.sub(r'["\']\s*\n?\s*f?["\']', "", every))
     fixed = re.split(r" ?\.\.\. ?|\[.*?\]|[\w_]*\d[\w_.]*|\bP\b|'s\b", message)
     assert max(fixed, key=len).strip(" ,") in every
+
+
+def test_errors_are_explained_in_chinese_too():
+    assert [*messages("errors.zh.md")] == [*messages()]
+    codes = [
+        re.findall(r"(?m)^## (\d+)", (ROOT / "docs" / page).read_text())
+        for page in ("errors.md", "errors.zh.md")
+    ]
+    assert codes[0] == codes[1] and len(codes[0]) == 6
 
 
 def test_the_quick_start_in_chinese_has_the_same_commands():
