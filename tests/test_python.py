@@ -143,6 +143,16 @@ def test_results_say_shortly_what_they_are(place):
             assert bool(found)
 
 
+def test_layers_stand_by_stage_before_and_after(place):
+    plan = CALLS["plan"](place)
+    assert (plan.src_layers, plan.dst_layers) == (("0-7",), ("0-7",))
+    from dataclasses import replace
+
+    html = replace(plan, src_layers=("0-3", "4-7"), dst_layers=())._repr_html_()
+    assert html.count("flex:4 1 0") == 2 and ">4-7</div>" in html
+    assert "layers before" in html and "layers after" not in html
+
+
 def test_names_are_escaped(place):
     plan = CALLS["plan"](place)
     from dataclasses import replace

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rankxform.display.units import buffer, count, size
 from rankxform.engine.file_sink import part_of
 from rankxform.formats.dtype import content_bytes, item_size
+from rankxform.layout.names import layers_by_stage
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.movement import needed_bytes
@@ -65,7 +66,8 @@ class Plan(Result):
     whole rows were chosen. buffer_bytes: of each process. bytes_stored: least that its files take,
     where equal ones are linked; bytes_free: where the destination is, or will be, with what they
     take already; written_by: "node" where the processes that write a file must be of one node
-    there, or "any". derivation: how the destination's strategy was derived, if it was. left_out:
+    there, or "any". derivation: how the destination's strategy was derived, if it was. src_layers,
+    dst_layers: of each pipeline stage, such as "0-15". left_out:
     what is not written, and why; absent: names that the
     strategies list and no file holds.
     """
@@ -93,11 +95,16 @@ class Plan(Result):
     bytes_free: int | None = None
     written_by: str | None = None
     derivation: Mapping[str, Any] | None = None
+    src_layers: tuple[str, ...] = ()
+    dst_layers: tuple[str, ...] = ()
 
     def in_short(self) -> str:
         ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
         tensors = count(self.parameters, "tensor")
         return f"{ranks}: {size(self.bytes_written)} to write, {tensors}"
+
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        return {"before": self.src_layers, "after": self.dst_layers}
 
     def amounts(self) -> dict[str, str]:
         times = f", {self.bytes_read / self.bytes_needed:.2f} times" if self.bytes_needed else ""
@@ -229,6 +236,7 @@ def summarize(
     """Write out the plan of a conversion, of which `found` is what each process does."""
     planner, arrangement = target.planner, target.arrangement
     selection, processes = planner.selection, len(found.workloads)
+    strategy = planner.catalog.strategy
     assignment = assign(planner, target.files, processes)
     plans = [planner.plan(file) for file in target.files]
     writers: dict[int, list[int]] = {}
@@ -268,6 +276,8 @@ def summarize(
         notices=target.notices,
         warnings=target.warnings,
         derivation=target.derived.facts if target.derived else None,
+        src_layers=layers_by_stage(strategy.stages if strategy else ()),
+        dst_layers=layers_by_stage(planner.dst.stages),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rankxform.display.units import count, seconds, size
 from rankxform.engine.copier import Values
 from rankxform.engine.pipeline import Traffic
-from rankxform.layout.names import patterns, summarize_names
+from rankxform.layout.names import layers_by_stage, patterns, summarize_names
 from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.movement import needed_bytes
@@ -42,7 +42,8 @@ class Report(Result):
     placement: which ranks are on which nodes, if these have folders of their own, or whose
     processes write a file. strategy: the
     file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
-    fingerprints: whether they are kept, for `verify DST`. left_out: what was
+    fingerprints: whether they are kept, for `verify DST`. src_layers, dst_layers: of each pipeline
+    stage, such as "0-15". left_out: what was
     not written, and why; absent: names that the strategies list and no file holds. warnings: what
     may not be what was meant; notices: what to know.
     """
@@ -78,6 +79,8 @@ class Report(Result):
     derivation: Mapping[str, Any] | None = None
     form: str = "ranks"
     fingerprints: bool = False
+    src_layers: tuple[str, ...] = ()
+    dst_layers: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -89,6 +92,9 @@ class Report(Result):
         ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
         files = count(len(self.files), "file")
         return f"{ranks}: {size(self.bytes_written)} in {files}, {seconds(self.seconds)}"
+
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        return {"before": self.src_layers, "after": self.dst_layers}
 
     def amounts(self) -> dict[str, str]:
         times = f", {self.bytes_read / self.bytes_needed:.2f} times" if self.bytes_needed else ""
@@ -181,6 +187,8 @@ def report_of(
         derivation=derived.facts if derived else None,
         form=target.form.name,
         fingerprints=destination.request.verify,
+        src_layers=layers_by_stage(catalog.strategy.stages if catalog.strategy else ()),
+        dst_layers=layers_by_stage(planner.dst.stages),
         notices=(*target.notices, *dict.fromkeys(n for one, _, _ in every for n in one.notices)),
         warnings=(*target.warnings, *leftovers, *lost_values(one for one, _, _ in every)),
     )

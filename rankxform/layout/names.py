@@ -62,6 +62,9 @@ NOT_SAVED = (
 """Parts of names that MindFormers lists in a metadata.json and leaves out of the files."""
 
 
+_NUMBERED = re.compile(r"(?:^|\.)(\d{1,9})\.")
+
+
 def natural(name: str) -> list[str | tuple[int, str]]:
     """Return a key by which names are sorted as a person numbers them.
 
@@ -212,6 +215,19 @@ def expression(text: str, option: str) -> re.Pattern[str]:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"{option} {text!r}: {error}; expected a regular expression") from error
+
+
+def layers_by_stage(stages: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Return which layers each stage has by the first number in its names; "" for none.
+
+    >>> layers_by_stage([["h.0.w", "h.1.w", "h.1.experts.5.w"], ["h.2.w", "head.w"], ["norm.w"]])
+    ('0-1', '2', '')
+    """
+    found = []
+    for names in stages:
+        numbers = {int(match[1]) for name in names if (match := _NUMBERED.search(name))}
+        found.append(ranges(sorted(numbers)))
+    return tuple(found)
 
 
 def ranges(numbers: Iterable[int]) -> str:
