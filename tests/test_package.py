@@ -51,6 +51,12 @@ def test_the_containerfile_copies_all_of_a_build():
     assert copied == set(OF_A_BUILD)
 
 
+def test_what_is_published_is_described_well(built):
+    line = [sys.executable, "-m", "twine", "check", "--strict", *built.values()]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_file_is_up_to_date(name):
     found = (ROOT / "packaging" / name).read_text()
