@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -100,9 +100,8 @@ class _Told(Exception):
     def say(self, parts: Parts) -> None:
         """Say this in the place of what was said."""
         what, details = _shortened(parts.what), _shortened(parts.details)
-        self.parts = parts._replace(
-            what=what, tries=tuple(map(_shortened, parts.tries)), details=details
-        )
+        tries, where = tuple(map(_shortened, parts.tries)), _shortened(parts.where)
+        self.parts = Parts(what, tries, where, details)
         self.args = (str(self.parts),)
 
     @property
@@ -260,7 +259,13 @@ class PeerError(RankxformError):
     """Another process failed in a way that is no RankxformError: a bug of ours."""
 
 
-def peer_error(name: str, parts: Parts, process: str = "", fault: str | None = None) -> Any:
+def peer_error(
+    name: str,
+    parts: Parts,
+    process: str = "",
+    fault: str | None = None,
+    reasons: tuple[str, ...] = (),
+) -> RankxformError:
     """Return the error that every process raises for one that failed with class `name`.
 
     >>> peer_error("StorageError", Parts("disk full")), peer_error("KeyError", Parts("x"))
@@ -269,6 +274,8 @@ def peer_error(name: str, parts: Parts, process: str = "", fault: str | None = N
     kinds = {kind.__name__: kind for kind in RankxformError.__subclasses__()}
     error = kinds.get(name, PeerError).of_parts(parts)
     error.process, error.fault = process, fault
+    if isinstance(error, DerivationError):
+        error.reasons = reasons
     return error
 
 

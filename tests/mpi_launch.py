@@ -73,6 +73,8 @@ def own_tmp():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+_OF_A_GROUP = 300
+"""Seconds after which a group of one size is thought to hang, in any case."""
 SIGN_OF_LIFE = re.compile(r"rankxform: reading strategies and headers, and planning .*\n")
 
 
@@ -144,6 +146,8 @@ class Outside:
         for item in items:
             for size in sizes(item):
                 self._groups[item.path, size].append(item.nodeid)
+            if sizes(item):  # the first of a file runs a group of each size, with its own deadline
+                item.add_marker(pytest.mark.timeout(_OF_A_GROUP * len(sizes(item))))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):

@@ -115,7 +115,7 @@ def test_an_adapter_in_the_source_is_of_the_same_step(tmp_path):
 def test_a_changed_table_is_another_conversion(tmp_path):
     table = "[[rules]]\nmindformers='p'\nhuggingface={{'{0}'=['4','4']}}\n"
     src = folder(tmp_path / "src", {n: ("Float32", random_words("Float32", 4, 4)) for n in "pq"})
-    (tmp_path / "c.json").write_text("{}")
+    (tmp_path / "c.json").write_text('{"model_type": "own"}')
     path = tmp_path / "own.toml"
     rules = table.format("a") + table.format("b").replace("'p'", "'q'")
     path.write_text(rules)

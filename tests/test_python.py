@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pydoc
+import subprocess
+import sys
 import warnings
 
 import pytest
 
 import rankxform
 from tests import reference
+from tests.mpi_launch import environment, mpirun
 
 NAMES = [f"layers.{i}.weight" for i in range(8)]
 PARAMS = dict.fromkeys(NAMES, ((64, 32), "Float32"))
@@ -80,6 +83,26 @@ def test_a_callback_that_raises_ends_the_call_alone(place, name, at, error):
     if name == "transform":
         assert not [*place.dst.rglob("*.ckpt")]
     assert CALLS[name](place, progress=False) is not None
+
+
+def test_a_callback_that_raises_again_and_again_ends_all_processes(place):
+    """Process 0 hears of the progress beside reductions that every process has to take part in."""
+    program = (
+        "import sys, rankxform\n"
+        "def no(done, total, phase):\n"
+        "    if phase != 'plan': raise ValueError('enough')\n"
+        "try:\n"
+        "    rankxform.transform(*sys.argv[1:5], progress=no)\n"
+        "except (ValueError, rankxform.PeerError) as error:\n"
+        "    print('ended', type(error).__name__)\n"
+    )
+    line = [*mpirun(3), sys.executable, "-c", program, place.src, place.dst, place.a, place.b]
+    done = subprocess.run(
+        list(map(str, line)), env=environment(), capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.count("ended") == 3, done.stdout + done.stderr
+    assert not [*place.dst.rglob("*.ckpt")]
 
 
 @pytest.mark.parametrize("progress", [True, False])

@@ -235,7 +235,7 @@ def recognized(listing: Listing, store: Store, option: str = "--src-form") -> Fo
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(
-            f"{a} (by {mark_a}) or {b} (by {mark_b})",
+            f"may be {a} (by {mark_a}) or {b} (by {mark_b})",
             f"choose the form with {option}",
             where=listing.path,
         )

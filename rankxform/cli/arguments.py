@@ -36,12 +36,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
-    options, rest = known.parse_known_args([w if w != EVERYTHING else "--help" for w in argv])
+    options, rest = _parsed(known, [w if w != EVERYTHING else "--help" for w in argv])
     found = defaults(dict(leaves(known))[argv[0]], argv, file) if _takes_defaults(options) else []
     if found:
         argv[1:1] = [word for one in found for word in one.words]
-        options, rest = known.parse_known_args(argv)
-    if rest and (rest := _placed(known, options, rest)):
+        try:
+            options, rest = _parsed(known, argv)
+        except UsageError as error:
+            told = "; ".join(f"{' '.join(one.words)} is of {one.origin}" for one in found)
+            error.say(error.parts._replace(details=told))
+            raise
+    if rest:
         _refuse_unknown(known, options, rest)
     if program and options.verb != "launch":
         raise UsageError(
@@ -58,6 +63,14 @@ def _takes_defaults(options: argparse.Namespace) -> bool:
     with its own manifest none is given."""
     alone = options.verb == "verify" and not (options.dst or options.dst_option)
     return options.verb in CONVERSIONS and not alone
+
+
+def _parsed(
+    known: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and the words that are none and have no place."""
+    options, rest = known.parse_known_args(argv)
+    return options, _placed(known, options, rest) if rest else []
 
 
 def _placed(

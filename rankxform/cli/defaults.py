@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 from rankxform.errors import UsageError, nearest
 from rankxform.formats.toml_document import toml_document
-from rankxform.options import flag_of
-from rankxform.request import option_table
+from rankxform.options import CONVERSIONS, flag_of
 from rankxform.storage.posix import read_bytes
 
+from .parser import leaves, parser
 from .verbs import VERBS
 
 FILE, FLAG = "rankxform.toml", "--config-file"
 _PREFIX = "RANKXFORM_"
+_FOLDERS = ("src_option", "dst_option")
+"""Other spellings of SRC and DST, which belong to one command."""
 
 
 class Default(NamedTuple):
@@ -48,17 +50,20 @@ def defaults(
     ``--config-file`` names; else ``rankxform.toml`` is looked for here and in the folders above.
     Raises UsageError.
     """
-    stated = {name: (value, f"{_PREFIX}{name.upper()}") for name, value in _environment(known)}
-    path = Path(file) if file is not None else _found()
-    if path is not None:
-        for name, value in _options(given[0], known, path):
-            stated.setdefault(name, (value, str(path)))
     flags = {word.partition("=")[0] for word in given}
+    taken = {one.dest for one in known._actions if flags & {*one.option_strings}}
+    for group in known._mutually_exclusive_groups:
+        names = {one.dest for one in group._group_actions}
+        taken |= names if names & taken else set()
+    file = os.environ.get(f"{_PREFIX}CONFIG_FILE") if file is None else file
+    path = Path(file) if file is not None else _found()
+    stated = [*_environment(known), *(_options(given[0], known, path) if path is not None else ())]
     found = []
-    for name, (value, origin) in stated.items():
-        action = known._option_string_actions[flag_of(name)]
-        if not flags & {*action.option_strings}:
-            found.append(Default(_words(action, value, origin), origin))
+    for flag, value, origin in stated:
+        action = known._option_string_actions[flag]
+        if action.dest not in taken:
+            taken.add(action.dest)
+            found.append(Default(_words(action, flag, value, origin), origin))
     return [one for one in found if one.words]
 
 
@@ -67,15 +72,33 @@ def _found() -> Path | None:
     return next((path for one in (here, *here.parents) if (path := one / FILE).is_file()), None)
 
 
-def _environment(known: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    for variable, value in os.environ.items():
-        name = variable.removeprefix(_PREFIX).lower()
-        if variable.startswith(_PREFIX) and flag_of(name) in known._option_string_actions:
-            yield name, value
+def _environment(known: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
+    """Yield flag, value and origin of the options that the environment states."""
+    flags = _flags(known)
+    for variable, value in sorted(os.environ.items()):
+        flag = flag_of(variable.removeprefix(_PREFIX).lower())
+        if variable.startswith(_PREFIX) and flag in flags:
+            yield flag, value, variable
 
 
-def _options(verb: str, known: argparse.ArgumentParser, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a verb that a file states; those in the verb's table first."""
+def _flags(known: argparse.ArgumentParser) -> list[str]:
+    """Return the flags that something else than the command line may state."""
+    own = ("--help", "--help-all", "--json", FLAG)  # what a program asks for each time
+    every = known._option_string_actions.items()
+    return [
+        flag
+        for flag, action in every
+        if flag.startswith("--") and flag not in own and action.dest not in _FOLDERS
+    ]
+
+
+def _options(
+    verb: str, known: argparse.ArgumentParser, path: Path
+) -> Iterator[tuple[str, Any, str]]:
+    """Yield flag, value and origin of what a file states; what is in the verb's table first.
+
+    What stands above all tables may be an option of another verb.
+    """
     if not path.is_file():
         raise UsageError("no such file of options", where=path)
     document = toml_document(read_bytes(path), str(path))
@@ -83,22 +106,24 @@ def _options(verb: str, known: argparse.ArgumentParser, path: Path) -> Iterator[
     for name in tables:
         if name not in VERBS:
             raise UsageError(f"there is no verb {name}{nearest(name, VERBS)}", where=path)
-    every = {one.name for one in option_table()}
     common = {name: value for name, value in document.items() if name not in tables}
+    own, others = _flags(known), set[str]()
     for some, is_of_verb in ((tables.get(verb, {}), True), (common, False)):
         for key, value in some.items():
-            name = key.replace("-", "_")
-            flags = [one for one in known._option_string_actions if one.startswith("--")]
-            if flag_of(name) in flags:
-                yield name, value
-            elif is_of_verb or name not in every:
-                what = f"{verb} has no option {flag_of(name)}{nearest(flag_of(name), flags)}"
+            flag = flag_of(key.replace("-", "_"))
+            if flag in own:
+                yield flag, value, str(path)
+                continue
+            if not is_of_verb and not others:
+                parsers = (dict(leaves(parser(name)))[name] for name in CONVERSIONS)
+                others = {one for some in parsers for one in _flags(some)}
+            if is_of_verb or flag not in others:
+                what = f"{verb} has no option {flag}{nearest(flag, own)}"
                 raise UsageError(what, where=path)
 
 
-def _words(action: argparse.Action, value: Any, origin: str) -> tuple[str, ...]:
+def _words(action: argparse.Action, flag: str, value: Any, origin: str) -> tuple[str, ...]:
     """Return an option as the command line has it; () for a flag that is off. Raises UsageError."""
-    flag = action.option_strings[0]
     if action.nargs == 0:
         on = {"true": True, "1": True, "false": False, "0": False, "": False}
         is_on = value if isinstance(value, bool) else on.get(str(value).lower())

@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     except RankxformError as error:
         outcome = _print_error(error, argv) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
-        processes.abort(*_describe(error))
+        message, code = _describe(error)
+        note(f"rankxform: error: {message}")
+        processes.abort(message, code)
         raise
     speak()
     close_log()
@@ -146,7 +148,8 @@ def _in_lines(error: BaseException) -> str:
     text = "\n".join(lines) + "\n"
     note(text)
     is_given = any(word.startswith(here) or f"={here}" in word for word in sys.argv)
-    return text if is_given or len(here) < 3 else text.replace(here, "")
+    own = rf"(?<![\w/.~-]){re.escape(here)}"  # not in the middle of another path
+    return text if is_given or len(here) < 3 else re.sub(own, "", text)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

@@ -188,6 +188,7 @@ def verify_command(source: Source, target: Target, request: Request, processes: 
     if request.ranks:
         words += ["--ranks", ranges(request.ranks).replace(" ", "")]
     shown = [shown_path(word) if word.startswith("/") else word for word in words]
+    shown[:2] = [f"./{one}" if one.startswith("-") else one for one in shown[:2]]
     return shlex.join(["rankxform", "verify", *number, *shown])
 
 

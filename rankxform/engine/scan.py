@@ -39,12 +39,23 @@ class Scanned:
     nbytes: int = 0
 
 
+def looked_at(index: Index) -> int:
+    """Return how many bytes `scan` reads of a file where it does not read all."""
+    names = (index.schema.names[number] for number in _chosen(index))
+    return sum(min(SAMPLE, index.spans(name)[0].nbytes) for name in names)
+
+
+def _chosen(index: Index) -> list[int]:
+    """Return the tensors of which a little is read."""
+    floats = [n for n, dtype in enumerate(index.schema.dtypes) if dtype in FLOATS]
+    return floats[:: max(1, len(floats) // _FEW)][:_FEW]
+
+
 def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> Scanned:
     """Look through a file: every byte, or a little of some tensors. Raises CheckpointError."""
     found = Scanned(holes=dict(holes(path, index)))
     schema = index.schema
-    floats = [n for n, dtype in enumerate(schema.dtypes) if dtype in FLOATS]
-    chosen = range(len(schema.names)) if full else floats[:: max(1, len(floats) // _FEW)][:_FEW]
+    chosen = range(len(schema.names)) if full else _chosen(index)
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path), index)
         read = blocks(partial(ranges.read, path))

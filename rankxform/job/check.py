@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import Where
 from rankxform.display.units import count, seconds, size
-from rankxform.engine.scan import Scanned, scan
+from rankxform.engine.scan import Scanned, looked_at, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.base import PLACE
 from rankxform.layout.names import summarize_names
@@ -111,7 +111,7 @@ def check(
         judged, evidence = _judged(request, source, team)
         rows += judged
     every = {**source.indexes, **source.extra}
-    total = sum(one.size for one in every.values()) if full else 0
+    total = sum(one.size if full else looked_at(one) for one in every.values())
 
     def mine(on_progress: OnProgress) -> list[Scanned]:
         return [

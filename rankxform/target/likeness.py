@@ -155,10 +155,10 @@ def _resemblance(
     if not refused:
         return text
     raise CheckpointError(
-        "the checkpoint holds them in another order, or under other names, than "
-        "the map takes it to",
+        text,
         "--accept contradictions:REGEX if they were trained anew",
-        where=text,
+        details="the checkpoint holds them in another order, or under other names, than the map "
+        "takes it to",
     )
 
 

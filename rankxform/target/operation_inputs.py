@@ -161,6 +161,7 @@ def _with_companions(request: Request, known: OperationInputs) -> OperationInput
     if own is not None:  # the one that was given, not the reference's
         return replace(known, companions={**found, maps.CONFIG: own})
     assert known.table is not None
+    found.pop(maps.CONFIG, None)
     doubt = (
         f"{known.label}: states no model_type, and {known.table.label} is not for one model only"
     )
@@ -173,14 +174,16 @@ def _with_type(known: OperationInputs, written: bytes) -> bytes | None:
     None where neither it nor the map says that.
     """
     table, config = known.table, known.config
-    if table is None or "model_type" in config:
+    if table is None or config.get("model_type"):
         return written
     types = dict(zip(table.architectures, table.model_types))
-    stated = config.get("architectures") or [*types][: 1 if len(types) == 1 else 0]
+    stated = config.get("architectures")
+    if not isinstance(stated, list) or not stated:
+        stated = [*types][: 1 if len(types) == 1 else 0]
     name = next((one for one in stated if one in types), None)
     if name is None:
         return None
-    whole = {"architectures": [name], "model_type": types[name], **config}
+    whole = {**config, "architectures": [name], "model_type": types[name]}
     return (json.dumps(whole, indent=2) + "\n").encode()
 
 

@@ -133,7 +133,7 @@ def _check_companions(request: Request, target: Target) -> None:
         there = path.exists() or path.is_symlink()
         if there and not request.overwrite and read_bytes(path) != content:
             raise StorageError(
-                "is already there, and not that of --like",
+                "is already there, and another than would be written",
                 "remove it",
                 "say --overwrite",
                 where=path,

@@ -146,6 +146,7 @@ class MpiTeam(Team):
                 if rounds.end(failed) and self._p2p:
                     self._p2p.drain()
                 self.stopping.at_work(False)
+            rounds.check()
             self.check_stop()  # asked for while it waited for the others
         return value
 
@@ -212,8 +213,8 @@ class MpiTeam(Team):
         record = b""
         if first == self.rank:
             assert failure is not None
-            fault = getattr(failure, "fault", None)
-            record = pickle.dumps((type(failure).__name__, *self._describe(failure), fault))
+            facts = getattr(failure, "fault", None), getattr(failure, "reasons", ())
+            record = pickle.dumps((type(failure).__name__, *self._describe(failure), *facts))
         raise peer_error(*pickle.loads(self._broadcast(record, first))) from failure
 
     def _describe(self, failure: BaseException) -> tuple[Parts, str]:
@@ -285,6 +286,7 @@ class _Rounds:
 
     def __init__(self, team: MpiTeam, show: Show) -> None:
         self._team, self._show = team, show
+        self._failure: BaseException | None = None
         self._done = 0
         self._last = self._begun = 0.0
         self._request: Any = None
@@ -299,6 +301,8 @@ class _Rounds:
                 self._start(ended=0, failed=0)
         elif self._request.Test():
             self._complete()
+            if self._failure is not None:
+                raise self._failure
             if self._total[2]:
                 raise PeerError("another process failed")
         else:
@@ -312,11 +316,17 @@ class _Rounds:
         while True:
             if self._request is None:
                 stopped = self._team.stopping.reason() is not None
-                self._start(ended=1, failed=int(failed or stopped))
+                bad = failed or stopped or self._failure is not None
+                self._start(ended=1, failed=int(bad))
             self._team._wait(self._request)
             self._complete()
             if self._total[1] == self._team.size:
                 return bool(self._total[2])
+
+    def check(self) -> None:
+        """Raise what showing the progress raised."""
+        if self._failure is not None:
+            raise self._failure
 
     def _start(self, ended: int, failed: int) -> None:
         mine = np.array([self._done, ended, failed], np.int64)
@@ -325,5 +335,8 @@ class _Rounds:
 
     def _complete(self) -> None:
         self._request, self._last = None, time.monotonic()
-        if self._team.rank == 0:
-            self._show(int(self._total[0]), bool(self._total[1] == self._team.size))
+        if self._team.rank == 0 and self._failure is None:
+            try:
+                self._show(int(self._total[0]), bool(self._total[1] == self._team.size))
+            except BaseException as failure:  # rounds go on, or the others would wait for ever
+                self._failure = failure

@@ -29,6 +29,8 @@ def test_a_file_here_or_above_has_what_the_command_line_does_not(here, monkeypat
     options = parse([*LINE, "--memory", "16M"])
     assert (options.src_strategy, options.memory, options.fsync) == ("a", 16 << 20, False)
     assert [one.words for one in options.defaults] == [("--no-fsync",), ("--src-strategy=a",)]
+    assert parse(["verify", "SRC", "--memory", "1M", "DST"]).src_strategy == "a"
+    assert not parse(["verify", "DST"]).src_strategy
     assert {one.origin for one in options.defaults} == {str(here / "rankxform.toml")}
     assert parse(["plan", "SRC"]).memory == 32 << 20 and not parse(["inspect", "SRC"]).src_strategy
 
@@ -41,6 +43,29 @@ def test_the_environment_comes_before_a_file(here, monkeypatch):
     options = parse(LINE)
     assert options.memory == 16 << 20 and not options.overwrite
     assert [one.origin for one in options.defaults] == ["RANKXFORM_MEMORY"]
+    monkeypatch.setenv("RANKXFORM_HELP", "1")
+    monkeypatch.setenv("RANKXFORM_SRC_STRATEGY_FILE", "right")
+    written(here, 'src_strategy = "wrong"')
+    assert parse(LINE).src_strategy == "right", "another spelling of the same option"
+    monkeypatch.setenv("RANKXFORM_CONFIG_FILE", str(here / "nowhere.toml"))
+    with pytest.raises(UsageError, match="no such file of options"):
+        parse(LINE)
+
+
+def test_the_command_line_comes_before_what_excludes_it(here):
+    written(here, 'verbose = true\nprogress = "none"\nsrc_ckpt_dir = "other"')
+    with pytest.raises(UsageError, match="no option --src-ckpt-dir"):
+        parse(LINE)
+    written(here, 'verbose = true\nprogress = "none"')
+    options = parse([*LINE, "--quiet"])
+    assert options.quiet and not options.verbose and options.progress == "none"
+    assert parse(["plan", "SRC"]).verbose, "and what plan lacks is another verb's"
+
+
+def test_a_wrong_value_is_told_with_its_place(here, monkeypatch):
+    monkeypatch.setenv("RANKXFORM_MEMORY", "lots")
+    with pytest.raises(UsageError, match="'lots'(?s:.*)--memory=lots is of RANKXFORM_MEMORY"):
+        parse(LINE)
 
 
 def test_a_file_that_is_named_is_the_only_one(here):
@@ -66,6 +91,7 @@ def test_every_spelling_of_an_option_comes_before_a_file(here, flag):
         ("[transfrom]\nmemory = '3M'", "no verb transfrom; did you mean transform"),
         ("[transform]\nsimulate = 4", "transform has no option --simulate"),
         ("memory = ", "not TOML"),
+        ("fsync = false", "no option --fsync; did you mean --no-fsync"),
         ("memory = true", "--memory is True; expected its value"),
         ("overwrite = 'perhaps'", "expected true or false"),
     ],
