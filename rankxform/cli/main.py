@@ -144,7 +144,9 @@ def _in_lines(error: BaseException) -> str:
     lines = [folded(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
     for number, text in enumerate(tries):
         lines.append(folded(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
-    lines += [folded(f"  {text.strip()}", columns, 4) for text in details]
+    lines += [
+        folded(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details
+    ]
     text = "\n".join(lines) + "\n"
     note(text)
     is_given = any(word.startswith(here) or f"={here}" in word for word in sys.argv)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import rankxform
 from rankxform.display.terminal import folded
-from rankxform.errors import UsageError
+from rankxform.errors import UsageError, nearest
 
 from .verbs import VERBS, verb_called
 
@@ -38,6 +38,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see: {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            flag = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            known = ", ".join(map(str, action.choices))
+            raise UsageError(
+                f"{flag} {value!r} is none of {known}{nearest(str(value), action.choices)}",
+                details=f"see: {self.prog} --help",
+            )
 
 
 _COMMON = frozenset((

@@ -55,3 +55,30 @@ def test_another_step_into_the_same_destination(tmp_path):
     rankxform.transform(tmp_path / "1_200", tmp_path / "dst", strategy, None)
     with pytest.raises(rankxform.StorageError, match="holds step 1_200, and the source's is 1_100"):
         rankxform.transform(tmp_path / "1_100", tmp_path / "dst", strategy, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["maps", "chek", "llama", "src"], "ACTION 'chek' is none of .*; did you mean check"),
+        (["transform", "a", "b", "--dtype", "bf61"], "--dtype 'bf61' is none of .* mean bf16"),
+        (["strategy", "shwo", "a"], "did you mean show"),
+    ],
+)
+def test_the_nearest_choice_is_named(line, meant):
+    with pytest.raises(UsageError, match=meant):
+        arguments.parse(line)
+
+
+def test_an_error_in_lines(capfd, monkeypatch, tmp_path):
+    """What was found where, as the path was given; what can be tried; and details."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    assert main(["transform", "src", "dst"]) == 3
+    first, *more = capfd.readouterr().err.splitlines()
+    assert first.startswith("rankxform: error: src: holds no checkpoint at ")
+    assert [line[:7] for line in more] == ["  try  ", "  or   "]
+    elsewhere = tmp_path / "data" / tmp_path.relative_to("/") / "ck"
+    monkeypatch.setattr("sys.argv", ["rankxform"])
+    assert main(["inspect", str(elsewhere)]) == 2
+    assert "data" + str(tmp_path) in capfd.readouterr().err, "not cut in the middle of a path"
