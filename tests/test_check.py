@@ -156,6 +156,25 @@ def test_samples_of_other_frameworks(capfd, sample, full):
     assert not doubts, "the samples' masters are random"
 
 
+def test_a_rank_without_a_file(tmp_path, capfd):
+    """It is wrong where no other holds its slices, doubtful where they do, or nothing tells."""
+    params = {"w": ((8, 4), "Float32"), "b": ((6,), "Float32")}
+    sharded = [{"w": ([4], [0, -1], 0, 0), "b": ([4], [-1], 0, 0)}]
+    copied = [{"w": ([2, 2], [0, -1], 0, 0), "b": ([2, 2], [-1], 0, 0)}]
+    for name, layouts in (("sharded", sharded), ("copied", copied)):
+        src = Path(reference.write_checkpoint(tmp_path / name, layouts, params))
+        strategy = reference.write_strategy(tmp_path / f"{name}.ckpt", layouts)
+        shutil.rmtree(src / "rank_2")
+        code, found = checked(capfd, src, "--src-strategy", strategy)
+        state = "wrong" if name == "sharded" else "doubtful"
+        assert code == (3 if name == "sharded" else 0)
+        assert any(one.startswith("ranks: rank 2 of ") for one in found[state])
+        assert any("ranks: rank 2 has no file" in one for one in checked(capfd, src)[1]["doubtful"])
+        shutil.rmtree(src / "rank_3")
+        found = checked(capfd, src, "--src-strategy", strategy)[1]
+        assert any(one.startswith("ranks: rank 2-3 of ") for one in found[state]), "the last too"
+
+
 def test_in_python(src, tmp_path):
     found = rankxform.check(src, full=True)
     assert found and found.full and found.form == "dcp" and found.bytes_read >= 2 * WORDS.nbytes

@@ -12,8 +12,9 @@ from rankxform.display.units import count, seconds, size
 from rankxform.engine.scan import Scanned, looked_at, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.base import PLACE
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import ranges, summarize_names
 from rankxform.planning.consistency import Evidence
+from rankxform.planning.losses import lost_slices
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
@@ -105,7 +106,7 @@ def check(
     source = open_source(where, team)
     if not source.paths:
         source.require()
-    rows = [*_statements(source)]
+    rows = [*_statements(source), *_ranks(source)]
     evidence = Evidence()
     if not source.faults:
         judged, evidence = _judged(request, source, team)
@@ -167,6 +168,33 @@ def _statements(source: Source) -> Iterator[Row]:
         yield Row("statements", RIGHT, f"{count(number, 'file')}: they hold what is said of them")
     elif source.own is not None:
         yield Row("statements", RIGHT, f"{count(number, 'file')}, as rankxform wrote them")
+
+
+def _ranks(source: Source) -> Iterator[Row]:
+    """Yield which ranks have no file, and whether other files hold what theirs should."""
+    if source.form.described or not source.paths:
+        return
+    if source.where.strategy is None:
+        gone = sorted({*range(max(source.paths))} - {*source.paths})
+        if gone:
+            yield Row("ranks", DOUBTFUL, f"rank {ranges(gone)} has no file, and later ones have")
+        return
+    gone = [rank for rank in source.wanted if rank not in source.paths]
+    if not gone:
+        return
+    what = f"rank {ranges(gone)} of {source.where.strategy.label} has no file"
+    if source.catalog is None:
+        yield Row("ranks", WRONG, what)
+        return
+    lost = lost_slices(source.catalog.parameters)
+    names = [one.name for some in lost.values() for one, _ in some]
+    names += source.catalog.unreachable
+    if names:
+        yield Row(
+            "ranks", WRONG, f"{what}, and no other holds slices of {summarize_names(names, 3)}"
+        )
+    else:
+        yield Row("ranks", DOUBTFUL, f"{what}; others hold all that it should")
 
 
 def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Evidence]:
