@@ -601,3 +601,18 @@ def test_half_of_a_multi_token_prediction_layer_is_no_layer(tmp_path):
         del model.hf[name]
     text = refused(written(model, tmp_path, "hf"), tmp_path, "deepseek_v3", CheckpointError)
     assert "lacks" in text
+
+
+def test_one_name_that_both_namings_have_hides_nothing(tmp_path):
+    """The head is called alike: a map that was forgotten, or is another model's, is told."""
+    every = (Model("llama_legacy", seed) for seed in range(20))
+    model = next(one for one in every if "lm_head.weight" in {*one.hf} & {*one.mf})
+    layouts = [{n: ([2], [0] + [-1] * (w.ndim - 1), 0, 0) for n, w in model.mf.items()}]
+    strategy = reference.write_strategy(tmp_path / "b.ckpt", layouts)
+    hf = written(model, tmp_path, "hf")
+    with pytest.raises(rankxform.RequestError, match=r"lists 1 of the \d+ tensors, and not"):
+        rankxform.transform(hf, tmp_path / "dst", None, strategy)
+    assert not (tmp_path / "dst").exists()
+    mf = written(model, tmp_path)
+    said = refused(mf, tmp_path, "llama")
+    assert "Hugging Face's names already" not in said and "--map llama_legacy" in said

@@ -185,6 +185,9 @@ def verify_command(source: Source, target: Target, request: Request, processes: 
 
     number = ["-n", str(processes)] if processes > 1 else []
     words = [source.where.path, target.dst or "DST", *verify_options(request, source, target)]
+    dst = target.planner.dst
+    if "--dst-strategy" not in words and dst.stages_of and dst.label.startswith("/"):
+        words += ["--dst-strategy", dst.label]  # kept by `launch`, which derived it
     if request.ranks:
         words += ["--ranks", ranges(request.ranks).replace(" ", "")]
     shown = [shown_path(word) if word.startswith("/") else word for word in words]

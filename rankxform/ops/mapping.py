@@ -244,6 +244,11 @@ class NameMap(Composition):
             )
         return best
 
+    def knows(self, names: Iterable[str]) -> bool:
+        """Tell whether at least half of some tensors have names of one side."""
+        every = {*names}
+        return any(2 * len(every & {*self._names[side]}) >= len(every) for side in SIDES)
+
     def _lacking(self, names: Iterable[str]) -> list[str]:
         """Return the entries of the configuration of whose blocks a checkpoint has no tensor."""
         if all(block.unless is None for block in self.table.blocks.values()):

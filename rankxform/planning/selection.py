@@ -135,14 +135,31 @@ def select(
     )  # fmt: skip
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
     _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation), derivation)
-    if dst.stages_of and not any(one.name in dst or parameter_of(one.name) in dst for one in every):
-        raise RequestError(
-            f"{dst.label} lists none of the tensors, such as {found.parameters[0].name}; it "
-            f"lists {summarize_names(list(dst.stages_of), 1)}",
-            "translate the names (--map, --rename)",
-            "give this network's strategy",
-        )
+    _check_names(dst, [one.name for one in every])
     return found
+
+
+def _check_names(dst: Strategy, names: Sequence[str]) -> None:
+    """Refuse tensors that a strategy hardly knows, where those that it does know are not there.
+
+    One name may be the same in every naming of a model, such as that of its head.
+    """
+    if not dst.stages_of or isinstance(dst, WholeStrategy):
+        return
+    own = {name for name in names if parameter_of(name) == name and name not in COUNTERS}
+    listed = {name for name in dst.stages_of if parameter_of(name) == name}
+    both = own & listed
+    any_known = any(name in dst or parameter_of(name) in dst for name in names)
+    if any_known and (2 * len(both) >= len(own) or 2 * len(both) >= len(listed)):
+        return
+    some = f"{len(both)} of the {len(own)}" if both else "none of the"
+    unknown = next((name for name in names if name not in dst), names[0])
+    raise RequestError(
+        f"{dst.label} lists {some} tensors, and not {unknown}; it lists "
+        f"{summarize_names(sorted(listed - own) or list(dst.stages_of), 1)}",
+        "translate the names (--map, --rename)",
+        "give this network's strategy",
+    )
 
 
 def _is_in_no_strategy(parameter: Parameter) -> bool:

@@ -20,7 +20,7 @@ from rankxform.facts import (
     Fact,
     contradictions,
 )
-from rankxform.layout.names import ranges, summarize_names
+from rankxform.layout.names import parameter_of, ranges, summarize_names
 from rankxform.layout.strategy import Strategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
@@ -32,6 +32,7 @@ from rankxform.planning.selection import Selection
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.source.options import ABSENT
+from rankxform.storage.maps import CONFIG
 
 from .asked import Asked
 from .operation_inputs import OperationInputs, assumptions, mapped
@@ -54,7 +55,7 @@ def remarks(
     added, doubts = _compositions(source, derivation)
     return Evidence(
         notices=(
-            *_remarks(request, source, selection, bool(operation.table)),
+            *_remarks(request, source, selection, operation),
             *assumptions(request, operation, derivation),
             *(text for option, text in matchless if option == "exclude"),
             *added,
@@ -78,14 +79,17 @@ def _compositions(source: Source, derivation: Derivation) -> tuple[list[str], li
     return told, doubts
 
 
-def _remarks(request: Request, source: Source, selection: Selection, mapped: bool) -> Iterator[str]:
+def _remarks(
+    request: Request, source: Source, selection: Selection, operation: OperationInputs
+) -> Iterator[str]:
     """Yield what to know of the source's patterns, and of what the destination's form lacks."""
     by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
     if by_pattern:
         yield f"{source.table.label} shards {summarize_names(by_pattern)}"
     yield from unplaced(request, source)
     form = FORMS[request.dst_form or DEFAULT_FORM]
-    if form.configured and not source.form.configured and request.like is None:
+    mapped = operation.table is not None
+    if form.configured and not source.form.configured and CONFIG not in operation.companions:
         names = "" if mapped else "tensors keep their names, and "
         yield (
             f"{names}the destination gets no config.json; for a model that Transformers reads, "
@@ -147,7 +151,8 @@ def check_side(
         return
     from rankxform.formats.map_toml import HUGGINGFACE
 
-    if one.side_of(parameter.name for parameter in source.table.parameters) == HUGGINGFACE:
+    names = [p.name for p in source.table.parameters if parameter_of(p.name) == p.name]
+    if one.knows(names) and one.side_of(names) == HUGGINGFACE:
         raise UsageError(
             f"{source.where.path} has Hugging Face's names already, and "
             f"{one.table.label} would give it MindFormers' in a {form.title} folder",
