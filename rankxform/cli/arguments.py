@@ -120,10 +120,13 @@ def _refuse_unknown(
             "launch takes no -n: the launcher starts as many processes as the job has",
             "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py",
         )
+    words = " ".join(rest)
+    if verb == "launch":
+        raise UsageError("the program stands behind --", f"launch ... -- {words}", where=words)
     raise UsageError(
         f"{verb} takes no such arguments; strategies are given by --src-strategy "
         f"and --dst-strategy (see: {see})",
-        where=" ".join(rest),
+        where=words,
     )
 
 

@@ -35,10 +35,17 @@ def is_open() -> bool:
 
 
 def note(text: str) -> None:
-    """Add lines to the file, if there is one; the work goes on where it cannot be written."""
+    """Add lines to the file, if there is one. Where it cannot be written, that is said and the
+    work goes on without."""
     if _Open.fd is None:
         return
     now, plain = time.strftime(_STAMP), re.sub("\x1b\\[[0-9;]*m", "", text)
     lines = "".join(f"{now} {line}".rstrip() + "\n" for line in plain.splitlines() or [""])
-    with suppress(OSError):
-        os.write(_Open.fd, lines.encode(errors="backslashreplace"))
+    data = lines.encode(errors="backslashreplace")
+    try:
+        while data:
+            data = data[os.write(_Open.fd, data) :]
+    except OSError as error:
+        close_log()
+        with suppress(OSError):
+            os.write(2, f"rankxform: warning: --log ends here: {error.strerror}\n".encode())

@@ -195,6 +195,8 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
             groups.setdefault(known[processes[0]], []).append(node)
     alike = list(groups.values())
     if not alike:
+        if not any(team.allgather(folder.is_dir)):
+            raise UsageError("no such folder", where=folder)
         raise UsageError(
             "there is no manifest; this is no finished destination of rankxform",
             "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",
