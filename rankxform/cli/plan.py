@@ -152,7 +152,9 @@ def _table(planned: Planned, screen: Screen) -> str:
     from rankxform.job.picture import flow, kinds
 
     source, target, plan, prediction = planned
-    head = "" if screen.is_quiet else header(source, target, plan.processes)
+    verdict = _verdict(plan, prediction)
+    head = header(source, target, plan.processes, verdict)
+    head = "\n".join(verdict) if screen.is_quiet else head
     between, verbose = flow(plan, target), screen.is_verbose
     first = "file" if any(r.file for r in plan.shards) else "rank"
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
@@ -167,7 +169,6 @@ def _table(planned: Planned, screen: Screen) -> str:
     if between.row == "stage" and not verbose:
         shown = _stages_table(between)
     lines = [
-        *_verdict(plan, prediction),
         head,
         *([] if screen.is_quiet else screen.defaults()),
         "",

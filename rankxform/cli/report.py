@@ -26,8 +26,8 @@ _LONG_SECONDS = 10.0
 """From how long a run on more processes is worth a word."""
 
 
-def header(source: Source, target: Target, processes: int) -> str:
-    """Say which files were found and what is about to happen."""
+def header(source: Source, target: Target, processes: int, verdict: Sequence[str] = ()) -> str:
+    """Say which files were found and what is about to happen; behind warnings the verdict."""
     src, dst = source.where.path, target.planner.dst
     some, every = len(target.ranks), dst.ranks
     made = count(every, "rank") if some == every else f"{some} of {count(every, 'rank')}"
@@ -42,8 +42,9 @@ def header(source: Source, target: Target, processes: int) -> str:
     total = sum(index.size for index in source.indexes.values())
     return "\n".join(
         (
-            *derived,
             *warnings(target.warnings),
+            *verdict,
+            *derived,
             f"rankxform {rankxform.__version__}, {count(processes, 'process')}",
             labelled(
                 "from",
