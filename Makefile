@@ -2,7 +2,7 @@
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
 # make test     lint, types, all tests with MPICH; what depends on the MPI library again with Open MPI
 # make lint     ruff and mypy alone
-# make night    the same tests over many more cases, and PyTorch as a partner: two hours
+# make night    the same tests over many more cases, and PyTorch as a partner; takes hours
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
 # make site     build docs/ as a site, build/site/index.html

@@ -189,6 +189,9 @@ SIZES = (
 """What `rankxform.derive` has parameters of its own for, or `rankxform.Parallel` fields."""
 
 
+WHICH_FILES = ("src_pattern", "step", "suffix")
+
+
 def keywords() -> str:
     """The keywords of the functions, for editors and type checkers."""
     loading = affecting(LOAD)
@@ -196,10 +199,16 @@ def keywords() -> str:
     classes = (
         ("DeriveOptions", "TypedDict", "Keywords of `rankxform.derive`.", deriving),
         (
+            "SourceOptions",
+            "TypedDict",
+            "Keywords of `rankxform.check`: which files are meant.",
+            list(WHICH_FILES),
+        ),
+        (
             "LoadOptions",
-            "DeriveOptions",
+            "DeriveOptions, SourceOptions",
             "Keywords of `rankxform.load`: what concerns no files of a destination.",
-            [name for name in loading if name not in deriving],
+            [name for name in loading if name not in (*deriving, *WHICH_FILES)],
         ),
         (
             "Options",
@@ -225,7 +234,7 @@ def keywords() -> str:
     for name, base, text, names in classes:
         lines += ["", "", f"class {name}({base}, total=False):", f'    """{text}"""', ""]
         lines += [f"    {option}: {hints[option]}" for option in names]
-        if name == "LoadOptions":
+        if name == "SourceOptions":
             lines.append("    files: Mapping[int, str] | None")
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import index
 from pathlib import Path
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
-    from rankxform.keywords import DeriveOptions, LoadOptions, Options
+    from rankxform.keywords import DeriveOptions, LoadOptions, Options, SourceOptions
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ _GIVEN = ("src_strategy", "dst_strategy", "progress", "comm")
 _SEE = "; help(rankxform.transform) lists the options"
 
 
-def _with_options(names: Callable[[], Collection[str]]) -> Callable[[F], F]:
+def _with_options(names: Callable[[], frozenset[str]]) -> Callable[[F], F]:
     """Add the options to a function's docstring, by group."""
 
     def documented(function: F) -> F:
@@ -298,17 +298,19 @@ def check(
     full: bool = False,
     progress: Progress = True,
     comm: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[SourceOptions],
 ) -> Check:
     """Look for all that is wrong with a checkpoint, as ``inspect --check`` does.
 
-    `full`: read every byte. `options` are those that say which files are meant: `src_pattern`,
-    `step`, `suffix` and `files`. What is wrong is in the result's rows, and its `same` is None if
-    nothing could be compared with anything.
+    `full`: read every byte. `options` say which files are meant: `src_pattern`, `step`, `suffix`
+    and `files`. What is wrong is in the result's rows, and its `same` is None if nothing could be
+    compared with anything.
     """
+    from rankxform.keywords import SourceOptions
+
+    known = frozenset(SourceOptions.__annotations__)
 
     def run(processes: Team, begin: Begin) -> Check:
-        known = frozenset(("src_pattern", "step", "suffix", "files"))
         request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
         return checking.check(request, full, processes, lambda total: begin("check", total))
 

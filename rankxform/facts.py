@@ -49,7 +49,8 @@ def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 class Kind(NamedTuple):
-    """A kind of facts. words: what is stated, of `{of}`; remedy: what to do where two disagree.
+    """A kind of facts. words: what is stated, of `{of}`; remedy: what to do where two disagree, or
+    for a warning what it may mean.
 
     refused: whether that is a fault; otherwise it is a warning.
     """
@@ -66,7 +67,7 @@ STEP, ITERATION, NAMED_STEP, SHAPE, LAYERS, OUTPUTS, TYPE, BYTES, SIZE, BOXES, F
 )  # fmt: skip
 
 KINDS: Mapping[str, Kind] = {
-    STEP: Kind("{of} is", "the files are of two steps; bring those of one"),
+    STEP: Kind("{of} is", "bring the files of one step"),
     ITERATION: Kind(
         "the iteration is",
         "the job that loads it counts on from one of them",
@@ -79,7 +80,7 @@ KINDS: Mapping[str, Kind] = {
         _not_before,
         refused=False,
     ),
-    SHAPE: Kind("the full shape of {of!r} is", "one of them is another network's", _same_shape),
+    SHAPE: Kind("the full shape of {of!r} is", "bring both of one network", _same_shape),
     LAYERS: Kind(
         "from slices of one shape the full shape of {of} is",
         "is the strategy another network's?",
@@ -92,9 +93,9 @@ KINDS: Mapping[str, Kind] = {
     BYTES: Kind(
         "the bytes of {of} are", "is a file missing, or of another checkpoint?", refused=False
     ),
-    SIZE: Kind("{of} is", "one of them is another model's"),
-    BOXES: Kind("{of!r} is sharded as", "one of them is another checkpoint's"),
-    FILES: Kind("{of} is", "one of them was changed or replaced"),
+    SIZE: Kind("{of} is", "bring both of one model"),
+    BOXES: Kind("{of!r} is sharded as", "bring both of one checkpoint"),
+    FILES: Kind("{of} is", "bring the one that was not changed or replaced"),
     COMMIT: Kind(
         "the commit is",
         "the files are of two versions of the model? Download them again",

@@ -22,7 +22,16 @@ class DeriveOptions(TypedDict, total=False):
     unsharded: str | None
 
 
-class LoadOptions(DeriveOptions, total=False):
+class SourceOptions(TypedDict, total=False):
+    """Keywords of `rankxform.check`: which files are meant."""
+
+    src_pattern: str
+    step: str | None
+    suffix: str | None
+    files: Mapping[int, str] | None
+
+
+class LoadOptions(DeriveOptions, SourceOptions, total=False):
     """Keywords of `rankxform.load`: what concerns no files of a destination."""
 
     unmatched: str
@@ -58,9 +67,6 @@ class LoadOptions(DeriveOptions, total=False):
     threshold: int | None
     src_threshold: int | None
     src_form: str | None
-    src_pattern: str
-    step: str | None
-    suffix: str | None
     check_crc: bool
     accept: str | Sequence[str]
     allow_extra_ranks: bool
@@ -68,7 +74,6 @@ class LoadOptions(DeriveOptions, total=False):
     read_method: str
     costs: Costs | None
     memory: int
-    files: Mapping[int, str] | None
 
 
 class Options(LoadOptions, total=False):

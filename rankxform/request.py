@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import Field
 from functools import cache
 from typing import Any
@@ -105,7 +105,8 @@ def affecting(what: str) -> list[str]:
     return [one.name for one in option_table() if what in facts_of(one).affects]
 
 
-def options_in_words(names: Collection[str]) -> str:
+@cache
+def options_in_words(names: frozenset[str]) -> str:
     """Return what options are, by group, for a person who reads a docstring."""
     from textwrap import wrap
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 _MOST_TEXTS = 5
 
 
-class Result:
+class Result(ABC):
     """What a function returns. `in_short` is its line, and `amounts` what a table has beside."""
 
+    @abstractmethod
     def in_short(self) -> str:
         """Return in a line what it is."""
-        raise NotImplementedError
 
     def amounts(self) -> Mapping[str, str]:
         """Return what is worth knowing, each thing under its name."""

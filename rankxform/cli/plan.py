@@ -9,7 +9,15 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rankxform.display.terminal import labelled
-from rankxform.display.units import abbreviate, buffer, seconds, short_table, size, table
+from rankxform.display.units import (
+    abbreviate,
+    against_needed,
+    buffer,
+    seconds,
+    short_table,
+    size,
+    table,
+)
 from rankxform.errors import UsageError
 from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
@@ -19,7 +27,7 @@ from rankxform.storage.bandwidth import MEASURED_BYTES
 from rankxform.transport import Team
 
 from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, count
-from .report import against_needed, header, left_out, notes, warnings
+from .report import header, left_out, notes, warnings
 from .screen import Screen
 
 if TYPE_CHECKING:

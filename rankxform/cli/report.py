@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rankxform
 from rankxform.display.terminal import labelled, shown_path
-from rankxform.display.units import count, seconds, size, table
+from rankxform.display.units import against_needed, count, seconds, size, table
 from rankxform.layout.names import group_states, patterns, ranges
 from rankxform.metrics import cores
 
@@ -158,13 +158,6 @@ def _told(done: Report, verbose: bool) -> list[str]:
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
 
 
-def against_needed(read: int, needed: int) -> str:
-    """Say how much is read, and why it is more than what is needed."""
-    times = read / needed if needed else 1
-    why = "; equal slices are read by every process that writes one, or whole rows for a part"
-    return f"{size(read)}, {times:.2f} times the {size(needed)} needed{why if times > 1.05 else ''}"
-
-
 def left_out(left: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
@@ -186,9 +179,6 @@ def verify_command(source: Source, target: Target, request: Request, processes: 
 
     number = ["-n", str(processes)] if processes > 1 else []
     words = [source.where.path, target.dst or "DST", *verify_options(request, source, target)]
-    dst = target.planner.dst
-    if "--dst-strategy" not in words and dst.stages_of and dst.label.startswith("/"):
-        words += ["--dst-strategy", dst.label]  # kept by `launch`, which derived it
     if request.ranks:
         words += ["--ranks", ranges(request.ranks).replace(" ", "")]
     shown = [shown_path(word) if word.startswith("/") else word for word in words]

@@ -36,6 +36,17 @@ def buffer(nbytes: int) -> str:
     return size(nbytes) if nbytes % (1 << 20) else f"{nbytes >> 20:,} MiB"
 
 
+def against_needed(read: int, needed: int) -> str:
+    """Write how many bytes are read, and why they are more than those that are needed.
+
+    >>> against_needed(2000, 2000)
+    '2 kB, 1.00 times the 2 kB needed'
+    """
+    times = read / needed if needed else 1
+    why = "; equal slices are read by every process that writes one, or whole rows for a part"
+    return f"{size(read)}, {times:.2f} times the {size(needed)} needed{why if times > 1.05 else ''}"
+
+
 def count(number: int, what: str) -> str:
     """Write how many there are.
 

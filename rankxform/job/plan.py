@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankxform.display.units import buffer, count, size
+from rankxform.display.units import against_needed, buffer, count, size
 from rankxform.engine.file_sink import part_of
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.layout.names import layers_by_stage
@@ -107,10 +107,9 @@ class Plan(Result):
         return {"before": self.src_layers, "after": self.dst_layers}
 
     def amounts(self) -> dict[str, str]:
-        times = f", {self.bytes_read / self.bytes_needed:.2f} times" if self.bytes_needed else ""
         left = sum(len(one.names) for one in self.left_out)
         known = {
-            "read": f"{size(self.bytes_read)}{times} the {size(self.bytes_needed)} needed",
+            "read": against_needed(self.bytes_read, self.bytes_needed),
             "sent": size(self.bytes_sent),
             "processes": f"{self.processes:,}, buffers of {buffer(self.buffer_bytes)} each",
         }

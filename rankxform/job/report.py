@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from typing import Any
 
-from rankxform.display.units import count, seconds, size
+from rankxform.display.units import against_needed, count, seconds, size
 from rankxform.engine.copier import Values
 from rankxform.engine.pipeline import Traffic
 from rankxform.layout.names import layers_by_stage, patterns, summarize_names
@@ -97,12 +97,11 @@ class Report(Result):
         return {"before": self.src_layers, "after": self.dst_layers}
 
     def amounts(self) -> dict[str, str]:
-        times = f", {self.bytes_read / self.bytes_needed:.2f} times" if self.bytes_needed else ""
         left = sum(len(one.names) for one in self.left_out)
         return {
             "from": f"{self.src}{f', step {self.step}' if self.step else ''}",
             "to": self.dst,
-            "read": f"{size(self.bytes_read)}{times} the {size(self.bytes_needed)} needed",
+            "read": against_needed(self.bytes_read, self.bytes_needed),
             "processes": f"{self.processes:,}, peak memory {size(self.peak_memory_bytes)} each",
             **({"left out": count(left, "tensor")} if left else {}),
             "fingerprints": "kept" if self.fingerprints else "not kept",

@@ -80,7 +80,7 @@ class Source:
         if not self.faults:
             return self
         first, more = self.faults[0], len(self.faults) - 1
-        also = f" ({more} more such fault{'s' if more > 1 else ''}; inspect lists them)"
+        also = f"{more} more such fault{'s' if more > 1 else ''}; inspect lists them"
         raise first.error(also if more and self.form.described else "")
 
     @property

@@ -172,7 +172,7 @@ def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
         )
     )
     for one in contradictions(made):
-        raise RequestError(str(one))
+        raise RequestError.of_parts(one.parts)
 
 
 def iterations(

@@ -156,7 +156,8 @@ def _below(path: str, folder: str) -> str:
 def verify_options(request: Request, source: Source, target: Target) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
     words = []
-    wanted = target.planner.dst if target.derived else request.dst_strategy
+    derives = target.derived or request.derives  # before, as `launch` does, or now
+    wanted = target.planner.dst if derives else request.dst_strategy
     for side, given, placeholder in (
         ("src_strategy", request.src_strategy, "A"),
         ("dst_strategy", wanted, "B"),

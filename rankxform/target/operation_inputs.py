@@ -135,7 +135,7 @@ def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: 
         if type(value) is int and _IS_SIZE.fullmatch(key)
     )
     for one in contradictions(facts):
-        raise UsageError(str(one))
+        raise UsageError.of_parts(one.parts)
 
 
 def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
