@@ -98,7 +98,7 @@ _rankxform() {
         "maps list") words="-h --help --json" ;;
         "maps show") words="-h --help --json" ;;
         "maps check") words="-h --help --src-strategy --config --qkv --gate-up --weights-only --no-optimizer --exclude --vocab --step --src-form --json" ;;
-        "inspect") words="-h --help --replicas --check --full -v --verbose --raw --src-strategy --src-ckpt-strategy --src-pattern --step --suffix --map --config --json" ;;
+        "inspect") words="-h --help --replicas --check --full -v --verbose --raw --page --beside --beside-strategy --src-strategy --src-ckpt-strategy --src-pattern --step --suffix --map --config --json" ;;
         "hostfile") words="-h --help --style --slots --json" ;;
     esac
     if [ -n "$words" ]; then

@@ -25,6 +25,12 @@ class Phases:
         self.seconds, self.began = dict.fromkeys(ORDER, 0.0), time.monotonic()
         self.seconds["start"] = since_process_start()
         self._now, self._since = first, self.began
+        self._fetched = fetched()
+
+    def bytes_fetched(self) -> int | None:
+        """Return what storage gave this process since then, if that is counted."""
+        now = fetched()
+        return None if now is None or self._fetched is None else now - self._fetched
 
     def enter(self, name: str) -> None:
         """End one phase, and begin another."""
@@ -53,6 +59,17 @@ def peak_memory() -> int:
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def fetched() -> int | None:
+    """Return the bytes that storage gave this process so far, or None where that is not counted.
+
+    What the page cache or a file system in memory gave is not among them (proc(5), io).
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
+    return None
 
 
 def cores() -> int:

@@ -87,7 +87,7 @@ def test_an_sdist_and_a_wheel_in_an_empty_environment(built, tmp_path):
     assert set(built) == {".gz", ".whl"}
     with tarfile.open(built[".gz"]) as archive:
         names = archive.getnames()
-    assert any(name.endswith("cli/page/page.css") for name in names)
+    assert any(name.endswith("results/page.js") for name in names)
     assert not any("tests/" in name for name in names)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     bin = tmp_path / "env" / "bin"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pydoc
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 import rankxform
 from tests import reference
 from tests.mpi_launch import environment, mpirun
 
+ROOT = Path(__file__).parents[1]
 NAMES = [f"layers.{i}.weight" for i in range(8)]
 PARAMS = dict.fromkeys(NAMES, ((64, 32), "Float32"))
 SRC = [dict.fromkeys(NAMES, ([4], [0, -1], 0, 0))]
@@ -158,12 +163,19 @@ def test_results_say_shortly_what_they_are(place):
         assert repr(found).startswith(f"{kind}(") and len(repr(found)) < 400, repr(found)
         assert "\n" not in repr(found)
         html = found._repr_html_()
-        assert html.startswith("<div><strong>") and html.count("<tr>") == html.count("</tr>")
+        assert "<div><strong>" in html and html.count("<tr>") == html.count("</tr>")
         if kind == "Verdict" and found.same is None:
             with pytest.raises(rankxform.DifferenceError):
                 bool(found)
         else:
             assert bool(found)
+
+
+def drawn(html):
+    """Return the facts that a notebook draws, as the schema has them."""
+    facts = json.loads(re.search(r"draw\((\{.*\}),root\)\}</script></div>$", html)[1])
+    jsonschema.validate(facts, json.loads((ROOT / "docs" / "page.schema.json").read_text()))
+    return facts
 
 
 def test_layers_stand_by_stage_before_and_after(place):
@@ -172,8 +184,12 @@ def test_layers_stand_by_stage_before_and_after(place):
     from dataclasses import replace
 
     html = replace(plan, src_layers=("0-3", "4-7"), dst_layers=())._repr_html_()
-    assert html.count("flex:4 1 0") == 2 and ">4-7</div>" in html
-    assert "layers before" in html and "layers after" not in html
+    assert drawn(html)["layers"] == [
+        {
+            "name": "before",
+            "stages": [{"names": "0-3", "layers": 4}, {"names": "4-7", "layers": 4}],
+        }
+    ]
 
 
 def test_names_are_escaped(place):
@@ -182,6 +198,8 @@ def test_names_are_escaped(place):
 
     html = replace(plan, warnings=("<b>&",) * 9)._repr_html_()
     assert "&lt;b&gt;&amp;" in html and "<b>" not in html and "and 4 more" in html
+    assert drawn(html)["warnings"] == [*["<b>&"] * 5, "and 4 more"]
+    assert html.count("</script>") == 1
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,17 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="print a strategy's matrices and tensor maps too"
     )
     verb.add_argument(
+        "--page",
+        metavar="FILE.html",
+        help="write a page to search tensors and boxes in",
+    )
+    verb.add_argument(
+        "--beside", metavar="OTHER", help="with --page: another checkpoint beside this one"
+    )
+    verb.add_argument(
+        "--beside-strategy", metavar="STRATEGY", help="with --beside: how OTHER is sharded"
+    )
+    verb.add_argument(
         "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
     )
     for name in ("src_pattern", "step", "suffix", "map", "config"):
@@ -65,6 +76,12 @@ def run(options: argparse.Namespace, team: Team) -> int:
         return _check(options, team, screen)
     if options.full:
         raise UsageError("--full is for --check", "give both")
+    if options.page is not None:
+        return _write_page(options, team, screen)
+    for name in ("beside", "beside_strategy"):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is for --page", f"{flag} and --page FILE.html")
     if options.src_strategy is not None and options.map is None:
         return _examine(options, team, screen)
     if options.map is not None:
@@ -84,6 +101,41 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 def _request(options: argparse.Namespace, dst: str | None) -> Request:
     return Request(options.path, None, options.src_strategy, dst, **given(options))
+
+
+def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+    """Write a page of what one checkpoint holds, or two."""
+    from rankxform.job.contents import contents
+
+    from .page.file import check, save
+
+    def asked() -> list[Request]:
+        first = _request(options, "none")
+        every = [first]
+        if options.beside is not None:
+            every.append(Request(options.beside, None, options.beside_strategy, "none"))
+        for one in every:
+            check(options.page, one, "--page")
+        return every
+
+    every = [contents(one, team) for one in team.bcast(asked)]
+    head: dict[str, Any] = {
+        "title": " | ".join(one["title"] for one in every),
+        "what": count(len(every[0]["tensors"]), "tensor"),
+        "told": " | ".join(one["about"] for one in every),
+        "state": "wrong" if any(one["faults"] for one in every) else "plan",
+        "amounts": [],
+    }
+    team.bcast(lambda: save(options.page, {"result": "contents", "head": head, "contents": every}))
+    facts = {"page": options.page, "faults": [text for one in every for text in one["faults"]]}
+    screen.result("contents", lambda: facts, partial(_page_in_words, options.page, every))
+    return CheckpointError.exit_code if any(one["faults"] for one in every) else 0
+
+
+def _page_in_words(page: str, every: list[dict[str, Any]]) -> str:
+    lines = [f"{shown_path(one['title'])}: {one['about']}" for one in every]
+    faults = [text for one in every for text in one["faults"]]
+    return "\n".join([*lines, *(f"  {text}" for text in faults), f"page      {shown_path(page)}"])
 
 
 def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -> int:

@@ -87,7 +87,12 @@ def run(options: argparse.Namespace, team: Team) -> int:
         raise UsageError("--nodes and --src-placement are for --simulate P")
     processes = getattr(options, "processes", None)
     planned = plan(request, team, processes, timed=options.verb == "transform")
-    team.bcast(lambda: _write_page(options, planned.source, planned.target, planned.plan))
+    predicted = planned.prediction[0] if planned.prediction else None
+    team.bcast(
+        lambda: _write_page(
+            options, planned.source, planned.target, planned.plan, predicted=predicted
+        )
+    )
     screen.result("plan", partial(_facts, planned), partial(_table, planned, screen))
     return 0
 
@@ -157,7 +162,7 @@ def _facts(planned: Planned) -> dict[str, Any]:
 
 def _table(planned: Planned, screen: Screen) -> str:
     """Write a plan for people; of many ranks by stage."""
-    from rankxform.job.picture import flow, kinds
+    from rankxform.job.picture import flow, kinds, shown
 
     source, target, plan, prediction = planned
     verdict = _verdict(plan, prediction)
@@ -173,16 +178,16 @@ def _table(planned: Planned, screen: Screen) -> str:
         )
         for r in plan.shards
     ]  # fmt: skip
-    shown = (table if verbose else short_table)(titles, rows)
+    files = (table if verbose else short_table)(titles, rows)
     if between.row == "stage" and not verbose:
-        shown = _stages_table(between)
+        files = _stages_table(between)
     lines = [
         head,
         *([] if screen.is_quiet else screen.defaults()),
         "",
-        shown,
+        files,
         "",
-        *_sharding(kinds(target)),
+        *_sharding(shown(kinds(target))),
         methods_table(plan.methods),
     ]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
@@ -210,11 +215,8 @@ def _table(planned: Planned, screen: Screen) -> str:
 def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
     """Say whether there is room, what is needed, what is missing, and whose processes write."""
     needed, free = plan.bytes_stored, plan.bytes_free
-    least = "at least " if needed is not None and needed < plan.bytes_written else ""
-    needs = f"needs {least}{size(plan.bytes_written if needed is None else needed)}"
-    needs += f" ({size(free)} free)" if free is not None else ""
     each = " a process" if plan.processes > 1 else ""
-    told = [needs, f"{buffer(plan.buffer_bytes)} of buffers{each}"]
+    told = [f"needs {needs(plan)}", f"{buffer(plan.buffer_bytes)} of buffers{each}"]
     if prediction:
         told.append(f"about {seconds(prediction[0])}")
     if plan.absent:
@@ -224,6 +226,14 @@ def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
     if plan.written_by == NODE:
         lines.append(labelled("written", "each file by processes of one node"))
     return lines
+
+
+def needs(plan: Plan) -> str:
+    """Say how much room a destination takes, and how much there is."""
+    needed, free = plan.bytes_stored, plan.bytes_free
+    least = "at least " if needed is not None and needed < plan.bytes_written else ""
+    told = f"{least}{size(plan.bytes_written if needed is None else needed)}"
+    return told + (f" ({size(free)} free)" if free is not None else "")
 
 
 def _sharding(kinds: Sequence[Kind]) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from rankxform.checkpoints.base import Where
 from rankxform.display.units import count, seconds, size
 from rankxform.engine.scan import Scanned, looked_at, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
@@ -18,10 +17,9 @@ from rankxform.planning.losses import lost_slices
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
-from rankxform.storage import strategies
 from rankxform.storage.posix import OnProgress
 from rankxform.target.aim import aim
-from rankxform.target.asked import read_request, where_of
+from rankxform.target.asked import read_request, where_given
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 from rankxform.values import dataclass
@@ -102,7 +100,7 @@ def check(
 ) -> Check:
     """Look for all that is wrong with a checkpoint; `full`: read every byte. Collective."""
     began = time.monotonic()
-    where = team.bcast(lambda: _where(request))
+    where = team.bcast(lambda: where_given(request))
     source = open_source(where, team)
     if not source.paths:
         source.require()
@@ -133,11 +131,6 @@ def check(
         evidence.bytes_read + sum(one.nbytes for one in scanned),
         time.monotonic() - began,
     )
-
-
-def _where(request: Request) -> Where:
-    given = request.src_strategy
-    return where_of(request, None if given is None else strategies.load(given))
 
 
 def _statements(source: Source) -> Iterator[Row]:

@@ -1,55 +1,84 @@
-"""How near a conversion comes to a plain copy of as many bytes."""
+"""How near a conversion came to what its own reads and writes allow."""
 
-# Beyond 100 % is possible: reading and writing overlap, and blocks may be shared.
+# The calls of one process follow each other, so that the seconds of a mean process's calls are no
+# more than the move took: a floor that no run is faster than. It is not what the device could do.
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from rankxform.errors import StorageError
-from rankxform.request import Request
-from rankxform.source.opening import Source
-from rankxform.target.target import Target
-from rankxform.transport import Team
+from rankxform.display.units import seconds, size
 from rankxform.values import dataclass
 
-from .predict import storage_speeds
 from .report import Report
 
+_CALLS = {"reading": ("read",), "writing": ("write", "fsync")}
+"""By resource the phases that are nothing but its calls; an exchange waits for others too."""
 
-@dataclass(frozen=True)
-class PlainCopy:
-    """A copy of as many bytes as a conversion moves, by as many processes, and nothing else.
 
-    read, write: bandwidths, summed over all processes, in bytes a second. measured: after the
-    conversion; else they were given (`--costs`). seconds: to read the bytes that are needed, and
-    then to write those of the destination.
+class Resource(NamedTuple):
+    """What a move did with one resource.
+
+    name: what was done. must, moved: bytes that had to be, and that were. rate: of all processes
+    while they did it, in bytes a second. seconds: of all processes at that rate, for what must be.
     """
 
-    read: float
-    write: float
-    measured: bool
+    name: str
+    must: int
+    moved: int
+    rate: float
     seconds: float
 
 
-def plain_copy(
-    request: Request, source: Source, target: Target, done: Report, team: Team
-) -> PlainCopy | None:
-    """Return the plain copy that a conversion can be compared with. Collective.
+@dataclass(frozen=True)
+class Floor:
+    """The least that a move could take at the rates of its own calls, if all processes had as much
+    to do and nothing else. seconds: of the move, share: of these the floor's, at most 1."""
 
-    None if the conversion began with files that were there before, or nothing can be measured, as
-    on a device that is full.
-    """
-    if done.files_kept or done.files_continued:
+    rows: tuple[Resource, ...]
+    seconds: float
+    share: float
+    notes: tuple[str, ...] = ()
+
+
+def floor_of(done: Report) -> Floor | None:
+    """Return the floor of a move; None if it began with files that were there before."""
+    if done.files_kept or done.files_continued or not done.bytes_written:
         return None
-    costs = request.costs
-    try:
-        speeds = [costs] * team.size if costs else storage_speeds(request, source, target, team)
-    except StorageError:  # raised on every process
-        return None
-    read = sum(one.read for one in speeds if isfinite(one.read))  # of those that see the source
-    write = sum(one.write for one in speeds)
-    if not read:
-        return None
-    seconds = done.bytes_needed / read + done.bytes_written / write
-    return PlainCopy(read, write, costs is None, seconds)
+    bytes_of = {
+        "reading": (min(done.bytes_needed, done.bytes_read), done.bytes_read),
+        "writing": (done.bytes_written, done.bytes_written),
+    }
+    rows = []
+    for name, (must, moved) in bytes_of.items():
+        spent = sum(_seconds(phases, *_CALLS[name]) for phases in done.phases) / done.processes
+        if spent and moved:
+            rows.append(Resource(name, must, moved, moved / spent, spent * must / moved))
+    # The move's seconds are process 0's: another may have begun a moment before it.
+    calls = tuple(phase for phases in _CALLS.values() for phase in phases)
+    elapsed = max(done.move_seconds, *(_seconds(phases, *calls) for phases in done.phases))
+    least = sum(row.seconds for row in rows)
+    return Floor(tuple(rows), elapsed, least / elapsed if elapsed else 1.0, tuple(_notes(done)))
+
+
+def _notes(done: Report) -> list[str]:
+    """Say where memory stood in for storage."""
+    found = []
+    if done.bytes_fetched is not None and done.bytes_fetched < done.bytes_read:
+        cached = size(done.bytes_read - done.bytes_fetched)
+        found.append(f"{cached} of what was read came from memory, not from storage.")
+    if not any(phases.get("fsync") for phases in done.phases):
+        found.append("What was written was not waited for: it may still be on its way to storage.")
+    return found
+
+
+def in_words(floor: Floor) -> list[str]:
+    """Say what the floor tells."""
+    told = f"{floor.share:.0%} of the move's {seconds(floor.seconds)} is the least that its reads "
+    told += "and writes could take at the rates they had, shared out evenly and with nothing else."
+    return [told, *floor.notes]
+
+
+def _seconds(phases: Mapping[str, float], *names: str) -> float:
+    return sum(phases.get(name, 0.0) for name in names)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from math import ceil, prod
+from typing import Any
 
+from rankxform.display.units import count, size
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import count_runs
 from rankxform.layout.differences import in_words
-from rankxform.layout.names import more_patterns, parameter_of, patterns, state_of
+from rankxform.layout.names import more_patterns, parameter_of, patterns, ranges, state_of
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
@@ -23,6 +26,8 @@ from .plan import Plan
 
 _MOST_ROWS = 64
 _LARGEST = 4
+_HUES = 8
+_MOST_BANDS = 16
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,8 @@ class Flow:
     """Bytes that destination files or ranks take from source ranks, or groups of both.
 
     row, column: whose bytes they are: "rank", "stage", "file", or "ranks by N". cells: by (row,
-    column). stages: of each column, its pipeline stage. sizes, written: how many files a row stands
-    for, and how many bytes they get.
+    column). stages, row_stages: of each column and row, its pipeline stage, if it is of one.
+    sizes, written: how many files a row stands for, and how many bytes they get.
     """
 
     row: str
@@ -42,6 +47,19 @@ class Flow:
     stages: tuple[int, ...]
     sizes: tuple[int, ...]
     written: tuple[int, ...]
+    row_stages: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the matrix for JSON: its cells as rows of numbers."""
+        row_sums, column_sums = marginals(self)
+        return {
+            **{name: getattr(self, name) for name in ("row", "column", "rows", "columns")},
+            "cells": [[*at, nbytes] for at, nbytes in sorted(self.cells.items())],
+            "stages": self.stages,
+            "row_stages": self.row_stages,
+            "row_sums": row_sums,
+            "column_sums": column_sums,
+        }
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,11 @@ class Kind:
         """Whether no side shards it."""
         return self.dst.pieces == 1 and (self.src is None or self.src.pieces == 1)
 
+    @property
+    def changed(self) -> bool:
+        """Whether it is sharded otherwise than before, on whichever ranks and stages."""
+        return self.src_holds != self.dst_holds
+
 
 def flow(plan: Plan, target: Target) -> Flow:
     """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
@@ -129,9 +152,12 @@ def flow(plan: Plan, target: Target) -> Flow:
     written = [0] * len(rows)
     for at, one in zip(row_of, plan.shards):
         written[at] += one.bytes_written
+    of_rank = dst.stages and row == "rank"
+    row_stages = tuple(dst.stage_of(one.rank) for one in plan.shards) if of_rank else ()
     return Flow(
-        row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written)
-    )
+        row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written),
+        row_stages,
+    )  # fmt: skip
 
 
 def node_flow(between: Sequence[NodeTraffic], nodes: int) -> Flow:
@@ -159,9 +185,9 @@ def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]
 
 
 def kinds(target: Target) -> list[Kind]:
-    """Return the kinds of tensor with most bytes, and then the one in the shortest runs.
+    """Return all kinds of tensor, those with most bytes first, and last those that nobody shards.
 
-    Optimizer states are of their parameter's kind. Kinds that nobody shards come last.
+    Optimizer states are of their parameter's kind.
     """
     planner = target.planner
     files = [planner.whole_file(file) for file in target.files]
@@ -173,7 +199,18 @@ def kinds(target: Target) -> list[Kind]:
         key = parameter.sharding, transfer.grid, tuple(first)
         alike.setdefault(key, []).append(transfer)
     every = [_kind(planner, some) for some in alike.values()]
-    every.sort(key=lambda kind: (kind.whole, -kind.nbytes))
+    return sorted(every, key=lambda kind: (kind.whole, -kind.nbytes))
+
+
+def shown(every: Sequence[Kind]) -> list[Kind]:
+    """Return the largest of the kinds, and then the one in the shortest runs.
+
+    Of kinds that differ by their pipeline stage alone, the first.
+    """
+    alike: dict[object, Kind] = {}
+    for one in every:
+        alike.setdefault((one.name.partition(" (")[0], one.shape, one.change), one)
+    every = [*alike.values()]
     chosen = every[:_LARGEST]
     cut = [kind for kind in every if kind.runs and kind.src and kind.src.pieces > 1]
     if cut:
@@ -274,24 +311,67 @@ def axes_of(kind: Kind) -> tuple[int, int]:
     return down, across
 
 
-Drawn = tuple[float, float, float, float, tuple[int, ...]]
+def as_drawn(kind: Kind) -> dict[str, Any]:
+    """Return for JSON how a kind is sharded before and after, as a drawing shows it."""
+    shape = " x ".join(map(str, kind.shape)) or "one value"
+    states = f"; with {', '.join(kind.states)}" if kind.states else ""
+    axes = axes_of(kind)
+    also = f"; axes {axes[0]} and {axes[1]} are drawn" if len(kind.shape) > 2 else ""
+    many = count(kind.count, "tensor")
+    runs = ""
+    if kind.runs:
+        read, written = map(size, kind.runs)
+        runs = f"; contiguous: {read} or more a read, {written} or more a write"
+    sides = {"before": kind.src, "after": kind.dst}
+    ranks = [rank for one in sides.values() if one for _, some in one.boxes for rank in some]
+    return {
+        "title": kind.name,
+        "about": f"{many} of {kind.dtype} {shape}; {size(kind.nbytes)}{states}{also}{runs}",
+        "shape": kind.shape,
+        "axes": [axis if 0 <= axis < len(kind.shape) else None for axis in axes],
+        "change": kind.change,
+        "sides": [
+            {
+                "name": name,
+                "holds": _held_by(side) if side else "made of several",
+                "bands": _bands(side, axes, min(ranks), max(ranks)) if side else [],
+            }
+            for name, side in sides.items()
+        ],
+    }
 
 
-def drawn(side: Side, shape: Shape, axes: tuple[int, int]) -> Iterator[Drawn]:
-    """Yield (top, left, height, width, ranks) of each box, as shares of the tensor's extents.
+def _held_by(side: Side) -> str:
+    held = "whole" if side.pieces == 1 else f"{side.pieces:,} slices"
+    if side.copies < 2:
+        return held
+    return f"{held} on {side.copies:,} ranks" + (" each" if side.pieces > 1 else "")
 
-    Of boxes that differ only along an axis that is not drawn, the first.
+
+def _bands(side: Side, axes: tuple[int, int], first: int, last: int) -> list[dict[str, Any]]:
+    """Return boxes, those next to each other as one where they are more than a drawing can show.
+
+    hue: a number below 8, of the first rank that holds one.
     """
-    seen = set()
+    drawn = [axis for axis in axes if 0 <= axis < len(side.boxes[0][0].start)]
+    starts = [sorted({box.start[axis] for box, _ in side.boxes}) for axis in drawn]
+    merged = [1] * len(drawn)
+    while prod(counts := [ceil(len(s) / by) for s, by in zip(starts, merged)]) > _MOST_BANDS:
+        merged[counts.index(max(counts))] *= 2
+    bands: dict[tuple[int, ...], list[tuple[Box, tuple[int, ...]]]] = {}
     for box, ranks in side.boxes:
-        (top, height), (left, width) = (_share(box, shape, axis) for axis in axes)
-        if (top, left) not in seen:
-            seen.add((top, left))
-            yield top, left, height, width, ranks
-
-
-def _share(box: Box, shape: Shape, axis: int) -> tuple[float, float]:
-    if axis < 0 or not shape or not shape[axis]:
-        return 0.0, 1.0
-    extent = shape[axis]
-    return box.start[axis] / extent, (box.stop[axis] - box.start[axis]) / extent
+        at = (s.index(box.start[a]) // by for s, a, by in zip(starts, drawn, merged))
+        bands.setdefault(tuple(at), []).append((box, ranks))
+    found = []
+    for boxes in bands.values():
+        held = sorted({rank for _, some in boxes for rank in some})
+        span = last - first + 1
+        found.append({
+            "start": [*map(min, zip(*(box.start for box, _ in boxes)))],
+            "stop": [*map(max, zip(*(box.stop for box, _ in boxes)))],
+            "slices": len(boxes),
+            "ranks": ranges(held),
+            "holders": len(held),
+            "hue": (held[0] - first) * _HUES // span if span > _HUES else held[0] - first,
+        })  # fmt: skip
+    return found

@@ -32,9 +32,11 @@ class Report(Result):
     and bytes_before: what it had written of them.
 
     bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
-    bytes_needed: distinct source bytes. bytes_compared: parameters that were read whole to
-    compare ranks, and compared_names, their patterns. evidence: samples of tensors that were
-    compared between files, and the reads and bytes that this took; accepted: doubts that did not
+    bytes_needed: distinct source bytes; bytes_fetched: what storage gave, and not memory, headers
+    and samples included; None where the system does not count it. bytes_compared: parameters that
+    were read whole to compare ranks, and compared_names, their patterns. evidence: samples of
+    tensors that were compared between files, and the reads and bytes that this took; accepted:
+    doubts that did not
     refuse the source. seconds: of the whole call;
     move_seconds: from the finished plan to the last file's name. peak_memory_bytes: of the largest
     process.
@@ -70,6 +72,7 @@ class Report(Result):
     left_out: tuple[LeftOut, ...]
     absent: tuple[str, ...]
     bytes_before: int = 0
+    bytes_fetched: int | None = None
     bytes_compared: int = 0
     evidence: Mapping[str, int] = field(default_factory=dict)
     accepted: tuple[str, ...] = ()
@@ -116,6 +119,11 @@ def by_pattern(left_out: Iterable[LeftOut], absent: Iterable[str]) -> dict[str, 
     }
 
 
+def _sum_if_known(counts: Iterable[int | None]) -> int | None:
+    known = [*counts]
+    return None if None in known else sum(nbytes for nbytes in known if nbytes is not None)
+
+
 def lost_values(every: Iterable[Traffic]) -> list[str]:
     """Return, as warnings, which parameters are zero, or no numbers, since they were changed."""
     seen: dict[str, Values] = {}
@@ -149,7 +157,7 @@ def report_of(
     for name, some in traffic.seconds.items():
         passed[name] += some
     passed["wait"] += passed["start"] + seconds - sum(passed.values())
-    every = team.allgather(lambda: (traffic, peak_memory(), passed))
+    every = team.allgather(lambda: (traffic, peak_memory(), passed, phases.bytes_fetched()))
     needed = team.bcast(
         lambda: needed_bytes(planner, [one for some in destination.left for one in some])
     )
@@ -165,11 +173,12 @@ def report_of(
         files_linked=destination.files_linked,
         files_kept=destination.files_kept,
         files_continued=destination.files_continued,
-        bytes_read=sum(one.read for one, _, _ in every),
+        bytes_read=sum(one.read for one, *_ in every),
         bytes_needed=needed,
-        bytes_written=sum(one.written for one, _, _ in every),
-        bytes_sent=sum(one.sent for one, _, _ in every),
+        bytes_written=sum(one.written for one, *_ in every),
+        bytes_sent=sum(one.sent for one, *_ in every),
         bytes_before=destination.bytes_before,
+        bytes_fetched=_sum_if_known(nbytes for *_, nbytes in every),
         bytes_compared=evidence.nbytes,
         evidence=evidence.facts,
         accepted=target.accepted,
@@ -177,8 +186,8 @@ def report_of(
         seconds=seconds,
         move_seconds=move_seconds,
         processes=team.size,
-        peak_memory_bytes=max(peak for _, peak, _ in every),
-        phases=tuple(of_process for _, _, of_process in every),
+        peak_memory_bytes=max(peak for _, peak, *_ in every),
+        phases=tuple(of_process for _, _, of_process, _ in every),
         placement=destination.placement,
         left_out=selection.left_out,
         absent=selection.absent,
@@ -188,6 +197,6 @@ def report_of(
         fingerprints=destination.request.verify,
         src_layers=layers_by_stage(catalog.strategy.stages if catalog.strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
-        notices=(*target.notices, *dict.fromkeys(n for one, _, _ in every for n in one.notices)),
-        warnings=(*target.warnings, *leftovers, *lost_values(one for one, _, _ in every)),
+        notices=(*target.notices, *dict.fromkeys(n for one, *_ in every for n in one.notices)),
+        warnings=(*target.warnings, *leftovers, *lost_values(one for one, *_ in every)),
     )

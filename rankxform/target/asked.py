@@ -59,6 +59,12 @@ def where_of(request: Request, strategy: Strategy | None) -> Where:
     )  # fmt: skip
 
 
+def where_given(request: Request) -> Where:
+    """Return the source that a request names, with the strategy that it names, if it does."""
+    given = request.src_strategy
+    return where_of(request, None if given is None else strategies.load(given))
+
+
 def read_request(request: Request, team: Team) -> Asked:
     """Read strategies, and what operations need, on process 0. Collective."""
     return team.bcast(lambda: _read(request))

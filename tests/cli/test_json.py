@@ -58,6 +58,7 @@ COMMANDS = [
     "inspect SRC/rank_0",
     "inspect DST/rank_0/checkpoint_0.ckpt",
     "inspect UNEQUAL --replicas --src-strategy R",
+    "inspect SRC --src-strategy A --page page.html",
     "strategy show A",
     "strategy explain A --src-parallel dp=1,mp=4",
     "strategy derive --from A --src-parallel dp=1,mp=4 --dst-parallel dp=1,mp=2 -o d.ckpt",
@@ -74,7 +75,7 @@ COMMANDS = [
 MAPS = {"bytes_from", "needed_ranks", "metadata", "costs", "phases", "tensors"}
 """Names of maps whose keys are data."""
 VALUES = {
-    "plan", "verify", "launch", "merge", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
+    "plan", "verify", "launch", "merge", "contents", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
     "huggingface", "bytes", "sizes", "folder", "described", "destination", "strategies", "json",
     "collection", "2_200",
 }  # fmt: skip
@@ -140,7 +141,7 @@ def test_every_name_of_every_verb_has_one_type_and_is_documented(place, capfd):
         results.add(document["result"])
         names_in(document, found)
     verbs = {name for name, _ in leaves(parser())}
-    assert results == verbs | {"simulation", "replicas", "evidence", "check", "error"}
+    assert results == verbs | {"simulation", "replicas", "evidence", "check", "contents", "error"}
     assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
     page = (ROOT / "docs" / "json.md").read_text()
     told = set(re.findall(r"`([a-z_0-9]+)`", "\n".join(re.findall(r"(?m)^\|.*", page))))

@@ -1,4 +1,4 @@
-"""The page of --report: its numbers are the plan's, it stands alone, and a browser shows it whole."""
+"""The page of --report: its facts are the plan's, it stands alone, and a browser shows them all."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 import re
 import shutil
 import subprocess
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from rankxform.display import units
 from tests.cli.test_command import command
 from tests.place import Place
 
-MODELS = Path(__file__).parents[1] / "data" / "models"
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "tests" / "data" / "models"
+SCHEMA = json.loads((ROOT / "docs" / "page.schema.json").read_text())
 PARAMS = {
     "layers.0.wq": ((64, 48), "Float16"),
     "layers.1.wq": ((64, 48), "Float16"),
@@ -23,17 +26,14 @@ PARAMS = {
     "adam_m.layers.1.wq": ((64, 48), "Float32"),
     "experts": ((8, 16, 12), "Float32"),
     "norm & <bias>": ((48,), "Float32"),
-    "scalar": ((), "Float32"),
+    "</script><script>alert(1)": ((), "Float32"),
 }
+# Of a moment, or of a destination that a plan of its own does not know.
+MEASURED = ("read_latency_bytes", "bytes_stored", "bytes_free", "written_by")
 BROWSER = shutil.which("chromium")
-LOOK = """<script>
-const boxes = [...document.querySelectorAll('svg')].map(s => [...s.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]));
-const over = boxes.flatMap(all => all.flatMap(([a, p], i) => all.slice(i + 1).filter(([b, q]) =>
-  p.left + 1 < q.right && q.left + 1 < p.right && p.top + 3 < q.bottom && q.top + 3 < p.bottom).map(([b]) => a + ' | ' + b)));
-const wide = document.documentElement.scrollWidth - window.innerWidth;
-const asked = performance.getEntriesByType('resource').length;
-document.body.innerHTML = '<pre id="found">' + JSON.stringify([over, wide, asked]).replace(/[&<>]/g, '') + '</pre>';
-</script></body>"""
+NO_BROWSER = pytest.mark.skipif(
+    BROWSER is None and "RANKXFORM_HOSTS" not in os.environ, reason="no chromium here"
+)
 
 
 def layouts(matrix, wq, experts):
@@ -41,7 +41,7 @@ def layouts(matrix, wq, experts):
         **dict.fromkeys([n for n in PARAMS if "wq" in n], (matrix, wq, 0, 0)),
         "experts": (matrix, experts, 0, 0),
         "norm & <bias>": (matrix, [-1], 0, 0),
-        "scalar": (matrix, [], 0, 0),
+        "</script><script>alert(1)": (matrix, [], 0, 0),
     }
 
 
@@ -52,6 +52,10 @@ DST = [layouts([4, 2], [-1, 0], [0, -1, 1])]
 @pytest.fixture
 def place(tmp_path):
     return Place(tmp_path, SRC, DST, PARAMS)
+
+
+def flags_of(place):
+    return ["--src-strategy", place.a, "--dst-strategy", place.b]
 
 
 def shapes_of(folder, to):
@@ -65,66 +69,67 @@ def shapes_of(folder, to):
     return to
 
 
-def check_alone(text):
-    """See that nothing is fetched, nothing runs, and every drawing is sound."""
-    assert not re.search(r"https?:|//\w|src=|href=|url\(|@import|<script|<link", text)
-    drawings = re.findall(r"<svg.*?</svg>", text)
-    for one in drawings:
-        ElementTree.fromstring(one)
-    return drawings
+def facts_in(page):
+    """Return the facts of a page, which fetches nothing, as the schema has them."""
+    text = page.read_text()
+    asked = text.replace("http://www.w3.org/", "")
+    assert not re.search(r"https?:|src=|href=|url\(|@import|<link|fetch\(|XMLHttp|import\(", asked)
+    assert text.count("</script>") == 2, "no fact ends a script"
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
+    jsonschema.validate(facts, SCHEMA)
+    return facts
 
 
-def numbers(text):
-    """Return the bytes by (destination, source) that the page lists."""
-    row = r"<td[^>]*>(\S+)</td><td[^>]*>(\d+)</td><td[^>]*>([\d,]+)</td>"
-    table = text.split("as numbers</summary>")[1].split("</table>")[0]
-    return {(a, b): int(n.replace(",", "")) for a, b, n in re.findall(row, table)}
+def cells(flow):
+    return {(flow["rows"][r], flow["columns"][c]): nbytes for r, c, nbytes in flow["cells"]}
 
 
 @pytest.mark.parametrize("processes", [None, 3])
 def test_a_conversion_and_its_verification(processes, place):
-    page, flags = place.tmp / "page.html", ["--src-strategy", place.a, "--dst-strategy", place.b]
+    page, flags = place.tmp / "page.html", flags_of(place)
     words = [place.src, place.dst, *flags, "--report", page]
     code, output = command("transform", *words, processes=processes)
     assert code == 0, output
-    text = page.read_text()
-    assert len(check_alone(text)) == 4
+    facts = facts_in(page)
     code, output = command("plan", place.src, *flags, "--json", "-n", processes or 1)
     plan = json.loads(output)
-    wanted = {
+    assert cells(facts["flow"]) == {
         (str(one["rank"]), src): nbytes
         for one in plan["shards"]
         for src, nbytes in one["bytes_from"].items()
     }
-    assert numbers(text) == wanted
-    for one in plan["shards"]:
-        assert sum(one["bytes_from"].values()) == one["bytes_written"]
-        assert sum(one["bytes_from"].values()) == one["bytes_needed"]
-    code, output = command("plan", place.src, *flags, "--json", "--dtype", "fp32")
-    cast = json.loads(output)
-    assert [r["bytes_from"] for r in cast["shards"]] == [r["bytes_from"] for r in plan["shards"]]
-    assert cast["bytes_written"] > plan["bytes_written"]
-    assert f"{plan['bytes_read']:,} bytes, {plan['bytes_needed']:,} needed" in text
-    assert "layers.*.wq (2)" in text and "with adam_m" in text
-    assert re.search(r"\d+%</span> efficiency: a plain copy .* 64 MiB a process", text)
-    assert "1 tensor of Float32 8 x 16 x 12; 6.14 kB" in text and "whole on 8 ranks" in text
-    code, output = command("verify", *words, processes=processes)
-    assert code == 0 and "The same" in page.read_text(), output
+    for at, one in enumerate(plan["shards"]):
+        assert sum(one["bytes_from"].values()) == one["bytes_needed"] == one["bytes_written"]
+        assert facts["flow"]["row_sums"][at] == one["bytes_needed"]
+    shown = facts["results"]["plan"]
+    alike = set(plan) - {"shards", "version", "result", *MEASURED}
+    assert {name: shown[name] for name in alike} == {name: plan[name] for name in alike}
+    assert facts["head"]["title"] == "src -> dst"
+    assert facts["head"]["what"] == "8 ranks -> 8 ranks"
+    assert facts["head"]["told"].startswith("done, ") and facts["head"]["state"] == "right"
+    kinds = {kind["title"]: kind for kind in facts["kinds"]["drawn"]}
+    assert "with adam_m" in kinds["layers.*.wq (2)"]["about"]
+    assert kinds["experts"]["about"].startswith("1 tensor of Float32 8 x 16 x 12; 6.14 kB")
+    assert "norm & <bias>" in facts["kinds"]["told"], "what stays as it was is named alone"
+    code, _ = command("verify", *words, processes=processes)
+    head = facts_in(page)["head"]
+    assert code == 0 and head["state"] == "right"
+    assert head["told"].startswith("the same, every byte compared")
     file = place.dst / "rank_1" / "checkpoint_1.ckpt"
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
     file.write_bytes(data)
-    code, output = command("verify", *words, processes=processes)
-    text = page.read_text()
-    assert code == 6 and "DIFFERENT" in text and "differs" in text
-    check_alone(text)
+    code, _ = command("verify", *words, processes=processes)
+    facts = facts_in(page)
+    assert code == 6 and facts["head"]["state"] == "wrong" and "DIFFERENT" in facts["head"]["told"]
+    assert facts["results"]["verify"]["differences"]
     assert sorted(p.name for p in place.tmp.iterdir() if p.suffix in (".html", ".part")) == [
         "page.html"
     ]
 
 
 def test_where_no_page_can_be_is_said_first(place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    flags = flags_of(place)
     other = place.tmp / "other.html"
     other.write_text("not a page")
     for page, why in (
@@ -137,6 +142,8 @@ def test_where_no_page_can_be_is_said_first(place):
         code, output = command("transform", place.src, place.dst, *flags, "--report", page)
         assert code == 2 and why in output
         assert not place.dst.exists()
+        code, output = command("inspect", place.src, "--page", page)
+        assert code == 2 and why in output and "--page" in output
     assert other.read_text() == "not a page"
     page = Path("/proc/page.html")  # nothing can be made there: the work is done and told before
     for verb in ("transform", "verify"):
@@ -153,74 +160,237 @@ def test_a_thousand_ranks_by_stage(tmp_path):
     page, flags = tmp_path / "page.html", ["--src-strategy", src, "--dst-strategy", dst]
     words = ["plan", "--shapes", shapes_of(src, tmp_path / "shapes.json"), *flags]
     code, output = command(*words, "--json", "--report", page)
-    plan, text = json.loads(output), page.read_text()
-    assert code == 0 and len(text) < 1 << 20
-    check_alone(text)
-    by_stage = numbers(text)
+    plan, facts = json.loads(output), facts_in(page)
+    assert code == 0 and page.stat().st_size < 2 << 20
+    by_stage = cells(facts["flow"])
     assert {row for row, _ in by_stage} == set(map(str, range(8)))
     assert sum(by_stage.values()) == plan["bytes_written"]
     first = sum(sum(one["bytes_from"].values()) for one in plan["shards"] if one["rank"] < 64)
     assert sum(n for (row, _), n in by_stage.items() if row == "0") == first
+    assert [len(side["stages"]) for side in facts["layers"]] == [16, 8]
+    titles = [(one["title"], one["change"]) for one in facts["kinds"]["drawn"]]
+    assert len(set(titles)) == len(titles), "a kind of several stages is drawn once"
     code, output = command(*words)
     assert code == 0 and re.search(r"^ +0 +64 +\S+ GB +\S+ GB +0, 1$", output, re.M), output
     code, output = command(*words, "-v")
     assert code == 0 and re.search(r"^ *511 ", output, re.M)
     code, output = command(*words, "--simulate", 512, "--nodes", 64, "--report", page)
-    text = page.read_text()
-    assert code == 0 and "by the cost model" in text and "sent to other nodes" in text
-    check_alone(text)
+    facts = facts_in(page)
+    assert code == 0 and "by the cost model" in facts["head"]["told"]
+    between = facts["results"]["simulation"]["between_nodes"]
+    assert sum(cells(facts["nodes"]).values()) == sum(one["nbytes"] for one in between) > 0
 
 
-def test_the_efficiency_is_that_of_a_plain_copy_and_the_nodes_are_a_matrix(place):
-    """Given bandwidths make the copy's time a number that a pencil can check."""
-    page, flags = place.tmp / "page.html", ["--src-strategy", place.a, "--dst-strategy", place.b]
-    costs = ["--costs", "read=100K,write=50K"]
-    words = [place.src, place.dst, *flags, "--report", page, *costs, "--json"]
-    code, output = command("transform", *words)
+@pytest.mark.parametrize("processes", [None, 3])
+def test_no_move_is_faster_than_its_floor(processes, place):
+    """The floor is what its own reads and writes took, shared out: a pencil can check it."""
+    page = place.tmp / "page.html"
+    words = [place.src, place.dst, *flags_of(place), "--report", page, "--json"]
+    code, output = command("transform", *words, processes=processes)
     assert code == 0, output
-    done, text = json.loads(output), page.read_text()
-    seconds = done["bytes_needed"] / (100 << 10) + done["bytes_written"] / (50 << 10)
-    shown = re.search(r"([\d,]+)%</span> efficiency: .* would take (\S+) s,.*\(as --costs", text)
-    assert float(shown[2]) == pytest.approx(seconds, rel=0.01)
-    found = int(shown[1].replace(",", "")) / 100
-    assert found == pytest.approx(seconds / done["move_seconds"], abs=0.006)
-    nodes = ["--simulate", 4, "--nodes", 2, "--src-placement", "node", "--report", page, "--json"]
-    code, output = command("plan", place.src, *flags, *nodes)
-    facts, text = json.loads(output), page.read_text()
-    between = {(one["src_node"], one["dst_node"]): one["nbytes"] for one in facts["between_nodes"]}
-    assert between and set(between) <= {(0, 1), (1, 0)}
-    for node, processes in ((0, facts["workloads"][:2]), (1, facts["workloads"][2:])):
-        sent = sum(one["bytes_sent"] for one in processes)
-        assert between.get((node, 1 - node), 0) == sent
-    assert "bytes of each destination node by source node" in text
-    check_alone(text)
+    done, time = json.loads(output), facts_in(page)["time"]
+    mean = {
+        "reading": sum(one["read"] for one in done["phases"]) / done["processes"],
+        "writing": sum(one["write"] + one["fsync"] for one in done["phases"]) / done["processes"],
+    }
+    for row in time["floor"]:
+        must = done["bytes_needed" if row["name"] == "reading" else "bytes_written"]
+        assert row["must"] == must <= row["moved"]
+        assert row["rate"] == pytest.approx(row["moved"] / mean[row["name"]])
+        assert row["seconds"] == pytest.approx(row["must"] / row["rate"])
+    least = sum(row["seconds"] for row in time["floor"])
+    share = int(re.match(r"(\d+)% of the move's", time["told"][0])[1])
+    assert 0 < share <= 100
+    assert share / 100 == pytest.approx(least / done["move_seconds"], abs=0.02)
+    if done["bytes_fetched"] is not None:  # the source was written a moment ago
+        assert any("came from memory" in words for words in time["told"])
+    code, _ = command("transform", *words)
+    assert code == 0 and "time" not in facts_in(page), "nothing was moved the second time"
 
 
-@pytest.mark.skipif(
-    BROWSER is None and "RANKXFORM_HOSTS" not in os.environ, reason="no chromium here"
-)
-@pytest.mark.parametrize("width", [1200, 480])
-def test_a_browser_shows_it_whole(width, place):
-    """No text over another, nothing wider than the window, nothing asked for."""
-    page, flags = place.tmp / "page.html", ["--src-strategy", place.a, "--dst-strategy", place.b]
-    pages = [["transform", place.src, place.dst, *flags]]
+def test_what_checkpoints_hold(place):
+    """Each entry is found where the page says it is, in files that are read by nobody else."""
+    page = place.tmp / "page.html"
+    assert command("transform", place.src, place.dst, *flags_of(place))[0] == 0
+    words = ["inspect", place.src, "--src-strategy", place.a, "--page", page]
+    code, output = command(*words, "--beside", place.dst, "--beside-strategy", place.b, "--json")
+    assert code == 0 and json.loads(output)["page"] == str(page), output
+    facts = facts_in(page)
+    for one, folder in zip(facts["contents"], (place.src, place.dst), strict=True):
+        names = [tensor[0] for tensor in one["tensors"]]
+        assert sorted(names) == sorted(PARAMS) and one["title"] == str(folder)
+        assert {tuple(tensor[2]) for tensor in one["tensors"]} == {s for s, _ in PARAMS.values()}
+        values = {}
+        for file, (path, rank, stage, nbytes) in enumerate(one["files"]):
+            assert f"rank_{rank}/" in path and stage == 0 and nbytes == os.path.getsize(path)
+            layout, data = one["layouts"][one["layout_of"][file]], Path(path).read_bytes()
+            for entry, offset, size in zip(layout["entries"], layout["offsets"], layout["nbytes"]):
+                values[names[entry], rank] = data[offset : offset + size]
+        whole = values["norm & <bias>", 0]
+        assert all(values["norm & <bias>", rank] == whole for rank in range(8))
+        sharding = one["shardings"][one["tensors"][names.index("layers.0.wq")][4]]
+        edges, cell_bytes = sharding["edges"], {}
+        for cell, placement in zip(sharding["cells"], sharding["files"], strict=True):
+            first, many, step = one["placements"][placement]
+            for file in range(first, first + many * step, step):
+                rank = one["files"][file][1]
+                rows, columns = (e[i + 1] - e[i] for e, i in zip(edges, cell))
+                assert len(values["layers.0.wq", rank]) == rows * columns * 2
+                held = values["layers.0.wq", rank]
+                assert cell_bytes.setdefault(tuple(cell), held) == held
+        assert len(cell_bytes) > 1 and len(set(cell_bytes.values())) == len(cell_bytes)
+    code, output = command("inspect", place.src, "--page", page)
+    assert code == 3 and "--src-strategy" in output
+    assert "--src-strategy" in facts_in(page)["contents"][0]["faults"][0]
+    code, output = command("inspect", place.src, "--beside", place.dst)
+    assert code == 2 and "--beside is for --page" in output
+
+
+# -- in a browser --------------------------------------------------------------------------------
+
+
+def browse(page, script, tmp, width=1200, dark=False):
+    """Return what a script, which awaits, returns in a page."""
+    text = page.read_text()
+    assert text.count("</body>") == 1
+    found = "document.body.innerHTML = '<pre id=found></pre>';"
+    found += "document.querySelector('#found').textContent = JSON.stringify(said);"
+    run = f"<script>{{const said = (() => {{{script}}})(); {found}}}</script></body>"
+    driven = tmp / "driven.html"
+    driven.write_text(text.replace("</body>", run))
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+         f"--user-data-dir={tmp / 'browser'}", f"--window-size={width},1000", "--dump-dom",
+         driven.as_uri()],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    said = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
+    assert said, done.stdout[-2000:]
+    return json.loads(re.sub("&lt;", "<", re.sub("&gt;", ">", said[1].replace("&amp;", "&"))))
+
+
+OPEN = """
+  const unfold = (root) => { for (let more = true; more;) { more = false;
+    for (const one of root.querySelectorAll('details:not([open])')) {
+      one.open = true; one.dispatchEvent(new Event('toggle')); more = true; } } };
+"""
+LOOK = f"""{OPEN} unfold(document);
+  const boxes = [...document.querySelectorAll('svg')].map((svg) =>
+    [...svg.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]));
+  const over = boxes.flatMap((all) => all.flatMap(([a, p], i) => all.slice(i + 1).filter(([b, q]) =>
+    p.left + 1 < q.right && q.left + 1 < p.right && p.top + 3 < q.bottom && q.top + 3 < p.bottom)
+    .map(([b]) => a + ' | ' + b)));
+  const clipped = [...document.querySelectorAll('svg')].flatMap((svg) => {{
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('text')].filter((text) => {{ const box = text.getBoundingClientRect();
+      return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
+    }}).map((text) => text.textContent); }});
+  const [ink, paper] = ['color', 'backgroundColor'].map((name) =>
+    getComputedStyle(document.querySelector('main'))[name].match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0));
+  const small = [...document.querySelectorAll('main *')].filter((one) => one.children.length === 0 &&
+    one.textContent.trim() && one.tagName !== 'title' && parseFloat(getComputedStyle(one).fontSize) < 9);
+  const asked = performance.getEntriesByType('resource').length;
+  const keys = [...document.querySelectorAll('summary, input, .scroll')].filter((one) => one.tabIndex < 0).length;
+  return {{over, clipped, wide: document.documentElement.scrollWidth - window.innerWidth, asked, keys,
+    small: small.length, contrast: Math.abs(ink - paper), dark: ink > paper}};
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A conversion, a plan of a real network, and what two checkpoints hold."""
+    tmp = tmp_path_factory.mktemp("pages")
+    place = Place(tmp, SRC, DST, PARAMS)
     folder = MODELS / "llama2_7b"
-    shapes = shapes_of(folder, place.tmp / "shapes.json")
+    shapes = shapes_of(folder, tmp / "shapes.json")
     llama = ["--src-strategy", folder / "src_dp8mp1pp1_opt.ckpt", "--dst-strategy"]
-    pages.append(["plan", "--shapes", shapes, *llama, folder / "dst_dp2mp4pp1_opt.ckpt"])
-    for words in pages:
-        code, output = command(*words, "--report", page)
+    words = {
+        "transform": [place.src, place.dst, *flags_of(place), "--report"],
+        "plan": ["--shapes", shapes, *llama, folder / "dst_dp2mp4pp1_opt.ckpt", "--report"],
+        "inspect": [
+            place.src, "--src-strategy", place.a, "--beside", place.dst, "--beside-strategy",
+            place.b, "--page",
+        ],
+    }  # fmt: skip
+    for verb, some in words.items():
+        code, output = command(verb, *some, tmp / f"{verb}.html")
         assert code == 0, output
-        text = page.read_text()
-        assert text.count("</body>") == 1
-        page.write_text(text.replace("</body>", LOOK))
-        done = subprocess.run(
-            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             f"--user-data-dir={place.tmp / 'browser'}", f"--window-size={width},1000",
-             "--dump-dom", page.as_uri()],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
-        found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
-        over, wide, asked = json.loads(found[1])
-        assert over == [] and wide <= 0 and asked == 0
+    return tmp
+
+
+@NO_BROWSER
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (760, True), (500, False)])
+@pytest.mark.parametrize("page", ["transform", "plan", "inspect"])
+def test_a_browser_shows_it_whole(page, width, dark, pages, tmp_path):
+    """No text over another or cut off, nothing wider than the window, nothing asked for; legible
+    in light and dark; what can be opened is reached by keyboard."""
+    seen = browse(pages / f"{page}.html", LOOK, tmp_path, width, dark)
+    assert seen.pop("contrast") > 500 and seen.pop("wide") <= 0 and seen.pop("dark") is dark
+    assert seen == {"over": [], "clipped": [], "asked": 0, "keys": 0, "small": 0}
+
+
+# What draws nothing by itself: which version it is, an axis that is not there or not cut, and the
+# step of a single file.
+MUTATE = f"""{OPEN}
+  const facts = JSON.parse(document.getElementById('facts').textContent);
+  const shown = () => {{ const root = document.createElement('div');
+    rankxformPage(facts, root); unfold(root); return root.innerHTML; }};
+  const before = shown(), same = []; let many = 0;
+  const visit = (node, path) => {{ for (const name of Object.keys(node)) {{
+    const old = node[name], here = [...path, name];
+    if (['version', 'result', 'placements'].includes(name) || (name === 'axes' && path.includes('shardings')) || (path.at(-1) === 'axes' && old === null)) continue;
+    if (old !== null && typeof old === 'object') {{ visit(old, here); continue; }}
+    node[name] = typeof old === 'number' ? old + (Number.isInteger(old) ? 1 : old / 2 || 1)
+      : typeof old === 'boolean' ? !old : old === null ? 'x' : old + 'x';
+    let after; try {{ after = shown(); }} catch (error) {{ after = error; }}
+    if (after === before) same.push(here.join('.'));
+    node[name] = old; many++; }} }};
+  visit(facts, []);
+  return {{many, same, again: shown() === before}};
+"""
+
+
+@NO_BROWSER
+@pytest.mark.parametrize("page", ["transform", "inspect"])
+def test_each_fact_changes_what_is_shown(page, pages, tmp_path):
+    found = browse(pages / f"{page}.html", MUTATE, tmp_path)
+    assert found["many"] > 300 and found["again"]
+    assert found["same"] == [], found["same"]
+
+
+@NO_BROWSER
+def test_bytes_and_times_read_as_they_do_elsewhere(pages, tmp_path):
+    sizes = [0, 1, 999, 1000, 1001, 999_499, 999_500, 1_350_000_000, 372_060_048, 5e15, 7e17]
+    times = [0, 3e-5, 0.00123, 0.0099, 0.4, 9.99, 12.3, 75, 3599, 7380]
+    script = f"return [{json.dumps(sizes)}.map(rankxformPage.size), {json.dumps(times)}.map(rankxformPage.seconds)]"
+    found = browse(pages / "plan.html", script, tmp_path)
+    assert found == [list(map(units.size, sizes)), list(map(units.seconds, times))]
+
+
+SEARCH = f"""{OPEN}
+  const input = document.querySelector('input'), listed = () => [...document.querySelectorAll('.found code')].map((one) => one.textContent);
+  const all = listed();
+  input.value = 'ADAM 1.wq'; input.dispatchEvent(new Event('input'));
+  const found = listed(); unfold(document.querySelector('.found'));
+  const rows = [...document.querySelectorAll('.found td')].map((one) => one.textContent);
+  input.value = 'nothing'; input.dispatchEvent(new Event('input'));
+  return {{all: all.length, found, rows, none: listed().length, said: document.querySelector('[role=status]').textContent}};
+"""
+
+
+@NO_BROWSER
+def test_a_tensor_is_searched(pages, tmp_path):
+    found = browse(pages / "inspect.html", SEARCH, tmp_path)
+    assert found["all"] == len(PARAMS) and found["none"] == 0
+    assert found["said"] == f"0 of {len(PARAMS)} tensors"
+    assert found["found"] == ["adam_m.layers.1.wq"]
+    facts = facts_in(pages / "inspect.html")["contents"]
+    wanted = []
+    for one in facts:  # 8 ranks each, of which every second or fourth holds the same
+        at = next(n for n, tensor in enumerate(one["tensors"]) if tensor[0] == found["found"][0])
+        layout = one["layouts"][0]
+        wanted.append(f"{layout['offsets'][layout['entries'].index(at)]:,}")
+    assert len(found["rows"]) == 2 * 8 * 6
+    assert found["rows"][4] == wanted[0] and found["rows"][8 * 6 + 4] == wanted[1]

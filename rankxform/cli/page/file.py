@@ -1,8 +1,9 @@
-"""Where the page of --report goes, and when it is made; only then is `page` imported."""
+"""Where a page goes, and when it is made; only then is what draws it imported."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _START_OF_PAGE = b"<!doctype html>"
 
 
-def check(path: str | None, request: Request) -> None:
+def check(path: str | None, request: Request, flag: str = "--report") -> None:
     """See that a page may be written there, if one is asked for, before the work.
 
     Raises UsageError.
@@ -41,7 +42,7 @@ def check(path: str | None, request: Request) -> None:
     elif target.exists() and not _is_page(target):
         wrong = "is there already, and is no page; name another file"
     if wrong:
-        raise UsageError(f"--report {path}: {wrong}")
+        raise UsageError(f"{flag} {path}: {wrong}")
 
 
 def _is_page(path: Path) -> bool:
@@ -57,11 +58,17 @@ def write(
     options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
 ) -> None:
     """Write the page of a plan, which gets its name once it is whole. Raises StorageError."""
-    from .page import Outcome, page
+    from .facts import Outcome, facts_of
 
-    text = page(source, target, plan, options.words, Outcome(**outcome))
-    path = Path(options.report).absolute()
-    write_small(path, text.encode(errors="backslashreplace"), durable=False)
+    save(options.report, facts_of(source, target, plan, options.words, Outcome(**outcome)))
+
+
+def save(file: str, facts: Mapping[str, Any]) -> None:
+    """Write the page that draws facts. Raises StorageError."""
+    from rankxform.results.html import page
+
+    text = page(facts["head"]["title"], facts)
+    write_small(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
 def write_of_work(
@@ -77,13 +84,11 @@ def write_of_work(
 
     What fails now is a warning: the work is done.
     """
-    from rankxform.job.efficiency import plain_copy
     from rankxform.job.plan import planned
 
     try:
-        copy = plain_copy(request, source, target, done, team) if done else None
         plan = planned(request, source, target, team).plan
-        outcome = {"done": done, "verdict": verdict, "copy": copy}
+        outcome = {"done": done, "verdict": verdict}
         team.bcast(lambda: write(options, source, target, plan, **outcome))
     except RankxformError as error:
         if team.rank == 0:

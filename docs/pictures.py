@@ -1,0 +1,70 @@
+"""Write the pictures of docs/ with Chromium: `python docs/pictures.py`, after a change of the page.
+
+They are looked at, not compared: another version of a browser or a font draws other pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankxform.job.picture import as_drawn, kinds
+from rankxform.request import Request
+from rankxform.results.html import page
+from rankxform.target.aim import prepare
+from rankxform.transport import Serial
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "tests" / "data"
+BROWSER = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+
+
+def shoot(html: Path, name: str, width: int, height: int, *more: str) -> None:
+    """Write a picture of a page's upper part."""
+    place = f"--screenshot={HERE / name}"
+    size = f"--window-size={width},{height}"
+    subprocess.run([*BROWSER, *more, place, size, html.as_uri()], check=True, capture_output=True)
+
+
+def sharding() -> Mapping[str, Any]:
+    """How two kinds of Llama-2 7B's tensors are sharded by two real strategies."""
+    folder = DATA / "models" / "llama2_7b"
+    lines = re.findall(r"PARAM (\S+) \(([\d, ]*)\) (\w+)", (folder / "params.txt").read_text())
+    shapes = {
+        name: {"shape": [int(n) for n in shape.split(",") if n.strip()], "dtype": dtype}
+        for name, shape, dtype in lines
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "shapes.json"
+        path.write_text(json.dumps(shapes))
+        src, dst = (str(folder / f"{n}_opt.ckpt") for n in ("src_dp8mp1pp1", "dst_dp2mp4pp1"))
+        _, _, target = prepare(Request("", None, src, dst, shapes=str(path)), Serial())
+    drawn = [as_drawn(kind) for kind in kinds(target) if re.search(r"\.w[12]\.weight", kind.name)]
+    told = "Llama-2 7B on 8 ranks: dp8 with optimizer shards, then dp2 mp4."
+    return {"kinds": {"told": told, "drawn": drawn}}
+
+
+def report(html: Path) -> None:
+    """The page of `make demo`, which must have run."""
+    strategies = DATA / "tutorials" / "resilience_train_and_predict"
+    flags = ["--src-strategy", strategies / "src_strategy.ckpt"]
+    flags += ["--dst-strategy", strategies / "dst_strategy.ckpt"]
+    words = ["verify", "-n", "2", "demo-data/src", "demo-data/dst", *flags, "--report", html]
+    run = [sys.executable, "-m", "rankxform", *map(str, words)]
+    subprocess.run(run, check=True, capture_output=True, cwd=HERE.parent)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary) / "page.html"
+        made.write_text(page("How tensors are sharded", sharding()))
+        shoot(made, "sharding.png", 820, 470)
+        report(made)
+        shoot(made, "report.png", 1000, 1000)
+        shoot(made, "report-dark.png", 480, 900, "--blink-settings=preferredColorScheme=0")

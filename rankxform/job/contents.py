@@ -1,0 +1,189 @@
+"""What a checkpoint holds, as facts that can be searched: tensors, boxes, files, keys, offsets.
+
+Tensors that are stored alike share a sharding, boxes in the same files a placement, and files that
+are laid out alike a layout, so that thousands of ranks take no more room than a few.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankxform.checkpoints.base import FORMS
+from rankxform.display.units import count, size
+from rankxform.formats.base import Index
+from rankxform.formats.dtype import content_bytes
+from rankxform.geometry.grid import Grid
+from rankxform.layout.names import state_of
+from rankxform.planning.catalog import Catalog, Parameter
+from rankxform.planning.sharding import Sharding
+from rankxform.request import Request
+from rankxform.source.opening import Source, open_source
+from rankxform.target.asked import where_given
+from rankxform.transport import Team
+
+_MOST_FAULTS = 50
+
+
+def contents(request: Request, team: Team) -> dict[str, Any]:
+    """Return what a source holds, on process 0. Collective.
+
+    Raises what opening it does; what is found wrong with its files is among the facts.
+    """
+    where = team.bcast(lambda: where_given(request))
+    source = open_source(where, team)
+    if not source.paths:
+        source.require()
+    return team.bcast(lambda: _facts(source))
+
+
+def _facts(source: Source) -> dict[str, Any]:
+    catalog = source.catalog
+    parameters = [*catalog.declared.values(), *catalog.undeclared.values()] if catalog else []
+    position = {parameter.name: at for at, parameter in enumerate(parameters)}
+    faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
+    if source.faults[_MOST_FAULTS:]:
+        faults.append(f"and {len(source.faults) - _MOST_FAULTS} more faults")
+    ids = {file: at for at, file in enumerate(source.paths)}
+    layouts, layout_of = _layouts(source.indexes, ids, position)
+    nbytes = [content_bytes(one.dtype, one.shape) for one in parameters]
+    states = [state_of(one.name) or "parameters" for one in parameters]
+    step = f", step {source.selected.step_name}" if source.selected.step_name else ""
+    extent = f"{catalog.extent}, " if catalog and catalog.strategy else ""
+    types = _totals((one.dtype for one in parameters), nbytes)
+    numbers = {dtype: at for at, (dtype, *_) in enumerate(types)}
+    shardings = _Shardings(ids)
+    return {
+        "title": source.where.path,
+        "about": f"{FORMS[source.form.name].title}{step}: {extent}"
+        f"{count(len(source.paths), 'file')}, {count(len(parameters), 'tensor')}, "
+        f"{size(sum(nbytes))}",
+        "faults": [*faults, *source.warnings],
+        "kinds": _totals(states, nbytes),
+        "types": types,
+        "files": [
+            [path, *_rank(catalog, file), one.size if one else None]
+            for file, path in source.paths.items()
+            for one in [source.indexes.get(file)]
+        ],
+        "tensors": [
+            [one.name, numbers[one.dtype], one.shape, stored, shardings.number(one)]
+            for one, stored in zip(parameters, nbytes)
+        ],
+        "shardings": shardings.every,
+        "placements": shardings.placements,
+        "layouts": layouts,
+        "layout_of": layout_of,
+    }  # fmt: skip
+
+
+def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:
+    """Return the rank and pipeline stage of a file, if it is of one."""
+    if catalog is None or catalog.strategy is None:
+        return None, None
+    return catalog.rank_of(file), catalog.stage_of(file)
+
+
+def _totals(names: Iterable[str], nbytes: Iterable[int]) -> list[list[Any]]:
+    """Return how many there are of each name, and their bytes; the largest first."""
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for name, stored in zip(names, nbytes):
+        found[name][0] += 1
+        found[name][1] += stored
+    return sorted(([name, *both] for name, both in found.items()), key=lambda row: -row[2])
+
+
+def _layouts(
+    indexes: Mapping[int, Index], ids: Mapping[int, int], position: Mapping[str, int]
+) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """Return where entries lie in files that are laid out alike, and which layout each file has.
+
+    An entry is the number of its tensor, or its name where that is another.
+    """
+    numbers: dict[object, int] = {}
+    layouts: list[dict[str, Any]] = []
+    layout_of: list[int | None] = [None] * len(ids)
+    for file, index in indexes.items():
+        key = index.schema, index.offsets.tobytes()
+        if key not in numbers:
+            numbers[key] = len(layouts)
+            names = index.schema.names
+            layouts.append({
+                "entries": [position.get(name, name) for name in names],
+                "offsets": index.offsets.tolist(),
+                "nbytes": [index.schema.nbytes(at) for at in range(len(names))],
+            })  # fmt: skip
+        layout_of[ids[file]] = numbers[key]
+    return layouts, layout_of
+
+
+class _Shardings:
+    """Numbers shardings and placements as they are met."""
+
+    def __init__(self, ids: Mapping[int, int]) -> None:
+        self.every: list[dict[str, Any]] = []
+        self.placements: list[list[int]] = []
+        self._ids = ids
+        self._numbers: dict[object, int] = {}
+        self._placed: dict[tuple[int, ...], int] = {}
+
+    def number(self, parameter: Parameter) -> int:
+        """Return which of `every` a tensor's sharding is."""
+        sharding = parameter.sharding
+        assert isinstance(sharding, Sharding)  # a catalog's tensors are made of no others
+        if sharding not in self._numbers:
+            self._numbers[sharding] = len(self.every)
+            self.every.append(self._described(sharding))
+        return self._numbers[sharding]
+
+    def _described(self, sharding: Sharding) -> dict[str, Any]:
+        grid, cells = sharding.grid, sorted(sharding.files)
+        boxes = [grid.box(cell) for cell in cells]
+        files = [self._place(sharding.files[cell]) for cell in cells]
+        copies = max((len(some) for some in sharding.files.values()), default=0)
+        held = count(len(cells), "slice") if len(cells) != 1 else "whole"
+        suffixes = sharding.placement.suffixes
+        cuts = [sorted({box.start[axis] for box in boxes}) for axis in range(len(grid.shape))]
+        many = sorted(range(len(cuts)), key=lambda axis: (-len(cuts[axis]), axis))[:2]
+        axes: list[int | None] = [*sorted(many), None, None]
+        return {
+            "holds": f"{held}, in {count(copies, 'file')}{' each' if len(cells) > 1 else ''}",
+            "axes": axes[:2],
+            **(
+                {"edges": grid.edges, "cells": cells}
+                if isinstance(grid, Grid)
+                else {"boxes": [[box.start, box.stop] for box in boxes]}
+            ),
+            "files": files,
+            "keys": [
+                [suffixes.get((cell, file), "") for file in sharding.files[cell]] for cell in cells
+            ]
+            if suffixes
+            else None,
+        }  # fmt: skip
+
+    def _place(self, files: tuple[int, ...]) -> int:
+        if files not in self._placed:
+            self._placed[files] = len(self.placements)
+            self.placements.append(_runs([self._ids[file] for file in files]))
+        return self._placed[files]
+
+
+def _runs(numbers: list[int]) -> list[int]:
+    """Write ascending numbers as first, how many, step, and so on.
+
+    >>> _runs([0, 4, 8, 12]), _runs([0, 1, 2, 7])
+    ([0, 4, 4], [0, 3, 1, 7, 1, 1])
+    """
+    runs = array("q")
+    at = 0
+    while at < len(numbers):
+        end = at + 1
+        step = numbers[end] - numbers[at] if end < len(numbers) else 1
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        runs.extend((numbers[at], end - at, step))
+        at = end
+    return runs.tolist()

@@ -1,0 +1,86 @@
+"""How results show themselves: in a line to a program's user, and drawn in a notebook."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+_MOST_TEXTS = 5
+
+
+class Result(ABC):
+    """What a function returns. `in_short` is its line, and `amounts` what a table has beside."""
+
+    @abstractmethod
+    def in_short(self) -> str:
+        """Return in a line what it is."""
+
+    def amounts(self) -> Mapping[str, str]:
+        """Return what is worth knowing, each thing under its name."""
+        return {}
+
+    def layers(self) -> Mapping[str, Sequence[str]]:
+        """Return which layers pipeline stages have, before and after, each under its name."""
+        return {}
+
+    def drawn(self) -> Mapping[str, Any]:
+        """Return what else a notebook draws, as a document of facts has it."""
+        return {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_short()})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from rankxform.results.html import fragment
+
+        doubts: Sequence[str] = getattr(self, "warnings", ())
+        texts = list(doubts[:_MOST_TEXTS])
+        if doubts[_MOST_TEXTS:]:
+            texts.append(f"and {len(doubts) - _MOST_TEXTS} more")
+        amounts = self.amounts()
+        head = {
+            "title": "",
+            "what": type(self).__name__,
+            "told": self.in_short(),
+            "state": "plan",
+            "amounts": list(amounts.items()),
+        }
+        facts = {"result": "result", "head": head, "warnings": texts, **stages(self.layers())}
+        rows = [*amounts.items(), *(("warning", text) for text in texts)]
+        return fragment({**facts, **self.drawn()}, as_table(repr(self), rows))
+
+
+def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of HTML with a line above it."""
+    left = 'style="text-align:left"'
+    body = "".join(
+        "<tr>" + "".join(f"<td {left}>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return f"<div><strong>{escape(head)}</strong><table>{body}</table></div>"
+
+
+def stages(layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the layers of pipeline stages as a document of facts has them."""
+    sides = [
+        {
+            "name": name,
+            "stages": [{"names": names, "layers": _layers_in(names)} for names in some],
+        }
+        for name, some in layers.items()
+        if some
+    ]
+    return {"layers": sides} if sides else {}
+
+
+def _layers_in(text: str) -> int:
+    """Count layers that are written shortly.
+
+    >>> _layers_in("0-3, 7"), _layers_in("")
+    (5, 0)
+    """
+    parts = [part.partition("-") for part in text.split(", ") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in parts)

@@ -1,0 +1,60 @@
+"""A document of facts as HTML: the static template `page.js`, `page.css`, and the facts as data.
+
+Nothing is fetched, and no fact is written as HTML: the template sets every text as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from importlib.resources import files
+from itertools import count
+from typing import Any
+
+VERSION = 1
+"""Counts up when a fact goes or changes its meaning; docs/page.schema.json states them."""
+
+_numbers = count(1)
+
+
+@cache
+def _template(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def page(title: str, facts: Mapping[str, Any]) -> str:
+    """Return a page that draws the facts."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_template('page.css')}</style></head>"
+        '<body style="margin:0"><main class="page"></main>'
+        "<noscript>This page is drawn by a script of its own.</noscript>"
+        f'<script type="application/json" id="facts">{_as_data(facts)}</script>'
+        f"<script>{_template('page.js')}\n"
+        'rankxformPage(JSON.parse(document.getElementById("facts").textContent), '
+        'document.querySelector("main"));</script></body></html>\n'
+    )
+
+
+def fragment(facts: Mapping[str, Any], instead: str) -> str:
+    """Return what a notebook shows in a cell: the drawing, or `instead` where scripts do not run.
+
+    The drawing has a style of its own, which does not reach the rest of the notebook.
+    """
+    place = f"rankxform-{next(_numbers)}"
+    script = (
+        f"{{const place=document.currentScript?.parentElement??document.getElementById('{place}');"
+        f"{_template('page.js').replace('const rankxformPage =', 'const draw =')}\n"
+        "const root=place.attachShadow({mode:'open'}),style=document.createElement('style');"
+        f"style.textContent={json.dumps(_template('page.css'))};root.append(style);"
+        f"draw({_as_data(facts)},root)}}"
+    )
+    return f'<div id="{place}">{instead}<script>{script}</script></div>'
+
+
+def _as_data(facts: Mapping[str, Any]) -> str:
+    """Write facts so that no text of theirs ends a script."""
+    return json.dumps({"version": VERSION, **facts}, separators=(",", ":")).replace("<", "\\u003c")
