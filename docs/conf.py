@@ -2,6 +2,7 @@
 
 project = "rankxform"
 extensions = ["myst_parser"]
+html_extra_path = ["notebook.ipynb", "page.schema.json"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["README.md"]
 myst_heading_anchors = 3

@@ -17,11 +17,23 @@ from rankxform.errors import (
 )
 
 if TYPE_CHECKING:
-    from rankxform.api import check, derive, inspect, load, merge, plan, ranks, transform, verify
+    from rankxform.api import (
+        check,
+        contents,
+        derive,
+        inspect,
+        load,
+        merge,
+        plan,
+        ranks,
+        transform,
+        verify,
+    )
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived, ShardingRow
     from rankxform.engine.compare_sink import Difference
     from rankxform.job.check import Check
+    from rankxform.job.contents import Contents
     from rankxform.job.load import Parameters
     from rankxform.job.plan import Plan
     from rankxform.job.report import Report
@@ -32,9 +44,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "api": ("check", "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify"),
+    "api": (
+        "check",
+        "contents",
+        "derive",
+        "inspect",
+        "load",
+        "merge",
+        "plan",
+        "ranks",
+        "transform",
+        "verify",
+    ),
     "engine.compare_sink": ("Difference",),
     "job.check": ("Check",),
+    "job.contents": ("Contents",),
     "job.load": ("Parameters",),
     "job.plan": ("Plan",),
     "job.report": ("Report",),
@@ -43,7 +67,7 @@ _MODULES = {
     "derivation.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),
     "planning.cost_model": ("Costs",),
-}
+}  # fmt: skip
 """Names by the module that is imported when one is first asked for."""
 
 
@@ -63,6 +87,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "check",
+    "contents",
     "derive",
     "inspect",
     "load",
@@ -72,6 +97,7 @@ __all__ = [
     "transform",
     "verify",
     "Check",
+    "Contents",
     "Costs",
     "Derived",
     "Difference",

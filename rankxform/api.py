@@ -25,11 +25,13 @@ from rankxform.errors import (
     storage_errors,
 )
 from rankxform.job import check as checking
+from rankxform.job import contents as containing
 from rankxform.job import load as loading
 from rankxform.job import plan as planning
 from rankxform.job import transform as transforming
 from rankxform.job import verify as verifying
 from rankxform.job.check import Check
+from rankxform.job.contents import Contents
 from rankxform.job.load import Parameters
 from rankxform.job.plan import Plan
 from rankxform.job.report import Report
@@ -315,6 +317,29 @@ def check(
         return checking.check(request, full, processes, lambda total: begin("check", total))
 
     return _collective(comm, progress, run)
+
+
+def contents(
+    src: PathLike,
+    src_strategy: PathLike | Strategy | None = None,
+    *,
+    comm: Any = None,
+    **options: Unpack[SourceOptions],
+) -> Contents:
+    """Return what a checkpoint holds, as ``inspect --page`` shows it; a notebook searches in it.
+
+    `options` say which files are meant: `src_pattern`, `step`, `suffix` and `files`. What is wrong
+    with them is in the result's `faults`.
+    """
+    from rankxform.keywords import SourceOptions
+
+    known = frozenset(SourceOptions.__annotations__)
+
+    def run(processes: Team, begin: Begin) -> Contents:
+        request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
+        return containing.contents(request, processes)
+
+    return _collective(comm, False, run)
 
 
 def _collective(comm: Any, progress: Progress, run: Callable[[Team, Begin], T]) -> T:

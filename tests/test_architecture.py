@@ -194,8 +194,8 @@ def test_start_up_imports_little():
 
 def test_the_public_names():
     assert set(rankxform.__all__) == {
-        "check", "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify",
-        "Check", "Costs", "Derived", "Difference", "Parallel", "Parameters", "Plan", "Report", "ShardingRow",
+        "check", "contents", "derive", "inspect", "load", "merge", "plan", "ranks", "transform", "verify",
+        "Check", "Contents", "Costs", "Derived", "Difference", "Parallel", "Parameters", "Plan", "Report", "ShardingRow",
         "Strategy", "Verdict",
         "CheckpointError", "DerivationError", "DifferenceError", "PeerError", "RankxformError", "RankxformWarning",
         "RequestError", "StoppedError", "StorageError", "StrategyError", "UsageError",

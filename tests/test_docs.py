@@ -9,10 +9,13 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
 
 from rankxform.cli import arguments
 from rankxform.cli.main import main
@@ -254,3 +257,19 @@ def test_the_site_builds_without_a_warning(tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert "quickstart.zh.html" in page
     assert not re.search(r"<(?:script|link)[^>]+(?:src|href)=.https?:", page), "it needs no network"
+
+
+def test_the_notebook_runs():
+    notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", 4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept as it is written"
+    where = {"metadata": {"path": str(ROOT / "docs")}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the kernel's own transport
+        NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
+    shown = [
+        one["data"]["text/plain"].partition("(")[0]
+        for cell in notebook.cells
+        for one in cell.get("outputs", ())
+        if "text/html" in one.get("data", {})
+    ]
+    assert shown == ["Contents", "Plan", "Report", "Verdict", "Contents"]

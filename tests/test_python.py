@@ -146,6 +146,7 @@ def results(place):
     yield rankxform.verify(place.dst)
     yield CALLS["load"](place)
     yield CALLS["check"](place)
+    yield rankxform.contents(place.src, place.a)
     derived = rankxform.derive(place.a, dst="dp=1,mp=2", src="dp=1,mp=4", unproven=True)
     yield derived
     yield derived.strategy

@@ -119,23 +119,21 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
         return every
 
     every = [contents(one, team) for one in team.bcast(asked)]
+    faults = [text for one in every for text in one.faults]
     head: dict[str, Any] = {
-        "title": " | ".join(one["title"] for one in every),
-        "what": count(len(every[0]["tensors"]), "tensor"),
-        "told": " | ".join(one["about"] for one in every),
-        "state": "wrong" if any(one["faults"] for one in every) else "plan",
+        "title": " | ".join(one.src for one in every),
+        "what": "Contents",
+        "told": " | ".join(one.in_short() for one in every),
+        "state": "wrong" if faults else "plan",
         "amounts": [],
     }
-    team.bcast(lambda: save(options.page, {"result": "contents", "head": head, "contents": every}))
-    facts = {"page": options.page, "faults": [text for one in every for text in one["faults"]]}
-    screen.result("contents", lambda: facts, partial(_page_in_words, options.page, every))
-    return CheckpointError.exit_code if any(one["faults"] for one in every) else 0
-
-
-def _page_in_words(page: str, every: list[dict[str, Any]]) -> str:
-    lines = [f"{shown_path(one['title'])}: {one['about']}" for one in every]
-    faults = [text for one in every for text in one["faults"]]
-    return "\n".join([*lines, *(f"  {text}" for text in faults), f"page      {shown_path(page)}"])
+    drawn = [one.facts for one in every]
+    team.bcast(lambda: save(options.page, {"result": "contents", "head": head, "contents": drawn}))
+    lines = [f"{shown_path(one.src)}: {one.in_short()}" for one in every]
+    lines += [*(f"  {text}" for text in faults), labelled("page", shown_path(options.page))]
+    facts = {"page": options.page, "faults": faults}
+    screen.result("contents", lambda: facts, lambda: "\n".join(lines))
+    return CheckpointError.exit_code if faults else 0
 
 
 def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -> int:

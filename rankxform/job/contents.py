@@ -16,19 +16,49 @@ from rankxform.display.units import count, size
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.grid import Grid
-from rankxform.layout.names import state_of
+from rankxform.layout.names import natural, parameter_of, state_of
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.sharding import Sharding
 from rankxform.request import Request
+from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
 from rankxform.target.asked import where_given
 from rankxform.transport import Team
+from rankxform.values import dataclass
 
 _MOST_FAULTS = 50
 
 
-def contents(request: Request, team: Team) -> dict[str, Any]:
-    """Return what a source holds, on process 0. Collective.
+@dataclass(frozen=True, repr=False)
+class Contents(Result):
+    """What a checkpoint holds: a notebook shows a search over it.
+
+    facts: tensors, how they are sharded, and where their boxes lie in files, as
+    docs/page.schema.json has them.
+    """
+
+    facts: Mapping[str, Any]
+
+    @property
+    def src(self) -> str:
+        """What was opened."""
+        return str(self.facts["title"])
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What was found wrong, in words."""
+        return tuple(self.facts["faults"])
+
+    def in_short(self) -> str:
+        wrong = f"; {count(len(self.faults), 'fault')}" if self.faults else ""
+        return f"{self.facts['about']}{wrong}"
+
+    def drawn(self) -> dict[str, Any]:
+        return {"contents": [self.facts]}
+
+
+def contents(request: Request, team: Team) -> Contents:
+    """Return what a source holds. Collective.
 
     Raises what opening it does; what is found wrong with its files is among the facts.
     """
@@ -36,12 +66,12 @@ def contents(request: Request, team: Team) -> dict[str, Any]:
     source = open_source(where, team)
     if not source.paths:
         source.require()
-    return team.bcast(lambda: _facts(source))
+    return team.agree(lambda: Contents(_facts(source)))
 
 
 def _facts(source: Source) -> dict[str, Any]:
     catalog = source.catalog
-    parameters = [*catalog.declared.values(), *catalog.undeclared.values()] if catalog else []
+    parameters = sorted(catalog.parameters if catalog else [], key=_by_name)
     position = {parameter.name: at for at, parameter in enumerate(parameters)}
     faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
     if source.faults[_MOST_FAULTS:]:
@@ -77,6 +107,11 @@ def _facts(source: Source) -> dict[str, Any]:
         "layouts": layouts,
         "layout_of": layout_of,
     }  # fmt: skip
+
+
+def _by_name(parameter: Parameter) -> tuple[object, str]:
+    """Order states behind their parameters, and layers by number."""
+    return natural(parameter_of(parameter.name)), parameter.name
 
 
 def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:
