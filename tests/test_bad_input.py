@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -390,6 +391,27 @@ def test_a_disk_that_fills_midway_leaves_what_can_be_continued(small_disk, monke
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk.dst], check=True)
     rankxform.transform(small_disk.src, small_disk.dst, small_disk.a, small_disk.b)
     assert reference.wrong_slices(small_disk.dst, ACROSS, small_disk.params) == []
+
+
+def test_what_was_written_before_a_disk_was_full_is_not_written_again(small_disk, monkeypatch):
+    """Buffers and the journal's last entry take the room that the journal held back."""
+    params = {f"w{i:02}": ((256, 32), "Float32") for i in range(64)}
+    src = small_disk.dst.parent / "src64"
+    layouts = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
+    reference.write_checkpoint(src, layouts, params)
+    a = reference.write_strategy(src.parent / "a64", layouts)
+    plenty = types.SimpleNamespace(f_bavail=1 << 40, f_frsize=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(posix.os, "statvfs", lambda path: plenty)
+        with pytest.raises(rankxform.StorageError, match="No space"):
+            rankxform.transform(src, small_disk.dst, a)
+    subprocess.run(["mount", "-o", "remount,size=16m", small_disk.dst], check=True)
+    report = rankxform.transform(src, small_disk.dst, a)
+    assert report.bytes_before > 300_000
+    assert report.bytes_before + report.bytes_written >= 2 << 20
+    whole = rankxform.transform(src, src.parent / "whole", a)
+    for one, other in zip(report.files, whole.files, strict=True):
+        assert Path(one).read_bytes() == Path(other).read_bytes()
 
 
 def test_a_plan_says_first_that_there_is_too_little_room(small_disk, capsys):

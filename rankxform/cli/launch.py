@@ -81,7 +81,11 @@ def run(options: argparse.Namespace, team: Team) -> Program:
         _announce(request, target, fits, team, screen)
 
     done, checkpoint = launch(
-        request, Path(options.output).absolute(), team, announce, screen.begin
+        request,
+        Path(options.output).absolute(),
+        team,
+        announce,
+        partial(screen.begin_writing, request),
     )
     facts = {"checkpoint": checkpoint, "transform": done.as_dict() if done else None}
     if options.json:

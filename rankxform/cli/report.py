@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import rankxform
 from rankxform.display.terminal import labelled, shown_path
-from rankxform.display.units import against_needed, count, seconds, size, table
+from rankxform.display.units import against_needed, buffer, count, seconds, size, table
+from rankxform.errors import StorageError
 from rankxform.layout.names import group_states, patterns, ranges
 from rankxform.metrics import cores
+from rankxform.storage.posix import free_bytes
+from rankxform.storage.store import scheme_of
 
 if TYPE_CHECKING:
     from rankxform.job.report import Report
@@ -60,6 +63,20 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
             *([labelled("names", target.map_in_words)] if target.map_in_words else []),
         )
     )
+
+
+def fits(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
+    """Say how much is about to be written, and how much room there is; on one node."""
+    if target.dst is None or scheme_of(target.dst) or not nbytes:
+        return []
+    try:
+        free = f" ({size(free_bytes(target.folder))} free)"
+    except StorageError:  # what is wrong is met again, where all processes hear of it
+        free = ""
+    each = " a process" if processes > 1 else ""
+    return [
+        labelled("fits", f"needs {size(nbytes)}{free}, {buffer(request.memory)} of buffers{each}")
+    ]
 
 
 def _found(source: Source) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankxform.display.log import is_open, note
@@ -50,11 +50,22 @@ class Screen:
 
         return self._team.bcast(read)
 
-    def begin(self, source: Source, target: Target, nbytes: int) -> Show:
+    def begin_writing(self, request: Request, source: Source, target: Target, nbytes: int) -> Show:
+        """Say that there is room, and what is about to happen; return what is shown the progress.
+
+        Where there is too little, a run was refused before.
+        """
+        several = self._team.nodes.count > 1 or self._team.rank > 0
+        fits = [] if several else report.fits(request, target, nbytes, self._team.size)
+        return self.begin(source, target, nbytes, fits)
+
+    def begin(
+        self, source: Source, target: Target, nbytes: int, verdict: Sequence[str] = ()
+    ) -> Show:
         """Say what is about to happen; return what is shown the progress."""
         self.begun = source, target
         if self._team.rank == 0 and (not self.is_quiet or is_open()):
-            lines = [report.header(source, target, self._team.size), *self.defaults()]
+            lines = [report.header(source, target, self._team.size, verdict), *self.defaults()]
             flags = arguments.ignored(self._options)
             if flags:
                 why = "not needed, the work is shared among the processes"

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
     screen = Screen(options, team)
     request = screen.request()
-    done = transform(request, team, screen.begin)
+    done = transform(request, team, partial(screen.begin_writing, request))
     verify = partial(report.verify_command, *screen.begun, request, team.size)
     text = partial(report.summary, done, verify, screen.is_verbose, screen.is_quiet)
     screen.done("transform", done.as_dict, text)

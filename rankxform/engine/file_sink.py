@@ -78,6 +78,11 @@ class Writer:
         self._behind, self._begun = behind, 0
         self.written = 0
 
+    @property
+    def room(self) -> int:
+        """Bytes that the buffer can hold."""
+        return len(self._buffer)
+
     def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
         """Write `data` at `offset`, and `head` right before it; both may stay in the buffer until
         `flush`."""
@@ -162,6 +167,11 @@ class FileSink:
     @property
     def written(self) -> int:
         return self._writer.written
+
+    @property
+    def room(self) -> int:
+        """Bytes that its buffer can hold back."""
+        return self._writer.room
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Write content of `name` from its content byte `start` on, in ascending order."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -16,10 +17,12 @@ from rankxform.planning.sharding import Targets
 from rankxform.storage.posix import (
     OnProgress,
     create,
+    cut,
     fsync,
     opened_to_write,
     size_of,
     sync,
+    take_room,
     write_from,
 )
 
@@ -28,6 +31,9 @@ from .lock import boot_id
 from .records import Part
 from .state import State
 from .target import FOLDER_NAME
+
+_ENTRY = 256 << 10
+"""Room for the entry that is written when the device is full."""
 
 JOURNAL_SECONDS = 30.0
 """Between two entries of a journal: what is lost at most when a run is killed."""
@@ -72,6 +78,24 @@ class Journal:
             ranks = (rank for some in targets.values() for rank in some)
             self._ranks[targets] = tuple(sorted(ranks))
         self._fresh.setdefault(self._ranks[targets], []).append(name)
+
+    def take_room(self, nbytes: int) -> None:
+        """Take room, behind what is written, for what is held back when the device is full.
+
+        A reader drops the zeros there, as it does a line that was cut off.
+        """
+        if nbytes:
+            take_room(self._path, self._end + _ENTRY + nbytes)
+
+    def give_room(self) -> None:
+        """Give room back, but for a last entry."""
+        with suppress(StorageError):
+            cut(self._path, self._end + _ENTRY)
+
+    def close(self) -> None:
+        """Let the journal end where it does."""
+        with suppress(StorageError):
+            cut(self._path, self._end)
 
     @property
     def due(self) -> bool:

@@ -26,13 +26,16 @@ def write_parts(
 ) -> Traffic:
     """Carry out `work`; write into the existing part files of `outputs`, by destination rank.
 
-    What is complete is noted in the `journal`, also when the work ends early; with one that is
-    durable the device writes while the work goes on. A quarter of the work's memory is for the
+    What is complete is noted in the `journal`, also when the work ends early; on a device that is
+    full what is in buffers by then takes the room that the journal held. With one that is durable
+    the device writes while the work goes on. A quarter of the work's memory is for the
     files' buffers; the rest is as for `rankxform.engine.pipeline.execute`.
     """
     parts = part_descriptors()
     behind = journal is not None and journal.durable
     sinks = file_sinks(outputs, parts, work.memory // 4, behind)
+    if journal:
+        journal.take_room(sum(sink.room for sink in sinks.values()))
 
     def commit(on_progress: OnProgress = on_progress) -> None:
         for sink in sinks.values():
@@ -54,7 +57,11 @@ def write_parts(
         return traffic
     except RankxformError:
         with suppress(StorageError):
+            if journal:
+                journal.give_room()
             commit(lambda done: None)
         raise
     finally:
+        if journal:
+            journal.close()
         parts.close()

@@ -349,6 +349,23 @@ def fsync(fd: int, path: Path) -> None:
         raise StorageError.of(error, path, "sync") from error
 
 
+def take_room(path: Path, nbytes: int) -> None:
+    """Take room on the device for the first bytes of a file that is there, if that can be done.
+
+    Those that nobody writes are zeros.
+    """
+    with suppress(OSError, AttributeError), opened_to_write(path) as fd:
+        os.posix_fallocate(fd, 0, nbytes)
+
+
+def cut(path: Path, nbytes: int) -> None:
+    """Let a file end after so many bytes."""
+    try:
+        os.truncate(path, nbytes)
+    except OSError as error:
+        raise StorageError.of(error, path, "truncate") from error
+
+
 def sync(path: Path) -> None:
     """Wait until a file's, or a folder's, contents are on the device."""
     try:
