@@ -38,7 +38,7 @@ from rankxform.job.report import Report
 from rankxform.job.verdict import Verdict
 from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy
-from rankxform.options import LOAD, facts_of
+from rankxform.options import LOAD, Kind, facts_of
 from rankxform.planning.needed import needed_ranks
 from rankxform.request import Request, affecting, option_table, options_in_words
 from rankxform.storage import strategies
@@ -374,6 +374,16 @@ def _is_refused(text: str) -> bool:
     return False
 
 
+def _as_typed(name: str, kind: Kind, value: Any) -> Any:
+    """Take what the command line takes, such as "256M", and a step that is a number."""
+    if kind.item in (int, float) and isinstance(value, str):
+        try:
+            return kind.parse(value)
+        except ValueError as error:
+            raise UsageError(f"{name} {error}") from error
+    return str(value) if kind.item is str and type(value) is int else value
+
+
 def _request(
     src: PathLike,
     dst: PathLike | None,
@@ -389,6 +399,8 @@ def _request(
     given = dict(options)
     for one in option_table():
         kind = facts_of(one).kind
+        if not kind.several and one.name in given:
+            given[one.name] = _as_typed(one.name, kind, given[one.name])
         if kind.several and one.name in given:
             values = _several(one.name, given[one.name])
             numbers = kind.item is int

@@ -292,7 +292,7 @@ def test_a_missing_pipeline_stage_is_an_error(tmp_path, dst):
         ({"dst_parallel": "dp=2", "preset": "qwen3"}, "--unproven"),
         ({"dst_parallel": "dp=2", "optimizer_shard": "maybe"}, "on, off, or a number"),
         ({"dst_parallel": "same,dp=2"}, "only pp may change"),
-        ({"dst_parallel": "dp=2", "threshold": "64"}, "expected a number"),
+        ({"dst_parallel": "dp=2", "threshold": "many"}, "expected a number"),
         ({"dst_parallel": "dp=2", "unsharded": "dp"}, "expected cp"),
     ],
 )
@@ -367,6 +367,8 @@ class TestConfigurations:
             ("run_mode: 'finetune'", "run_mode: [", "not YAML"),
             ("use_parallel: True", "model: {model_config: {offset: 2}}", "offset is 2"),
             ("enable_parallel_optimizer: True", "x: 1", "no optimizer"),
+            ("model_parallel: 4", "model_paralell: 4", "parallel_config.model_paralell is no key"),
+            ("vocab_emb_dp: True", "pipeline_stages: 2", "pipeline_stage: 2, if that was meant"),
             ("use_parallel: True", "x: !!timestamp x", "not YAML"),
             ("use_parallel: True", "x: !!bool x", "not YAML"),
             ("use_parallel: True", "model: {model_config: {pp_interleave_num: 0}}", "1 to 1,024"),

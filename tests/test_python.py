@@ -213,6 +213,28 @@ def test_an_unknown_option_names_the_nearest(place, wrong, meant):
         rankxform.transform(place.src, place.dst, **{wrong: "x"})
 
 
+def test_values_may_be_texts_as_on_the_command_line(place):
+    plain = rankxform.plan(place.src, place.a, place.b, memory=64 << 20)
+    assert rankxform.plan(place.src, place.a, place.b, memory="64M") == plain
+    with pytest.raises(rankxform.UsageError, match="memory 'much': expected a size such as 256M"):
+        rankxform.plan(place.src, place.a, place.b, memory="much")
+    with pytest.raises(rankxform.RankxformError, match="step 7"):
+        rankxform.plan(place.src, place.a, place.b, step=7)
+    with pytest.raises(
+        rankxform.UsageError, match="progress is 'off'; expected True, False or a f"
+    ):
+        rankxform.plan(place.src, place.a, place.b, progress="off")
+
+
+def test_a_misspelt_source_is_named_before_the_other_order(place):
+    rankxform.transform(place.src, place.dst, place.a, place.b)
+    wrong = str(place.src).removesuffix("src") + "srcc"
+    with pytest.raises(rankxform.UsageError, match="no such checkpoint") as caught:
+        rankxform.transform(wrong, place.dst, place.a, place.b)
+    assert caught.value.tries[0].startswith(str(place.src)), caught.value.tries
+    assert "exchange SRC and DST" in caught.value.tries[1]
+
+
 @pytest.mark.parametrize("name", ["transform", "load", "verify", "plan"])
 def test_help_lists_the_options_by_group(name):
     text = pydoc.render_doc(getattr(rankxform, name), renderer=pydoc.plaintext)

@@ -8,6 +8,7 @@ strategy of another kind are refused. PyYAML is imported here alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from reprlib import repr
 from typing import Any
 
@@ -27,6 +28,12 @@ _SYNONYMS = {
     "expert_model_parallel_size": "expert_parallel",
     "data_parallel_size": "data_parallel",
 }  # fmt: skip
+_OTHERS = (
+    "context_parallel_algo", "expert_model_parallel", "expert_tensor_parallel_size",
+    "optimizer_shard", "use_seq_parallel", "virtual_pipeline_model_parallel_size", "vocab_emb_dp",
+)  # fmt: skip
+"""Keys of MindFormers that are no sizes, and are spelt much like one."""
+_LIKENESS = 0.88
 _SEMI_AUTO = (1, "1", "semi", "semi_auto", "semi_auto_parallel")
 
 
@@ -55,6 +62,7 @@ def parse(data: bytes, label: str) -> JobConfig:
     sizes, config = _table(document, "parallel_config", label), _table(document, "parallel", label)
     model = _table(_table(document, "model", label), "model_config", label)
     _refuse_other_modes(document, sizes, config, label)
+    _refuse_misspelt(sizes, label)
     for key, usual in _SYNONYMS.items():
         for table in (sizes, model):
             value = table.get(key)
@@ -135,6 +143,19 @@ def _refuse_other_modes(
             "make them agree",
             where=label,
         )
+
+
+def _refuse_misspelt(sizes: Mapping[str, Any], label: str) -> None:
+    """Refuse a size under a key that MindFormers does not know, and would ignore."""
+    known = (*_SIZES, *_SYNONYMS, *_OTHERS)
+    for key in sizes:
+        near = get_close_matches(str(key), known, 1, _LIKENESS) if key not in known else []
+        if near:
+            raise UsageError(
+                f"parallel_config.{key} is no key of MindFormers",
+                f"{near[0]}: {sizes[key]!r}, if that was meant",
+                where=label,
+            )
 
 
 def _optimizer_shard(

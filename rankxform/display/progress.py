@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from rankxform.errors import UsageError
 from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 from rankxform.transport.team import Show, quiet
@@ -140,7 +141,14 @@ def shown(progress: bool | Callback, team: Team) -> Iterator[Begin]:
 
     A callback may raise, which ends the call on every process.
     """
-    team.bcast(lambda: progress(0, 0, "plan") and None if callable(progress) else None)
+
+    def check() -> None:
+        if callable(progress):
+            progress(0, 0, "plan")
+        elif not isinstance(progress, bool):
+            raise UsageError(f"progress is {progress!r}; expected True, False or a function")
+
+    team.bcast(check)
     if callable(progress):
 
         def begin(phase: str, total: int) -> Show:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,14 +80,22 @@ def _read(request: Request) -> Asked:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
     there = not is_path(where) or Path(where).exists()
     if request.dst and not there and Path(request.dst).exists():
+        near = get_close_matches(Path(where).name, _siblings(Path(where)), 1)
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",
+            *(f"{Path(where).with_name(name)}, which is there" for name in near),
             "exchange SRC and DST",
             where=where,
         )
     stated = src if request.src_strategy is not None else None
     doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
     return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
+
+
+def _siblings(path: Path) -> list[str]:
+    with suppress(OSError):
+        return sorted(one.name for one in path.parent.iterdir())
+    return []
 
 
 def _part_of_a_job(given: str | Strategy | None) -> Iterator[str]:
