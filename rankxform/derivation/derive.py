@@ -64,7 +64,9 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
         if layout is not None:
             layouts[name] = layout
     if refusals:
-        raise DerivationError.of(refusals.texts())
+        fitting = presets.fitting(parameters) if request.preset is None else ()
+        tries = [f"--preset {name}, which knows all names" for name in fitting]
+        raise DerivationError.of(refusals.texts(), tries=tries)
     strategy = _strategy(request, parameters, layouts, stages, label)
     roles = _roles(request, parameters, found, takes_part, layouts)
     return Derived(strategy, roles, _assumptions(request))

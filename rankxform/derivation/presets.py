@@ -23,8 +23,9 @@ def fitting(parameters: Collection[str]) -> list[str]:
     """Return the presets that come with rankxform and have a rule for each of these parameters."""
     return [
         name
-        for name in names()
-        if all(any(rule.names.search(p) for rule in load(name).rules) for p in parameters)
+        for name in (names() if parameters else ())
+        for rules in [load(name).rules]
+        if all(any(rule.names.search(one) for rule in rules) for one in parameters)
     ]
 
 

@@ -559,3 +559,7 @@ def test_a_preset_of_other_names_proposes_the_one_that_fits():
         "model.layers.0.attention.wq.weight": Extent((8, 8), 256)})  # fmt: skip
     with pytest.raises(DerivationError, match="Give --preset llama_legacy"):
         derive(given)
+    with pytest.raises(DerivationError) as caught:
+        derive(replace(given, preset=None))
+    assert caught.value.tries == ("--preset llama_legacy, which knows all names",)
+    assert "no rule says how it is sharded" in caught.value.reasons[0]
