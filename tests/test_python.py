@@ -226,6 +226,19 @@ def test_values_may_be_texts_as_on_the_command_line(place):
         rankxform.plan(place.src, place.a, place.b, progress="off")
 
 
+def test_a_plan_says_what_reads_less(place, tmp_path):
+    whole = reference.write_strategy(
+        tmp_path / "whole.ckpt", [dict.fromkeys(NAMES, ([2], [-1, -1], 0, 0))]
+    )
+    twice = rankxform.plan(place.src, place.a, whole, processes=16)
+    assert twice.bytes_read == 2 * twice.bytes_needed
+    assert "2.00 times" in twice.amounts()["read"] and "each slice in one read" in twice.amounts()
+    assert "two-phase" in twice.amounts()["read less"]
+    once = rankxform.plan(place.src, place.a, whole, processes=16, read_method="two-phase")
+    assert once.bytes_read == once.bytes_needed and "read less" not in once.amounts()
+    assert "read less" not in rankxform.plan(place.src, place.a, place.b, processes=2).amounts()
+
+
 def test_a_misspelt_source_is_named_before_the_other_order(place):
     rankxform.transform(place.src, place.dst, place.a, place.b)
     wrong = str(place.src).removesuffix("src") + "srcc"

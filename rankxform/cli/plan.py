@@ -19,9 +19,8 @@ from rankxform.display.units import (
     table,
 )
 from rankxform.errors import UsageError
-from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
-from rankxform.planning.read_method import RANGES, SIEVING
+from rankxform.planning.read_method import RANGES, SIEVING, TWO_PHASE
 from rankxform.publish.options import NODE
 from rankxform.storage.bandwidth import MEASURED_BYTES
 from rankxform.transport import Team
@@ -131,15 +130,6 @@ def _write_page(
 
 # -- planned --------------------------------------------------------------------------------------
 
-_FEW_PATTERNS = 2
-
-METHODS = {
-    "whole": "each slice in one read",
-    "ranges": "wanted ranges",
-    "sieving": "whole rows (sieving)",
-    "two-phase": "once, and exchanged (two-phase)",
-}
-
 COUNTS = ("reads", "messages", "slices")
 NAMES = {
     "read": "read from files",
@@ -205,6 +195,9 @@ def _table(planned: Planned, screen: Screen) -> str:
             + (f"each of {processes:,} processes" if processes > 1 else "one process"),
         ),
     ]
+    if plan.reads_again:
+        less = f"--read-method {TWO_PHASE} reads each byte once, and exchanges"
+        lines.append(labelled("read less", less))
     lines += left_out(plan.left_out, plan.absent, verbose)
     lines += notes(plan.notices)
     if prediction:
@@ -263,20 +256,11 @@ def _stages_table(between: Flow) -> str:
     return table(head, rows) + "\n(-v prints a row for each rank)"
 
 
-def _which(names: Sequence[str]) -> str:
-    """Summarize names; those of states only where their parameters are not among them."""
-    own = [name for name in names if parameter_of(name) == name]
-    text = summarize_names(own or names, _FEW_PATTERNS)
-    return f"{text}, and states" if own and len(own) < len(names) else text
-
-
 def methods_table(methods: Iterable[MethodUse]) -> str:
     """Write how source files are read."""
     rows = [
-        (METHODS.get(use.method, use.method), f"{len(use.names):,}", size(use.bytes_read),
-         _which(use.names))
-        for use in methods
-    ]  # fmt: skip
+        (use.in_words, f"{len(use.names):,}", size(use.bytes_read), use.which) for use in methods
+    ]
     return table(("how files are read", "parameters", "reads", "which"), rows)
 
 

@@ -15,7 +15,7 @@ from rankxform.layout.names import layers_by_stage
 from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.movement import needed_bytes
-from rankxform.planning.read_method import READ_METHODS, AutoReadMethod
+from rankxform.planning.read_method import READ_METHODS, TWO_PHASE, AutoReadMethod
 from rankxform.planning.selection import LeftOut
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
 from rankxform.planning.transfers import RankPlan
@@ -98,6 +98,13 @@ class Plan(Result):
     src_layers: tuple[str, ...] = ()
     dst_layers: tuple[str, ...] = ()
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether several processes read the same bytes, which they could exchange instead."""
+        if self.processes == 1 or self.bytes_read <= 1.05 * self.bytes_needed:
+            return False
+        return any(use.method != TWO_PHASE for use in self.methods)
+
     def in_short(self) -> str:
         ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
         tensors = count(self.parameters, "tensor")
@@ -113,6 +120,11 @@ class Plan(Result):
             "sent": size(self.bytes_sent),
             "processes": f"{self.processes:,}, buffers of {buffer(self.buffer_bytes)} each",
         }
+        for use in self.methods:
+            told = f"{count(len(use.names), 'tensor')}, {size(use.bytes_read)}: {use.which}"
+            known[use.in_words] = told
+        if self.reads_again:
+            known["read less"] = f"read_method={TWO_PHASE!r} reads each byte once, and exchanges"
         if self.bytes_free is not None:
             known["disk"] = f"{size(self.bytes_free)} free"
         if left:

@@ -92,6 +92,14 @@ READ_METHODS: dict[str, ReadMethod] = {
 """What can be asked for, by name; a new method is one object and one entry."""
 
 
+IN_WORDS = {
+    WHOLE: "each slice in one read",
+    RANGES: "wanted ranges",
+    SIEVING: "whole rows (sieving)",
+    TWO_PHASE: "once, and exchanged (two-phase)",
+}
+
+
 class Read(NamedTuple):
     """What is read of a slice: how, how many bytes, and in how many reads, at least."""
 

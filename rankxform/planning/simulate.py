@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.grid import Cell, overlaps
+from rankxform.layout.names import parameter_of, summarize_names
 from rankxform.values import dataclass
 
 from .assign import Assignment
@@ -21,7 +22,7 @@ from .movement import Movement, movements
 from .operands import OperandMoves
 from .plan import Planner
 from .reach import Reach
-from .read_method import RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
+from .read_method import IN_WORDS, RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
 from .reads import ReadCounter
 from .routes import Piece, hops_of
 from .transfers import Exchange
@@ -67,6 +68,17 @@ class MethodUse:
     method: str
     bytes_read: int
     names: tuple[str, ...]
+
+    @property
+    def in_words(self) -> str:
+        return IN_WORDS.get(self.method, self.method)
+
+    @property
+    def which(self) -> str:
+        """The names in short; those of states only where their parameters are not among them."""
+        own = [name for name in self.names if parameter_of(name) == name]
+        text = summarize_names(own or self.names, 2)
+        return f"{text}, and states" if own and len(own) < len(self.names) else text
 
 
 @dataclass(frozen=True)
