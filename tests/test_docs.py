@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
+import rankxform
 from rankxform.cli import arguments
 from rankxform.cli.main import main
 from rankxform.keywords import LoadOptions, Options
@@ -255,7 +256,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "index.html").read_text()
-    assert "quickstart.zh.html" in page
+    assert "quickstart.zh.html" in page and f"rankxform {rankxform.__version__}" in page
+    assert (tmp_path / "notebook.ipynb").is_file()
     assert not re.search(r"<(?:script|link)[^>]+(?:src|href)=.https?:", page), "it needs no network"
 
 
