@@ -347,6 +347,9 @@ def _assumptions(request: DeriveRequest) -> tuple[str, ...]:
         texts[0] += (
             " They may depend on vocab_emb_dp and use_seq_parallel: these are taken as equal."
         )
+    if not request.keep_mesh:
+        before = f"; the source's has {request.src}" if request.src else ""
+        texts.insert(0, f"The destination's job has {request.dst}{before}.")
     if request.preset:
         proof = (
             f"was proven on {request.preset.networks}" if request.preset.networks else "is yours"

@@ -466,6 +466,7 @@ def test_a_configuration_that_states_the_layers_goes_before_the_source():
     found = derive(given)
     assert found.strategy.stages == stages
     assert "where the source has them" in " ".join(found.assumptions)
+    assert found.assumptions[0].startswith("The destination's job has dp="), found.assumptions
     found = derive(replace(given, places=StageLayers(stated=True)))
     assert [len(some) for some in found.strategy.stages] == [2, 2]
 
