@@ -414,6 +414,13 @@ def test_what_was_written_before_a_disk_was_full_is_not_written_again(small_disk
         assert Path(one).read_bytes() == Path(other).read_bytes()
 
 
+def test_a_disk_with_just_enough_room_is_enough(small_disk):
+    """What a journal holds back for a full disk does not fill it."""
+    subprocess.run(["mount", "-o", "remount,size=2300k", small_disk.dst], check=True)
+    rankxform.transform(small_disk.src, small_disk.dst, small_disk.a, small_disk.b)
+    assert reference.wrong_slices(small_disk.dst, ACROSS, small_disk.params) == []
+
+
 def test_a_plan_says_first_that_there_is_too_little_room(small_disk, capsys):
     """And no probe is written there, which would fail."""
     options = ["--src-strategy", str(small_disk.a), "--dst-strategy", str(small_disk.b)]

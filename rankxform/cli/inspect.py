@@ -15,6 +15,7 @@ from rankxform.display.terminal import labelled, red, shown_path
 from rankxform.display.units import abbreviate, count, seconds, short_table, size, table
 from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.layout.names import natural, pattern_of
+from rankxform.options import flag_of
 from rankxform.request import Request
 from rankxform.transport import Team
 
@@ -70,6 +71,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
+    _check_page(options)
     if options.compare_replicas:
         return _compare_replicas(options, team, screen)
     if options.check:
@@ -78,10 +80,6 @@ def run(options: argparse.Namespace, team: Team) -> int:
         raise UsageError("--full is for --check", "give both")
     if options.page is not None:
         return _write_page(options, team, screen)
-    for name in ("beside", "beside_strategy"):
-        if getattr(options, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is for --page", f"{flag} and --page FILE.html")
     if options.src_strategy is not None and options.map is None:
         return _examine(options, team, screen)
     if options.map is not None:
@@ -101,6 +99,19 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 def _request(options: argparse.Namespace, dst: str | None) -> Request:
     return Request(options.path, None, options.src_strategy, dst, **given(options))
+
+
+def _check_page(options: argparse.Namespace) -> None:
+    """Refuse what does not belong to a page, and what belongs to one alone."""
+    needs = {"beside": "page", "beside_strategy": "beside"}
+    for name, other in needs.items():
+        if getattr(options, name) is not None and getattr(options, other) is None:
+            flag, wanted = flag_of(name), flag_of(other)
+            raise UsageError(f"{flag} is for {wanted}", f"{flag} and {wanted}")
+    for name in ("check", "compare_replicas", "full", "map", "raw", "verbose"):
+        if options.page is not None and getattr(options, name):
+            flag = flag_of(name.removeprefix("compare_"))
+            raise UsageError(f"--page and {flag}: a page does not show that", "leave one out")
 
 
 def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:

@@ -196,8 +196,7 @@ def _table(planned: Planned, screen: Screen) -> str:
         ),
     ]
     if plan.reads_again:
-        less = f"--read-method {TWO_PHASE} reads each byte once, and exchanges"
-        lines.append(labelled("read less", less))
+        lines.append(labelled("read less", f"--read-method {TWO_PHASE} reads each byte once"))
     lines += left_out(plan.left_out, plan.absent, verbose)
     lines += notes(plan.notices)
     if prediction:

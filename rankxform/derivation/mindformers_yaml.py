@@ -150,7 +150,7 @@ def _refuse_misspelt(sizes: Mapping[str, Any], label: str) -> None:
     known = (*_SIZES, *_SYNONYMS, *_OTHERS)
     for key in sizes:
         near = get_close_matches(str(key), known, 1, _LIKENESS) if key not in known else []
-        if near:
+        if near and near[0] not in _OTHERS:
             raise UsageError(
                 f"parallel_config.{key} is no key of MindFormers",
                 f"{near[0]}: {sizes[key]!r}, if that was meant",

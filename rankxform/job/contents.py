@@ -18,6 +18,7 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.grid import Grid
 from rankxform.layout.names import natural, parameter_of, state_of
 from rankxform.planning.catalog import Catalog, Parameter
+from rankxform.planning.losses import losses_error, lost_slices
 from rankxform.planning.sharding import Sharding
 from rankxform.request import Request
 from rankxform.results import Result
@@ -76,6 +77,8 @@ def _facts(source: Source) -> dict[str, Any]:
     faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
     if source.faults[_MOST_FAULTS:]:
         faults.append(f"and {len(source.faults) - _MOST_FAULTS} more faults")
+    if catalog is not None and (lost_slices(parameters) or catalog.unreachable):
+        faults.append(str(losses_error(catalog, parameters, catalog.unreachable)))
     ids = {file: at for at, file in enumerate(source.paths)}
     layouts, layout_of = _layouts(source.indexes, ids, position)
     nbytes = [content_bytes(one.dtype, one.shape) for one in parameters]
@@ -178,13 +181,17 @@ class _Shardings:
         boxes = [grid.box(cell) for cell in cells]
         files = [self._place(sharding.files[cell]) for cell in cells]
         copies = max((len(some) for some in sharding.files.values()), default=0)
-        held = count(len(cells), "slice") if len(cells) != 1 else "whole"
+        lacking = len(sharding.placement.lacking)
+        held = count(len(cells), "slice")
+        if [box.shape for box in boxes] == [grid.shape]:
+            held = "whole"
         suffixes = sharding.placement.suffixes
         cuts = [sorted({box.start[axis] for box in boxes}) for axis in range(len(grid.shape))]
         many = sorted(range(len(cuts)), key=lambda axis: (-len(cuts[axis]), axis))[:2]
         axes: list[int | None] = [*sorted(many), None, None]
         return {
-            "holds": f"{held}, in {count(copies, 'file')}{' each' if len(cells) > 1 else ''}",
+            "holds": f"{held}, in {count(copies, 'file')}{' each' if len(cells) > 1 else ''}"
+            + (f"; {lacking:,} in no file" if lacking else ""),
             "axes": axes[:2],
             **(
                 {"edges": grid.edges, "cells": cells}

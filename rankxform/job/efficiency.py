@@ -67,7 +67,10 @@ def _notes(done: Report) -> list[str]:
     found = []
     if done.bytes_fetched is not None and done.bytes_fetched < done.bytes_read:
         cached = size(done.bytes_read - done.bytes_fetched)
-        found.append(f"At least {cached} of what was read came from memory, not from storage.")
+        found.append(
+            f"At least {cached} of what was read came from memory, as the system counts; not all "
+            "network file systems are in its count."
+        )
     if not any(phases.get("fsync") for phases in done.phases):
         found.append("What was written was not waited for: it may still be on its way to storage.")
     return found

@@ -13,7 +13,14 @@ from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import count_runs
 from rankxform.layout.differences import in_words
-from rankxform.layout.names import more_patterns, parameter_of, patterns, ranges, state_of
+from rankxform.layout.names import (
+    more_patterns,
+    parameter_of,
+    pattern_of,
+    patterns,
+    ranges,
+    state_of,
+)
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
@@ -73,6 +80,10 @@ class Side:
         """How many different slices there are."""
         return len(self.boxes)
 
+    def is_whole(self, shape: Shape) -> bool:
+        """Whether it is the tensor of this shape in one piece."""
+        return self.pieces == 1 and self.boxes[0][0].shape == shape
+
     @property
     def copies(self) -> int:
         """How many ranks hold each; the most, where they differ."""
@@ -112,7 +123,7 @@ class Kind:
     @property
     def whole(self) -> bool:
         """Whether no side shards it."""
-        return self.dst.pieces == 1 and (self.src is None or self.src.pieces == 1)
+        return all(one is None or one.is_whole(self.shape) for one in (self.src, self.dst))
 
     @property
     def changed(self) -> bool:
@@ -209,7 +220,8 @@ def shown(every: Sequence[Kind]) -> list[Kind]:
     """
     alike: dict[object, Kind] = {}
     for one in every:
-        alike.setdefault((one.name.partition(" (")[0], one.shape, one.change), one)
+        name = pattern_of(one.name.partition(" (")[0])
+        alike.setdefault((name, one.shape, one.change), one)
     every = [*alike.values()]
     chosen = every[:_LARGEST]
     cut = [kind for kind in every if kind.runs and kind.src and kind.src.pieces > 1]
@@ -333,16 +345,16 @@ def as_drawn(kind: Kind) -> dict[str, Any]:
         "sides": [
             {
                 "name": name,
-                "holds": _held_by(side) if side else "made of several",
-                "bands": _bands(side, axes, min(ranks), max(ranks)) if side else [],
+                "holds": _held_by(side, kind.shape) if side else "made of several",
+                "bands": _bands(side, axes, min(ranks), max(ranks)) if side and side.boxes else [],
             }
             for name, side in sides.items()
         ],
     }
 
 
-def _held_by(side: Side) -> str:
-    held = "whole" if side.pieces == 1 else f"{side.pieces:,} slices"
+def _held_by(side: Side, shape: Shape) -> str:
+    held = "whole" if side.is_whole(shape) else count(side.pieces, "slice")
     if side.copies < 2:
         return held
     return f"{held} on {side.copies:,} ranks" + (" each" if side.pieces > 1 else "")

@@ -169,12 +169,16 @@ def planned(
     processes: int | None = None,
     *,
     timed: bool = False,
+    with_room: bool = True,
 ) -> Planned:
-    """Plan what is made of a source, as `plan` does. Collective."""
+    """Plan what is made of a source, as `plan` does. Collective.
+
+    with_room: say whether there is room for it, which is no question once it is made.
+    """
     found, policy = predict_loads(request, source, target, processes or team.size, team)
     prediction = None
     apart = team.nodes.count > 1  # each node may have a folder of its own
-    room = None if apart else team.bcast(lambda: room_of(request, target))
+    room = None if apart or not with_room else team.bcast(lambda: room_of(request, target))
     if room is not None and room.is_short:
         target = replace(target, warnings=(*target.warnings, room.in_words))
     elif timed and target.dst is not None:

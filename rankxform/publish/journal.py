@@ -48,13 +48,19 @@ class Journal:
     """
 
     def __init__(
-        self, state: State, process: int, owned: Mapping[int, tuple[Path, str]], durable: bool
+        self,
+        state: State,
+        process: int,
+        owned: Mapping[int, tuple[Path, str]],
+        durable: bool,
+        spare: int = 0,
     ) -> None:
         """Begin a journal.
 
         `owned` are, by rank, the part files that this process created, and digests of their
-        layouts.
+        layouts; `spare`, in bytes, is what it may take of the device beyond them.
         """
+        self._spare = spare
         self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
         self.durable, self._last = durable, monotonic()
         self.seconds = 0.0
@@ -84,8 +90,9 @@ class Journal:
 
         A reader drops the zeros there, as it does a line that was cut off.
         """
-        if nbytes:
-            take_room(self._path, self._end + _ENTRY + nbytes)
+        room = self._end + _ENTRY + nbytes
+        if nbytes and room <= self._spare:
+            take_room(self._path, room)
 
     def give_room(self) -> None:
         """Give room back, but for a last entry."""

@@ -256,8 +256,11 @@ class TargetFolder:
 
     # -- while the work goes on -------------------------------------------------------------
 
-    def check_room(self, sizes: Mapping[Path, int]) -> None:
-        """Raise StorageError where `sizes`, of part files, will not fit."""
+    def check_room(self, sizes: Mapping[Path, int]) -> int:
+        """Return how many bytes are free beyond `sizes`, of part files.
+
+        Raises StorageError where these will not fit.
+        """
         there = sum(status.st_blocks * 512 for part in sizes if (status := status_of_name(part)))
         free, needed = free_bytes(self._folder), sum(sizes.values()) - there
         if needed > free:
@@ -269,6 +272,7 @@ class TargetFolder:
                 where=self._folder,
             )
         self.begun = True
+        return free - needed
 
     def complete(self, found: Mapping[Path, Facts], digests: Mapping[Path, str]) -> None:
         """Record the facts of the complete part files, which are about to get final names.

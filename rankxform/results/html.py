@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
-from itertools import count
+from secrets import token_hex
 from typing import Any
 
 VERSION = 1
 """Counts up when a fact goes or changes its meaning; docs/page.schema.json states them."""
-
-_numbers = count(1)
 
 
 @cache
@@ -44,9 +42,10 @@ def fragment(facts: Mapping[str, Any], instead: str) -> str:
 
     The drawing has a style of its own, which does not reach the rest of the notebook.
     """
-    place = f"rankxform-{next(_numbers)}"
+    place = f"rankxform-{token_hex(8)}"  # notebooks that are shown together are of many kernels
     script = (
-        f"{{const place=document.currentScript?.parentElement??document.getElementById('{place}');"
+        f"{{const place=document.currentScript?.closest('#{place}')"
+        f"??document.getElementById('{place}');"
         f"{_template('page.js').replace('const rankxformPage =', 'const draw =')}\n"
         "const root=place.attachShadow({mode:'open'}),style=document.createElement('style');"
         f"style.textContent={json.dumps(_template('page.css'))};root.append(style);"

@@ -354,7 +354,7 @@ def take_room(path: Path, nbytes: int) -> None:
 
     Those that nobody writes are zeros.
     """
-    with suppress(OSError, AttributeError), opened_to_write(path) as fd:
+    with suppress(OSError, StorageError, AttributeError), opened_to_write(path) as fd:
         os.posix_fallocate(fd, 0, nbytes)
 
 

@@ -188,22 +188,25 @@ class Folder:
         first = self.folder is not None
         team.agree(lambda: check_strategy_file(self.request, self.target) if first else None)
         sizes = team.allgather(lambda: {o.part: o.layout.size for o in self._owned.values()})
-        team.agree(lambda: self._make_room(self._in_root(sizes)))
-        self._journal = team.agree(lambda: self._create_parts(team.rank))
+        spare = team.allgather(lambda: self._make_room(self._in_root(sizes)))
+        own = spare[self.root.processes[0]] // (2 * len(self.root.processes))
+        self._journal = team.agree(lambda: self._create_parts(team.rank, own))
 
-    def _make_room(self, sizes: Mapping[Path, int]) -> None:
-        if self.folder is not None:
-            self.folder.check_room(sizes)
-            self.folder.forget_all_but(self.state.completed.done)
+    def _make_room(self, sizes: Mapping[Path, int]) -> int:
+        if self.folder is None:
+            return 0
+        spare = self.folder.check_room(sizes)
+        self.folder.forget_all_but(self.state.completed.done)
+        return spare
 
-    def _create_parts(self, process: int) -> Journal:
+    def _create_parts(self, process: int, spare: int) -> Journal:
         """Create the part files that are not there yet, and a journal of all."""
         for file, output in self._owned.items():
             if file not in self.state.completed.done:
                 make_folder(output.final.parent)
                 create(output.part)
         parts = {file: (one.part, one.layout.digest) for file, one in self._owned.items()}
-        return Journal(self.state, process, parts, durable=self.request.fsync)
+        return Journal(self.state, process, parts, durable=self.request.fsync, spare=spare)
 
     # -- filled -----------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ def keep_beside(target: Target) -> None:
     """
     for path, content in _companions(target):
         if not path.is_file() or read_bytes(path) != content:
-            write_small(path, content, shared=True)
+            write_small(path, content)  # under the destination's lock: a killed run's is replaced
     _keep_strategy(target)
 
 

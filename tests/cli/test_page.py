@@ -243,8 +243,57 @@ def test_what_checkpoints_hold(place):
     code, output = command("inspect", place.src, "--page", page)
     assert code == 3 and "--src-strategy" in output
     assert "--src-strategy" in facts_in(page)["contents"][0]["faults"][0]
-    code, output = command("inspect", place.src, "--beside", place.dst)
-    assert code == 2 and "--beside is for --page" in output
+    for words, why in (
+        (["--beside", place.dst], "--beside is for --page"),
+        (["--page", page, "--beside-strategy", place.b], "--beside-strategy is for --beside"),
+        (["--page", page, "--check"], "--page and --check"),
+    ):
+        code, output = command("inspect", place.src, *words)
+        assert code == 2 and why in output
+
+
+def test_a_page_names_slices_that_no_file_holds(place):
+    page = place.tmp / "page.html"
+    for rank in (0, 4):  # the other copy of the slice too
+        shutil.rmtree(Path(place.src) / f"rank_{rank}")
+    code, output = command("inspect", place.src, "--src-strategy", place.a, "--page", page)
+    assert code == 3 and "no source file holds" in output, output
+    one = facts_in(page)["contents"][0]
+    at = next(tensor[4] for tensor in one["tensors"] if tensor[0] == "layers.0.wq")
+    assert one["faults"] and "in no file" in one["shardings"][at]["holds"]
+
+
+def test_a_page_of_some_ranks_and_of_few_layers_a_stage(place, tmp_path):
+    page = place.tmp / "page.html"
+    code, output = command("plan", place.src, *flags_of(place), "--ranks", 0, "--report", page)
+    assert code == 0, output
+    kinds = {kind["title"]: kind for kind in facts_in(page)["kinds"]["drawn"]}
+    held = {side["name"]: side["holds"] for side in kinds["layers.*.wq (2)"]["sides"]}
+    assert held["after"] == "1 slice", held
+    names = [f"layers.{i}.w" for i in range(6)]
+    params = dict.fromkeys(names, ((8, 6), "Float32"))
+    src = [{name: ([2], [0, -1], 0, 0)} for name in names]
+    dst = [{name: ([2], [-1, 0], 0, 0)} for name in names]
+    stages = Place(tmp_path / "stages", src, dst, params)
+    code, output = command("plan", stages.src, *flags_of(stages), "--report", page)
+    assert code == 0, output
+    assert len(facts_in(page)["kinds"]["drawn"]) == 1
+
+
+def test_a_page_of_a_tensor_without_elements(tmp_path):
+    params = {"empty": ((0, 4), "Float32"), "w": ((8, 4), "Float32")}
+    layouts = [dict.fromkeys(params, ([1], [-1, -1], 0, 0))]
+    place = Place(tmp_path, layouts, layouts, params)
+    page = tmp_path / "page.html"
+    code, output = command("transform", place.src, place.dst, *flags_of(place), "--report", page)
+    assert code == 0, output
+    code, output = command(
+        "transform", place.src, tmp_path / "dcp", "--src-strategy", place.a, "--dst-form", "dcp"
+    )
+    assert code == 0, output
+    words = ["--dst-strategy", place.b, "--report", page]
+    code, output = command("transform", tmp_path / "dcp", tmp_path / "again", *words)
+    assert code == 0 and facts_in(page)["head"]["state"] == "right", output
 
 
 # -- in a browser --------------------------------------------------------------------------------

@@ -71,6 +71,16 @@ def save(file: str, facts: Mapping[str, Any]) -> None:
     write_small(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
+def _write(options: argparse.Namespace, *planned: Any, **outcome: Any) -> None:
+    """Write a page of work that is done, which no fault of the page's own undoes."""
+    try:
+        write(options, *planned, **outcome)
+    except RankxformError:
+        raise
+    except Exception as error:
+        raise RankxformError(f"{type(error).__name__}: {error}", where=options.report) from error
+
+
 def write_of_work(
     options: argparse.Namespace,
     request: Request,
@@ -87,9 +97,8 @@ def write_of_work(
     from rankxform.job.plan import planned
 
     try:
-        plan = planned(request, source, target, team).plan
-        outcome = {"done": done, "verdict": verdict}
-        team.bcast(lambda: write(options, source, target, plan, **outcome))
+        plan = planned(request, source, target, team, with_room=False).plan
+        team.bcast(lambda: _write(options, source, target, plan, done=done, verdict=verdict))
     except RankxformError as error:
         if team.rank == 0:
             warn(f"no page was written: {error}")
