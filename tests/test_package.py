@@ -134,6 +134,19 @@ def test_the_conda_recipe_asks_for_the_same():
     assert {name: version or None for name, _, version in run} == requirements()
 
 
+def test_the_conda_recipe_is_one(tmp_path):
+    """As the tool that builds it reads and renders it."""
+    rattler_build = pytest.importorskip("rattler_build")
+    path = ROOT / "packaging" / "conda" / "recipe.yaml"
+    (rendered,) = rattler_build.Stage0Recipe.from_file(path).render(rattler_build.VariantConfig())
+    recipe = rendered.recipe() if callable(rendered.recipe) else rendered.recipe
+    assert (recipe.package.name, recipe.package.version) == ("rankxform", rankxform.__version__)
+    wrong = tmp_path / "recipe.yaml"
+    wrong.write_text(path.read_text().replace("noarch:", "noarc:"))
+    with pytest.raises(Exception, match="noarc"):
+        rattler_build.Stage0Recipe.from_file(wrong)
+
+
 def test_the_spack_recipe_asks_for_the_same():
     """The recipe is run with directives that note what they are given."""
     noted = []
