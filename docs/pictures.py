@@ -25,11 +25,11 @@ DATA = HERE.parent / "tests" / "data"
 BROWSER = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 
 
-def shoot(html: Path, name: str, width: int, height: int, *more: str) -> None:
+def shoot(html: Path, name: str, width: int, height: int) -> None:
     """Write a picture of a page's upper part."""
     place = f"--screenshot={HERE / name}"
     size = f"--window-size={width},{height}"
-    subprocess.run([*BROWSER, *more, place, size, html.as_uri()], check=True, capture_output=True)
+    subprocess.run([*BROWSER, place, size, html.as_uri()], check=True, capture_output=True)
 
 
 def sharding() -> Mapping[str, Any]:
@@ -50,21 +50,31 @@ def sharding() -> Mapping[str, Any]:
     return {"kinds": {"told": told, "drawn": drawn}}
 
 
-def report(html: Path) -> None:
-    """The page of `make demo`, which must have run."""
-    strategies = DATA / "tutorials" / "resilience_train_and_predict"
-    flags = ["--src-strategy", strategies / "src_strategy.ckpt"]
-    flags += ["--dst-strategy", strategies / "dst_strategy.ckpt"]
-    words = ["verify", "-n", "2", "demo-data/src", "demo-data/dst", *flags, "--report", html]
-    run = [sys.executable, "-m", "rankxform", *map(str, words)]
-    subprocess.run(run, check=True, capture_output=True, cwd=HERE.parent)
+STRATEGIES = DATA / "tutorials" / "resilience_train_and_predict"
+SRC = ["--src-strategy", STRATEGIES / "src_strategy.ckpt"]
+DST = ["--dst-strategy", STRATEGIES / "dst_strategy.ckpt"]
+SEARCH = """<script>
+const find = document.querySelector("input");
+find.value = "mapping.weight";
+find.dispatchEvent(new Event("input"));
+document.querySelectorAll(".found details")[0].open = true;
+</script></body>"""
+
+
+def run(*words: object) -> None:
+    """Run the command on what `make demo` made."""
+    line = [sys.executable, "-m", "rankxform", *map(str, words)]
+    subprocess.run(line, check=True, capture_output=True, cwd=HERE.parent)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "page.html"
         made.write_text(page("How tensors are sharded", sharding()))
-        shoot(made, "sharding.png", 820, 470)
-        report(made)
+        shoot(made, "sharding.png", 820, 510)
+        run("verify", "-n", 2, "demo-data/src", "demo-data/dst", *SRC, *DST, "--report", made)
         shoot(made, "report.png", 1000, 1000)
-        shoot(made, "report-dark.png", 480, 900, "--blink-settings=preferredColorScheme=0")
+        run("inspect", "demo-data/src", *SRC, "--page", made)
+        text = made.read_text().replace(str(HERE.parent / "demo-data"), "/data")
+        made.write_text(text.replace("</body>", SEARCH))
+        shoot(made, "contents.png", 1000, 900)

@@ -112,9 +112,10 @@ def _facts(source: Source) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _by_name(parameter: Parameter) -> tuple[object, str]:
+def _by_name(parameter: Parameter) -> tuple[object, ...]:
     """Order states behind their parameters, and layers by number."""
-    return natural(parameter_of(parameter.name)), parameter.name
+    own = parameter_of(parameter.name)
+    return natural(own), own != parameter.name, parameter.name
 
 
 def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:

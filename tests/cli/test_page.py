@@ -220,6 +220,8 @@ def test_what_checkpoints_hold(place):
     for one, folder in zip(facts["contents"], (place.src, place.dst), strict=True):
         names = [tensor[0] for tensor in one["tensors"]]
         assert sorted(names) == sorted(PARAMS) and one["title"] == str(folder)
+        layer = names.index("layers.0.wq")
+        assert names[layer + 1] == "adam_m.layers.0.wq", "a state stands behind its parameter"
         assert {tuple(tensor[2]) for tensor in one["tensors"]} == {s for s, _ in PARAMS.values()}
         values = {}
         for file, (path, rank, stage, nbytes) in enumerate(one["files"]):
