@@ -188,6 +188,14 @@ def test_in_python(src, tmp_path):
         bool(rankxform.check(tmp_path / "one.safetensors"))
 
 
+def test_one_rank_s_file_is_not_wrong_because_a_strategy_is_missing(tmp_path):
+    layouts = [{"w": ([4], [0, -1], 0, 0)}]
+    src = reference.write_checkpoint(tmp_path / "src", layouts, {"w": ((8, 4), "Float32")})
+    found = rankxform.check(Path(src) / "rank_1" / "checkpoint_1.ckpt")
+    assert found.same is None and not [row for row in found.rows if row.state == "wrong"]
+    assert any("give --src-strategy" in row.text for row in found.rows)
+
+
 def test_in_words(src, capfd):
     (src / ".metadata.tmp").touch()
     assert main(["inspect", str(src), "--check"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -137,7 +138,11 @@ def _in_lines(error: BaseException) -> str:
     parts = error.parts if isinstance(error, RankxformError) else Parts(str(error))
     tries = list(parts.tries)
     if isinstance(error, RankxformError) and error.resumable:
-        tries.append("run the same command again to continue; what is complete is kept")
+        full = any(os.strerror(one) in parts.what for one in (errno.ENOSPC, errno.EDQUOT))
+        again = (
+            "make room, then run the same command again" if full else "run the same command again"
+        )
+        tries.append(f"{again} to continue; what is complete is kept")
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
     columns, here = width(STDERR), os.getcwd() + os.sep

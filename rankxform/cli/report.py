@@ -65,8 +65,11 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
     )
 
 
-def fits(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
-    """Say how much is about to be written, and how much room there is; on one node."""
+def needs(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
+    """Say how much is about to be written, and how much is free; on one node.
+
+    Whether that is enough is found when the files are made: those of an earlier run are continued.
+    """
     if target.dst is None or scheme_of(target.dst) or not nbytes:
         return []
     try:
@@ -75,7 +78,7 @@ def fits(request: Request, target: Target, nbytes: int, processes: int) -> list[
         free = ""
     each = " a process" if processes > 1 else ""
     return [
-        labelled("fits", f"needs {size(nbytes)}{free}, {buffer(request.memory)} of buffers{each}")
+        labelled("to write", f"{size(nbytes)}{free}, {buffer(request.memory)} of buffers{each}")
     ]
 
 

@@ -51,13 +51,10 @@ class Screen:
         return self._team.bcast(read)
 
     def begin_writing(self, request: Request, source: Source, target: Target, nbytes: int) -> Show:
-        """Say that there is room, and what is about to happen; return what is shown the progress.
-
-        Where there is too little, a run was refused before.
-        """
+        """Say what is about to be written; return what is shown the progress."""
         several = self._team.nodes.count > 1 or self._team.rank > 0
-        fits = [] if several else report.fits(request, target, nbytes, self._team.size)
-        return self.begin(source, target, nbytes, fits)
+        needs = [] if several else report.needs(request, target, nbytes, self._team.size)
+        return self.begin(source, target, nbytes, needs)
 
     def begin(
         self, source: Source, target: Target, nbytes: int, verdict: Sequence[str] = ()

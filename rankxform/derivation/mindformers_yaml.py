@@ -8,7 +8,6 @@ strategy of another kind are refused. PyYAML is imported here alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from reprlib import repr
 from typing import Any
 
@@ -147,6 +146,8 @@ def _refuse_other_modes(
 
 def _refuse_misspelt(sizes: Mapping[str, Any], label: str) -> None:
     """Refuse a size under a key that MindFormers does not know, and would ignore."""
+    from difflib import get_close_matches
+
     known = (*_SIZES, *_SYNONYMS, *_OTHERS)
     for key in sizes:
         near = get_close_matches(str(key), known, 1, _LIKENESS) if key not in known else []

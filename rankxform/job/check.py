@@ -138,7 +138,7 @@ def _statements(source: Source) -> Iterator[Row]:
     described = source.form.described
     for fault in source.faults[:_SHOWN]:
         is_question = not described and source.where.strategy is None and fault.kind is UsageError
-        if is_question and len(source.indexes) == len(source.paths) > 1:
+        if is_question and len(source.indexes) == len(source.paths):
             text = "how its ranks shard tensors is not known; give --src-strategy"
             yield Row("strategy", NOT_CHECKED, text)
         else:

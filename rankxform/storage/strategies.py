@@ -104,10 +104,20 @@ def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
     return found
 
 
+def _not_there(path: Path) -> UsageError:
+    from difflib import get_close_matches
+
+    near: list[str] = []
+    with suppress(OSError):
+        near = get_close_matches(path.name, [one.name for one in path.parent.iterdir()], 1)
+    tries = [f"{path.with_name(name)}, which is there" for name in near]
+    return UsageError("no such strategy file or folder", *tries, where=path)
+
+
 def files(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
-        raise UsageError("no such strategy file or folder", where=path)
+        raise _not_there(path)
     if path.is_file():
         return [path]
     if not path.is_dir():

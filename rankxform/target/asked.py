@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +79,8 @@ def _read(request: Request) -> Asked:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
     there = not is_path(where) or Path(where).exists()
     if request.dst and not there and Path(request.dst).exists():
+        from difflib import get_close_matches
+
         near = get_close_matches(Path(where).name, _siblings(Path(where)), 1)
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",

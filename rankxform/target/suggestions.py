@@ -158,7 +158,10 @@ def _other_strategy(
     ranks = max(source.selected.names) + 1
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
-        return _Hint(f"{counts}; {request.dst} has {src.ranks}", ("exchange SRC and DST",))
+        ways = ["exchange SRC and DST"]
+        if isinstance(dst, Strategy) and dst.ranks == ranks:  # either pair may be meant
+            ways.insert(0, "exchange --src-strategy and --dst-strategy")
+        return _Hint(f"{counts}; {request.dst} has {src.ranks}", tuple(ways))
     around = strategies.loadable([given.parent]) if given.is_file() else []
     stages = [one for one in around if one[1].ranks == ranks]
     if stages:

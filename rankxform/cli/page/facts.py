@@ -92,7 +92,7 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
         state, told = "right", "done, every byte written once; not compared"
         if done.fingerprints:
             told = "done, and fingerprints are kept"
-        amounts["time"] = f"{seconds(done.seconds)}, of it {seconds(done.move_seconds)} the move"
+        amounts["time"] = f"{seconds(done.seconds)}; {seconds(done.move_seconds)} to move bytes"
         amounts["memory"] = f"{size(done.peak_memory_bytes)} in the largest process"
     if verdict is not None:
         state, told = _STATES[verdict.same], verdict.in_short()
