@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 _MOST_TEXTS = 5
@@ -55,6 +54,8 @@ class Result(ABC):
 
 def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a table of HTML with a line above it."""
+    from html import escape
+
     left = 'style="text-align:left"'
     body = "".join(
         "<tr>" + "".join(f"<td {left}>{escape(cell)}</td>" for cell in row) + "</tr>"
