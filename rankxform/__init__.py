@@ -67,7 +67,7 @@ _MODULES = {
     "derivation.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),
     "planning.cost_model": ("Costs",),
-}  # fmt: skip
+}
 """Names by the module that is imported when one is first asked for."""
 
 

@@ -399,9 +399,11 @@ def _request(
     given = dict(options)
     for one in option_table():
         kind = facts_of(one).kind
-        if not kind.several and one.name in given:
+        if one.name not in given:
+            continue
+        if not kind.several:
             given[one.name] = _as_typed(one.name, kind, given[one.name])
-        if kind.several and one.name in given:
+        else:
             values = _several(one.name, given[one.name])
             numbers = kind.item is int
             given[one.name] = tuple(_number(one.name, v) if numbers else v for v in values)

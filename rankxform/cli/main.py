@@ -124,7 +124,7 @@ def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
             "code": exit_code(error),
             "message": str(error),
             "fault": getattr(error, "fault", None),
-            **(error.parts._asdict() if isinstance(error, RankxformError) else {}),
+            **(_parts(error)._asdict() if isinstance(error, RankxformError) else {}),
         }
         with suppress(OSError):
             os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
@@ -133,21 +133,25 @@ def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
     return exit_code(error)
 
 
+def _parts(error: BaseException) -> Parts:
+    """Return the parts of an error; of a run that can be continued, how."""
+    if not isinstance(error, RankxformError):
+        return Parts(str(error))
+    if not error.resumable:
+        return error.parts
+    is_full = any(os.strerror(one) in error.parts.what for one in (errno.ENOSPC, errno.EDQUOT))
+    again = f"{'make room, then ' if is_full else ''}run the same command again to continue"
+    return error.parts._replace(tries=(*error.parts.tries, f"{again}; what is complete is kept"))
+
+
 def _in_lines(error: BaseException) -> str:
     """Write what was found where; below it what can be tried, and then details."""
-    parts = error.parts if isinstance(error, RankxformError) else Parts(str(error))
-    tries = list(parts.tries)
-    if isinstance(error, RankxformError) and error.resumable:
-        full = any(os.strerror(one) in parts.what for one in (errno.ENOSPC, errno.EDQUOT))
-        again = (
-            "make room, then run the same command again" if full else "run the same command again"
-        )
-        tries.append(f"{again} to continue; what is complete is kept")
+    parts = _parts(error)
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
     columns, here = width(STDERR), os.getcwd() + os.sep
     lines = [folded(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
-    for number, text in enumerate(tries):
+    for number, text in enumerate(parts.tries):
         lines.append(folded(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
     lines += [
         folded(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details

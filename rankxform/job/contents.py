@@ -6,12 +6,10 @@ are laid out alike a layout, so that thousands of ranks take no more room than a
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS
 from rankxform.display.units import count, size
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
@@ -90,7 +88,7 @@ def _facts(source: Source) -> dict[str, Any]:
     shardings = _Shardings(ids)
     return {
         "title": source.where.path,
-        "about": f"{FORMS[source.form.name].title}{step}: {extent}"
+        "about": f"{source.form.title}{step}: {extent}"
         f"{count(len(source.paths), 'file')}, {count(len(parameters), 'tensor')}, "
         f"{size(sum(nbytes))}",
         "faults": [*faults, *source.warnings],
@@ -220,7 +218,7 @@ def _runs(numbers: list[int]) -> list[int]:
     >>> _runs([0, 4, 8, 12]), _runs([0, 1, 2, 7])
     ([0, 4, 4], [0, 3, 1, 7, 1, 1])
     """
-    runs = array("q")
+    runs: list[int] = []
     at = 0
     while at < len(numbers):
         end = at + 1
@@ -229,4 +227,4 @@ def _runs(numbers: list[int]) -> list[int]:
             end += 1
         runs.extend((numbers[at], end - at, step))
         at = end
-    return runs.tolist()
+    return runs

@@ -366,18 +366,20 @@ def _bands(side: Side, axes: tuple[int, int], first: int, last: int) -> list[dic
     hue: a number below 8, of the first rank that holds one.
     """
     drawn = [axis for axis in axes if 0 <= axis < len(side.boxes[0][0].start)]
-    starts = [sorted({box.start[axis] for box, _ in side.boxes}) for axis in drawn]
+    starts = [
+        {start: at for at, start in enumerate(sorted({box.start[axis] for box, _ in side.boxes}))}
+        for axis in drawn
+    ]
     merged = [1] * len(drawn)
     while prod(counts := [ceil(len(s) / by) for s, by in zip(starts, merged)]) > _MOST_BANDS:
         merged[counts.index(max(counts))] *= 2
     bands: dict[tuple[int, ...], list[tuple[Box, tuple[int, ...]]]] = {}
     for box, ranks in side.boxes:
-        at = (s.index(box.start[a]) // by for s, a, by in zip(starts, drawn, merged))
+        at = (s[box.start[a]] // by for s, a, by in zip(starts, drawn, merged))
         bands.setdefault(tuple(at), []).append((box, ranks))
-    found = []
+    found, span = [], last - first + 1
     for boxes in bands.values():
         held = sorted({rank for _, some in boxes for rank in some})
-        span = last - first + 1
         found.append({
             "start": [*map(min, zip(*(box.start for box, _ in boxes)))],
             "stop": [*map(max, zip(*(box.stop for box, _ in boxes)))],

@@ -1,8 +1,8 @@
 "use strict";
 /* Draws a document of facts: a report, a result in a notebook, what checkpoints hold.
 
-   rankxformPage(facts, root) adds to `root` what `facts` has, and nothing else: docs/page.md and
-   docs/page.schema.json say what that can be. Nothing is computed here but lengths on the screen.
+   rankxformPage(facts, root) adds to `root` what `facts` has, and nothing else:
+   docs/page.schema.json says what that can be. Nothing is computed here but lengths on the screen.
    All text is set as text, never as HTML. */
 const rankxformPage = (() => {
   const HTML = "http://www.w3.org/1999/xhtml", SVG = "http://www.w3.org/2000/svg";

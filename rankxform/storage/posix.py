@@ -349,6 +349,17 @@ def fsync(fd: int, path: Path) -> None:
         raise StorageError.of(error, path, "sync") from error
 
 
+def likeliest(path: Path) -> list[str]:
+    """Return, as something to try, the path beside one that is not there whose name is nearest."""
+    from difflib import get_close_matches
+
+    with suppress(OSError):
+        names = [one.name for one in path.parent.iterdir()]
+        near = get_close_matches(path.name, names, 1)
+        return [f"{path.with_name(name)}, which is there" for name in near]
+    return []
+
+
 def take_room(path: Path, nbytes: int) -> None:
     """Take room on the device for the first bytes of a file that is there, if that can be done.
 

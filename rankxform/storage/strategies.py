@@ -30,7 +30,7 @@ from rankxform.layout.strategy import (
 )
 
 from . import metadata
-from .posix import is_same, opened, range_reader, read_bytes, write_small
+from .posix import is_same, likeliest, opened, range_reader, read_bytes, write_small
 
 SUFFIXES = (".ckpt", ".json")
 
@@ -104,20 +104,10 @@ def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
     return found
 
 
-def _not_there(path: Path) -> UsageError:
-    from difflib import get_close_matches
-
-    near: list[str] = []
-    with suppress(OSError):
-        near = get_close_matches(path.name, [one.name for one in path.parent.iterdir()], 1)
-    tries = [f"{path.with_name(name)}, which is there" for name in near]
-    return UsageError("no such strategy file or folder", *tries, where=path)
-
-
 def files(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
-        raise _not_there(path)
+        raise UsageError("no such strategy file or folder", *likeliest(path), where=path)
     if path.is_file():
         return [path]
     if not path.is_dir():

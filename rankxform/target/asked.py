@@ -18,7 +18,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.index import index
-from rankxform.storage.posix import read_bytes
+from rankxform.storage.posix import likeliest, read_bytes
 from rankxform.storage.store import absolute, is_path, scheme_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -79,24 +79,15 @@ def _read(request: Request) -> Asked:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
     there = not is_path(where) or Path(where).exists()
     if request.dst and not there and Path(request.dst).exists():
-        from difflib import get_close_matches
-
-        near = get_close_matches(Path(where).name, _siblings(Path(where)), 1)
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",
-            *(f"{Path(where).with_name(name)}, which is there" for name in near),
+            *likeliest(Path(where)),
             "exchange SRC and DST",
             where=where,
         )
     stated = src if request.src_strategy is not None else None
     doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
     return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
-
-
-def _siblings(path: Path) -> list[str]:
-    with suppress(OSError):
-        return sorted(one.name for one in path.parent.iterdir())
-    return []
 
 
 def _part_of_a_job(given: str | Strategy | None) -> Iterator[str]:
