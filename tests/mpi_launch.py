@@ -204,8 +204,9 @@ class Outside:
         for path in folder.glob("*.jsonl"):
             for line in path.read_text().splitlines():
                 record = json.loads(line)
-                if found[record["id"]].get(path.stem, record)["outcome"] != "failed":
-                    found[record["id"]][path.stem] = record
+                of_test = found[record["id"]]
+                if path.stem not in of_test or of_test[path.stem]["outcome"] != "failed":
+                    of_test[path.stem] = record
         return found
 
     def _take(self, waiting, size, found, otherwise):

@@ -155,8 +155,8 @@ def test_a_form_from_outside(method, tmp):
         }
         with pytest.raises(UsageError, match="^--digits is for --dst-form flat"):
             rankxform.transform(src, tmp / "other", a, b, digits=7, **options)
-        with pytest.raises(UsageError, match="^digits is '7'; expected a number"):
-            rankxform.transform(src, tmp / "other", a, b, digits="7", **options)
+        with pytest.raises(UsageError, match="^digits 'few': expected a number"):
+            rankxform.transform(src, tmp / "other", a, b, digits="few", **options)
     with pytest.raises(UsageError, match="^unknown option 'digits'"):
         rankxform.transform(src, tmp / "other", a, b, digits=7, **options)
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
