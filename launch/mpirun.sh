@@ -4,8 +4,9 @@
 #   launch/mpirun.sh transform SRC DST --src-strategy A --dst-strategy B
 #
 # This is `rankxform transform -n PROCESSES --hostfile HOSTFILE ...`, which finds the mpirun of its own
-# MPI library and knows its options. Change by environment variables:
-#   PROCESSES  how many to start (default: one for each core of this machine)
+# MPI library, knows its options, and asks each host first whether it can take part. Change by
+# environment variables:
+#   PROCESSES  how many to start (default: all slots of HOSTFILE, or one for each core of this machine)
 #   HOSTFILE   hosts to use (see hostfiles/); every host must see the same files and this Python
 #   PYTHON     the Python that has rankxform (default: .venv/bin/python if it is there, else python3)
 #   MPIRUN     the mpirun of that Python's MPI library (default: the one beside it, else in PATH)
@@ -22,5 +23,6 @@ case ${1:-} in
     --*) verb=transform ;;
     *) echo "$0: transform or verify, please; the other verbs need no mpirun" >&2; exit 2 ;;
 esac
-if [ -n "${HOSTFILE:-}" ]; then set -- --hostfile "$HOSTFILE" "$@"; fi
-exec "$python" -m rankxform "$verb" -n "${PROCESSES:-$(nproc)}" "$@"
+if [ -n "${HOSTFILE:-}" ]; then set -- --hostfile "$HOSTFILE" "$@"; else : "${PROCESSES:=$(nproc)}"; fi
+if [ -n "${PROCESSES:-}" ]; then set -- -n "$PROCESSES" "$@"; fi
+exec "$python" -m rankxform "$verb" "$@"

@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     argv = sys.argv[1:] if argv is None else list(argv)
     if arguments.wants_help(argv):
         return _help(argv)
-    if _is_alone() and any(re.match("-[a-z]*n", word) for word in argv):
+    if _is_alone() and any(re.match("-[a-z]*n|--hostfile", word) for word in argv):
         try:
             _start_processes(argv)
         except RankxformError as error:
-            return _print_error(error)
+            return _print_error(error, argv)
     await_first_word("none" if launched_rank() else style_of(argv), since_process_start())
     try:
         processes = team()
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         if launched_rank():
             time.sleep(_SPEAK_SECONDS)  # a launcher that loses a process ends the others
             return exit_code(error)
-        return _print_error(error)
+        return _print_error(error, argv)
     is_ours = signals is not None  # or else this process goes on when the command has ended
     signals = signals or Signals()
     signals.ready(processes.leave)
@@ -94,13 +94,14 @@ def _is_alone() -> bool:
 
 
 def _start_processes(argv: Sequence[str]) -> None:
-    """Become the mpirun of as many processes as -n says, if it says so."""
+    """Become the mpirun of as many processes as -n or a hostfile says, if one is given."""
     options = arguments.parse(argv)
-    if getattr(options, "number", None) is None:
+    number, hosts = getattr(options, "number", None), getattr(options, "hostfile", None)
+    if number is None and hosts is None:
         return
     from rankxform.transport import mpirun
 
-    line = mpirun.command(options.number, argv, options.hostfile)
+    line = mpirun.command(number, argv, hosts, rankxform.__version__)
     os.execve(line[0], line, mpirun.environment())
 
 
@@ -112,7 +113,7 @@ def _help(argv: Sequence[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     except RankxformError as error:
-        return _print_error(error)
+        return _print_error(error, argv)
     return 0
 
 
@@ -198,7 +199,7 @@ def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Progra
             f"the launcher has started {processes.size} processes", f"leave out -n {options.number}"
         )
     if getattr(options, "hostfile", None) and options.number is None:
-        raise UsageError("--hostfile goes with -n P; a launcher has a hostfile of its own")
+        raise UsageError("--hostfile: the launcher has hosts of its own", "leave it out")
     if getattr(options, "log", None):
         processes.bcast(lambda: _open_log(options))
     if "time_limit" in options:

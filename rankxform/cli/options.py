@@ -137,7 +137,8 @@ def add_number(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--hostfile",
         metavar="FILE",
-        help="with -n: the hosts to use, in the form of MPICH's or Open MPI's mpirun",
+        help="start on these hosts, in the form of MPICH's or Open MPI's mpirun; all slots\n"
+        "without -n",
     )
 
 

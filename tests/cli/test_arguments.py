@@ -33,13 +33,6 @@ def test_too_many_are_refused():
         arguments.parse(["transform", "A", "--overwrite", "B", "C"])
 
 
-def test_a_host_that_is_not_known(tmp_path, capfd):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("no-such-host.invalid:2\n")
-    assert main(["transform", "-n", "2", "--hostfile", str(hosts), "a", "b"]) == 2
-    assert "host no-such-host.invalid is not known" in " ".join(capfd.readouterr().err.split())
-
-
 def test_an_error_is_an_object_too(tmp_path, capfd):
     assert main(["transform", str(tmp_path / "no"), str(tmp_path / "dst"), "--json"]) == 2
     out, error = capfd.readouterr()

@@ -111,10 +111,10 @@ def test_hosts_without_a_scheduler_are_reached_by_ssh(clean, ssh):
         "OMPI_MCA_btl": "self,sm,tcp",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    environ = {"HOSTFILE": hostfile, "SSH": ssh, "PYTHON": sys.executable, **more}
     done = subprocess.run(
-        clean.on("h1", "env", *(f"{k}={v}" for k, v in environ.items()),
-                 ROOT / "launch" / "hosts.sh", "transform", LOCAL / "src", LOCAL / "dst", *options),
+        clean.on("h1", "env", *(f"{k}={v}" for k, v in more.items()), sys.executable,
+                 "-m", "rankxform", "transform", LOCAL / "src", LOCAL / "dst", *options,
+                 "--hostfile", hostfile),
         capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

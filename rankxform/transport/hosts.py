@@ -1,0 +1,141 @@
+"""Asks hosts whether they can take part, before mpirun starts, which waits for one that cannot."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+from rankxform.errors import UsageError
+
+from .library import MPICH, OPEN_MPI, family_of
+
+_SECONDS = 30.0
+"""In which a host must have answered; a Python on a network file system takes its time."""
+_AT_ONCE = 64
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no"]
+"""Not as the master of later connections, which would keep its output open and seem not to end."""
+_AGENTS = {
+    MPICH: ("HYDRA_LAUNCHER_EXEC",),
+    OPEN_MPI: ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+}
+"""What names the program that a library's mpirun reaches hosts by, where it is not ssh."""
+_OTHERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+"""What says that mpirun may reach hosts by a scheduler's own means."""
+_ANSWER = (
+    "import rankxform; from rankxform.transport.library import load; "
+    "print(rankxform.__version__, load().Get_library_version().replace('\\n', ' '))"
+)
+_NO_CONNECTION = 255
+"""The exit code of ssh where the host was not reached."""
+
+
+class Own(NamedTuple):
+    """What this host has, and the others must have.
+
+    version: of rankxform.
+    library: what the MPI library says of its version.
+    setup: Python that finds this rankxform.
+    passed_on: the part of the environment that processes get.
+    """
+
+    version: str
+    library: str
+    setup: str
+    passed_on: Mapping[str, str] = {}
+
+
+def ask(names: Sequence[str], label: str, own: Own, seconds: float = _SECONDS) -> None:
+    """See that each host has this rankxform, an MPI library of this family, and this folder.
+
+    Hosts are asked at once, by the program that mpirun reaches them by. Where that is another's
+    than a program's, such as a scheduler's, nothing is asked.
+
+    Args:
+        names: hosts, some of which may be this one.
+        label: the hostfile, for messages.
+        own: what each must have.
+        seconds: in which a host must have answered.
+
+    Raises:
+        UsageError: hosts do not answer, or cannot take part; each with what it said.
+    """
+    agent = _agent(family_of(own.library) or MPICH)
+    others = [name for name in names if not _is_here(name)]
+    if agent is None or not others:
+        return
+    settings = [f"{name}={value}" for name, value in own.passed_on.items()]
+    program = ["env", *settings, sys.executable, "-c", f"{own.setup} {_ANSWER}"]
+    text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(program)}"
+    lines = [[*agent, name, text] for name in others]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(lines))) as threads:
+        answers = threads.map(lambda line: _answer(line, own, seconds), lines)
+        wrong = {name: why for name, why in zip(others, answers) if why}
+    if wrong:
+        first = next(iter(wrong))
+        raise UsageError(
+            f"host {first} cannot take part" if len(wrong) == 1
+            else f"{len(wrong)} of {len(names)} hosts cannot take part, such as {first}",
+            f"{shlex.join([*agent, first])} {shlex.quote(f'{sys.executable} -m rankxform -V')}",
+            f"take {'it' if len(wrong) == 1 else 'them'} out of {label}",
+            where=f"--hostfile {label}",
+            details="\n".join(f"{name}: {why}" for name, why in wrong.items()),
+        )  # fmt: skip
+
+
+def _agent(family: str) -> list[str] | None:
+    """Return the words by which mpirun reaches a host, None where it may be by no program."""
+    launcher = os.environ.get("HYDRA_LAUNCHER", "ssh")
+    if launcher != "ssh" or any(name in os.environ for name in _OTHERS):
+        return None
+    named = [os.environ[name] for name in _AGENTS[family] if name in os.environ]
+    return shlex.split(named[0].partition(":")[0]) if named else _SSH
+
+
+def _is_here(name: str) -> bool:
+    """Tell whether a name is this host's, by its address: nobody else's can be listened at."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for of_family, kind, protocol, _, address in found:
+        with suppress(OSError), socket.socket(of_family, kind, protocol) as one:
+            one.bind(address)
+            return True
+    return False
+
+
+def _answer(line: Sequence[str], own: Own, seconds: float) -> str | None:
+    """Ask one host; return why it cannot take part, None if it can."""
+    try:
+        process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return f"{line[0]} is not to be started: {error.strerror}"
+    try:
+        out, told = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with what the program has started
+        process.communicate()
+        return f"does not answer within {seconds:.0f} s"
+    last = next(reversed(told.strip().splitlines()), "")
+    if process.returncode == _NO_CONNECTION:
+        return f"is not reached: {last or 'without a reason'}"
+    if process.returncode:
+        return last or f"{sys.executable} ended with {process.returncode}"
+    version, _, library = next(reversed(out.splitlines() or [""])).partition(" ")
+    if version != own.version:
+        return f"has rankxform {version}, and here it is {own.version}"
+    theirs, ours = family_of(library), family_of(own.library)
+    if theirs != ours:
+        return f"has the library of {theirs or library}, and here it is of {ours or own.library}"
+    return None

@@ -1,0 +1,152 @@
+"""Hosts of a hostfile are asked before mpirun starts, which would wait for one that is not there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+
+import pytest
+
+import rankxform
+from rankxform.cli.main import main
+from rankxform.errors import UsageError
+from rankxform.transport import hosts, library
+from rankxform.transport.mpirun import _PROGRAM, _SETUP, command
+
+HERE = 'shift; exec sh -c "$*"'
+"""What a host answers that is as this one."""
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """Return what writes a program that stands where ssh does: what it does for each host."""
+    path = tmp_path / "agent"
+    for name in ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent"):
+        monkeypatch.setenv(name, str(path))
+
+    def write(**answers):
+        cases = "".join(f"{name}) {answer};;\n" for name, answer in answers.items())
+        path.write_text(
+            f'#!/bin/sh\necho "$1" >>{tmp_path}/asked\ncase "$1" in\n{cases}*) {HERE};;\nesac\n'
+        )
+        path.chmod(0o755)
+
+    write()
+    return write
+
+
+def own_library():
+    return library.load().Get_library_version()
+
+
+def asked(*names, seconds=20.0):
+    own = hosts.Own(rankxform.__version__, own_library(), _SETUP)
+    hosts.ask(names, "hosts", own, seconds)
+
+
+def test_all_hosts_can_take_part_and_this_one_is_not_asked(tmp_path, agent):
+    asked("n1", "localhost", "n2", "127.0.0.1")
+    assert sorted((tmp_path / "asked").read_text().split()) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("sleep 60", "n2: does not answer within 1 s"),
+        ("sleep 60 & wait", "n2: does not answer within 1 s"),
+        ("echo no route >&2; exit 255", "n2: is not reached: no route"),
+        ("exit 255", "n2: is not reached: without a reason"),
+        ("echo no such python >&2; exit 127", "n2: no such python"),
+        ("exit 1", f"n2: {sys.executable} ended with 1"),
+        ("echo hello; echo 0.0.1 HYDRA", "n2: has rankxform 0.0.1, and here it is "),
+        (":", "n2: has rankxform , and here it is "),
+        (
+            f'shift; set -- "$(echo "$*" | sed \'s|{sys.executable}|/no/python|\')"; sh -c "$*"',
+            "/no/python",
+        ),
+        ('cd /; shift; exec sh -c "cd /no/such/folder && $*"', "/no/such/folder"),
+    ],
+)
+def test_a_host_that_cannot_take_part(agent, answer, told):
+    agent(n2=answer)
+    began = time.monotonic()
+    with pytest.raises(UsageError) as caught:
+        asked("n1", "n2", "n3", seconds=1.0 if "sleep" in answer else 20.0)
+    assert time.monotonic() - began < 20
+    parts = caught.value.parts
+    assert parts.line == "--hostfile hosts: host n2 cannot take part"
+    assert parts.details.startswith("n2: ") and told in parts.details
+    assert len(parts.details.splitlines()) == 1
+    assert parts.tries[1] == "take it out of hosts"
+
+
+def test_another_librarys_host(agent):
+    is_open = library.family_of(own_library()) == library.OPEN_MPI
+    told = "MPICH Version: 5" if is_open else "Open MPI v5.0.8"
+    agent(n1=f"echo {rankxform.__version__} {shlex.quote(told)}")
+    with pytest.raises(UsageError) as caught:
+        asked("n1")
+    assert "n1: has the library of " in caught.value.parts.details
+
+
+def test_what_is_proposed_can_be_pasted(agent, capfd, tmp_path):
+    """The first line asks the host what was asked."""
+    agent(n1="exit 255")
+    with pytest.raises(UsageError) as caught:
+        asked("n1")
+    words = shlex.split(caught.value.parts.tries[0])
+    assert words == [str(tmp_path / "agent"), "n1", f"{sys.executable} -m rankxform -V"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"SLURM_JOB_ID": "7"}, {"PBS_JOBID": "7"}, {"HYDRA_LAUNCHER": "fork"}],
+)
+def test_a_schedulers_hosts_are_not_asked(agent, monkeypatch, tmp_path, setting):
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    asked("n1")
+    assert not (tmp_path / "asked").exists()
+
+
+def test_without_ssh(monkeypatch, tmp_path):
+    for name in ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        asked("n1")
+    assert "n1: ssh is not to be started: No such file" in caught.value.parts.details
+
+
+def test_all_slots_are_started_where_no_number_is_given(tmp_path, agent):
+    file = tmp_path / "hosts"
+    file.write_text("n1:3\nn2:2\n")
+    line = command(None, ["launch", "a", "--", "t.py", "-n"], str(file), rankxform.__version__)
+    at = line.index(_PROGRAM)
+    assert line[at + 1 :] == ["launch", "a", "-n", "5", "--", "t.py", "-n"]
+    assert line[at - 3 : at - 1] == ["5", sys.executable]
+    line = command(4, ["plan", "-n", "4"], str(file), rankxform.__version__)
+    assert line[line.index(_PROGRAM) + 1 :] == ["plan", "-n", "4"]
+
+
+def test_the_command_says_which_host(tmp_path, agent, capfd):
+    agent(n2="echo connection refused >&2; exit 255")
+    file = tmp_path / "hosts"
+    file.write_text("localhost:1\nn2:2\n")
+    words = ["transform", "--hostfile", str(file), str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main([*words, "--json"]) == 2
+    out, error = capfd.readouterr()
+    assert "n2: is not reached: connection refused" in error
+    assert json.loads(out)["code"] == 2
+
+
+def test_several_hosts_are_counted(agent):
+    agent(n1="exit 255", n3="exit 255")
+    with pytest.raises(UsageError) as caught:
+        asked("n1", "n2", "n3")
+    parts = caught.value.parts
+    assert parts.line == "--hostfile hosts: 2 of 3 hosts cannot take part, such as n1"
+    assert [line[:4] for line in parts.details.splitlines()] == ["n1: ", "n3: "]
+    assert parts.tries[1] == "take them out of hosts"
