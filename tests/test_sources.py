@@ -563,8 +563,11 @@ def test_strategies_of_two_networks(tmp_path):
     source = write_checkpoint(tmp_path / "src", [{"w": ([2], [0], 0, 0)}], {"w": ((8,), "Float32")})
     a = write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0], 0, 0)}])
     b = write_strategy(tmp_path / "b.ckpt", [{"x": ([2], [0], 0, 0)}])
-    with pytest.raises(rankxform.RequestError, match="share none of the checkpoint's parameters"):
+    with pytest.raises(rankxform.RequestError) as caught:
         rankxform.transform(source, tmp_path / "dst", a, b)
+    lists = f"{b} lists none of the checkpoint's parameters, and {a} lists them"
+    assert caught.value.parts.what == lists
+    assert caught.value.parts.tries[0] == "--dst-strategy of this network, which has w"
 
 
 def test_the_only_checkpoint_in_a_folder_is_taken(tmp_path):

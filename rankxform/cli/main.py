@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import rankxform
 from rankxform.display.log import close_log, note, open_log
-from rankxform.display.progress import await_first_word, speak, style_of
+from rankxform.display.progress import PLANNING, await_first_word, speak, style_of
 from rankxform.display.terminal import STDERR, folded, red, width
 from rankxform.errors import Parts, RankxformError, StoppedError, UsageError, exit_code
 from rankxform.metrics import since_process_start
+from rankxform.options import CONVERSIONS
 from rankxform.signals import Signals
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
@@ -50,7 +51,9 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
             _start_processes(argv)
         except RankxformError as error:
             return _print_error(error, argv)
-    await_first_word("none" if launched_rank() else style_of(argv), since_process_start())
+    doing = PLANNING if argv[0] in CONVERSIONS or argv[0][:1] == "-" else "at work"
+    style = "none" if launched_rank() else style_of(argv)
+    await_first_word(style, since_process_start(), doing)
     try:
         processes = team()
     except RankxformError as error:

@@ -177,7 +177,7 @@ def _table(planned: Planned, screen: Screen) -> str:
         "",
         files,
         "",
-        *_sharding(shown(kinds(target))),
+        *_sharding(shown(kinds(target))[0]),
         methods_table(plan.methods),
     ]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:

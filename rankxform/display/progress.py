@@ -89,14 +89,18 @@ class _InNotebook:
         """Nothing is open."""
 
 
+PLANNING = "reading strategies and headers, and planning"
+
+
 class _FirstSign:
     """Prints from time to time that the command is at work, until there is other output.
 
     Everything before the first output takes long with many files or few cores.
     """
 
-    def __init__(self, passed: float) -> None:
+    def __init__(self, passed: float, doing: str) -> None:
         """Start the timer; `passed` seconds ago the user started the command."""
+        self._doing = doing
         self._over = threading.Event()
         self._began = time.monotonic() - min(passed, _FIRST_SECONDS)
         threading.Thread(target=self._speak, daemon=True).start()
@@ -105,7 +109,7 @@ class _FirstSign:
         wait = self._began + 0.75 * _FIRST_SECONDS - time.monotonic()
         while not self._over.wait(max(0.0, wait)):
             passed = f"{time.monotonic() - self._began:.0f} s"
-            _say(f"rankxform: reading strategies and headers, and planning ({passed})\n")
+            _say(f"rankxform: {self._doing} ({passed})\n")
             wait = _SIGN_SECONDS
 
     def end(self) -> None:
@@ -119,10 +123,10 @@ class _Said:
     sign: _FirstSign | None = None
 
 
-def await_first_word(style: str, passed: float) -> None:
+def await_first_word(style: str, passed: float, doing: str = PLANNING) -> None:
     """Print a first sign after two seconds without output, of which `passed` are already over."""
     if style != "none":
-        _Said.sign = _FirstSign(passed)
+        _Said.sign = _FirstSign(passed, doing)
 
 
 def speak() -> None:

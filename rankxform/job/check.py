@@ -102,7 +102,8 @@ def check(
     began = time.monotonic()
     where = team.bcast(lambda: where_given(request))
     source = open_source(where, team)
-    if not source.paths:
+    asked_amiss = where.strategy is not None and any(f.kind is UsageError for f in source.faults)
+    if not source.paths or asked_amiss:
         source.require()
     rows = [*_statements(source), *_ranks(source)]
     evidence = Evidence()

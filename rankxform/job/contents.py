@@ -86,11 +86,12 @@ def _facts(source: Source) -> dict[str, Any]:
     types = _totals((one.dtype for one in parameters), nbytes)
     numbers = {dtype: at for at, (dtype, *_) in enumerate(types)}
     shardings = _Shardings(ids)
+    stored = sum(one.size for one in source.indexes.values())
     return {
         "title": source.where.path,
         "about": f"{source.form.title}{step}: {extent}"
-        f"{count(len(source.paths), 'file')}, {count(len(parameters), 'tensor')}, "
-        f"{size(sum(nbytes))}",
+        f"{count(len(source.paths), 'file')} of {size(stored)}, "
+        f"{count(len(parameters), 'tensor')} of {size(sum(nbytes))}",
         "faults": [*faults, *source.warnings],
         "kinds": _totals(states, nbytes),
         "types": types,
@@ -100,8 +101,8 @@ def _facts(source: Source) -> dict[str, Any]:
             for one in [source.indexes.get(file)]
         ],
         "tensors": [
-            [one.name, numbers[one.dtype], one.shape, stored, shardings.number(one)]
-            for one, stored in zip(parameters, nbytes)
+            [one.name, numbers[one.dtype], one.shape, number, shardings.number(one)]
+            for one, number in zip(parameters, nbytes)
         ],
         "shardings": shardings.every,
         "placements": shardings.placements,

@@ -213,8 +213,8 @@ def kinds(target: Target) -> list[Kind]:
     return sorted(every, key=lambda kind: (kind.whole, -kind.nbytes))
 
 
-def shown(every: Sequence[Kind]) -> list[Kind]:
-    """Return the largest of the kinds, and then the one in the shortest runs.
+def shown(every: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+    """Return the largest of the kinds, and then the one in the shortest runs; and the others.
 
     Of kinds that differ by their pipeline stage alone, the first.
     """
@@ -228,7 +228,7 @@ def shown(every: Sequence[Kind]) -> list[Kind]:
     if cut:
         shortest = min(cut, key=lambda kind: min(kind.runs or (0,)))
         chosen += [] if shortest in chosen else [shortest]
-    return chosen
+    return chosen, [kind for kind in every if kind not in chosen]
 
 
 def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:

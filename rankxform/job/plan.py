@@ -113,6 +113,12 @@ class Plan(Result):
     def layers(self) -> dict[str, tuple[str, ...]]:
         return {"before": self.src_layers, "after": self.dst_layers}
 
+    @property
+    def fan_in(self) -> tuple[int, int]:
+        """From how many source ranks, or files, a file takes bytes, at least and at most."""
+        every = [len(one.bytes_from) for one in self.shards]
+        return min(every, default=0), max(every, default=0)
+
     def amounts(self) -> dict[str, str]:
         left = sum(len(one.names) for one in self.left_out)
         known = {

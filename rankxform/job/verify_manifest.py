@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Where
@@ -196,6 +197,9 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
     alike = list(groups.values())
     if not alike:
         if not any(team.allgather(folder.is_dir)):
+            if any(team.allgather(folder.exists)):
+                look = f"rankxform inspect --check {quote(str(folder))}"
+                raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
             raise UsageError("no such folder", where=folder)
         raise UsageError(
             "there is no manifest; this is no finished destination of rankxform",

@@ -197,11 +197,7 @@ def _check(
 ) -> None:
     """Refuse a selection that cannot be meant: of unmatched names, with losses, or of nothing."""
     if refused and not found.sharded:
-        raise RequestError(
-            f"{catalog.label} and {dst.label} share none of the checkpoint's parameters, "
-            f"such as {summarize_names([p.name for p in refused], 3)}; one of them is another "
-            "network's"
-        )
+        raise _foreign_error(refused, catalog, dst)
     if lost:
         raise losses_error(catalog, found.sources(catalog), lost)
     if refused:
@@ -247,6 +243,24 @@ def _lost(
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
+
+
+def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy) -> RequestError:
+    """Return that no parameter is in both strategies, and which of them lists none."""
+    names = summarize_names([one.name for one in refused], 3)
+    by_source = sum(one.declared for one in refused)
+    if 0 < by_source < len(refused):
+        what = f"{catalog.label} and {dst.label} share none of the checkpoint's parameters"
+        return RequestError(f"{what}, such as {names}; one of them is another network's")
+    own, other, side = (
+        (catalog, dst, "--dst-strategy") if by_source else (dst, catalog, "--src-strategy")
+    )
+    return RequestError(
+        f"{other.label} lists none of the checkpoint's parameters, and {own.label} lists them",
+        f"{side} of this network, which has {names}",
+        "translate the names (--map, --rename)",
+        details=f"{other.label} is another network's, or calls its parameters otherwise",
+    )
 
 
 def _unmatched_error(

@@ -264,12 +264,13 @@ class TargetFolder:
         there = sum(status.st_blocks * 512 for part in sizes if (status := status_of_name(part)))
         free, needed = free_bytes(self._folder), sum(sizes.values()) - there
         if needed > free:
+            more, kept = "more " if there else "", f"{there / 1e6:,.1f} MB are there already"
             raise StorageError(
-                f"{needed / 1000000.0:,.1f} MB are to be written, {free / 1000000.0:,.1f} "
-                "MB are free",
+                f"{needed / 1e6:,.1f} MB {more}are to be written, {free / 1e6:,.1f} MB are free",
                 "make room",
                 "choose another folder",
                 where=self._folder,
+                details=kept if there else "",
             )
         self.begun = True
         return free - needed

@@ -74,7 +74,7 @@ def stages(layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         for name, some in layers.items()
         if some
     ]
-    return {"layers": sides} if sides else {}
+    return {"layers": sides} if any(len(side["stages"]) > 1 for side in sides) else {}
 
 
 def _layers_in(text: str) -> int:

@@ -156,6 +156,12 @@ const rankxformPage = (() => {
       h("p", { class: "faint" }, one.about), h("div", { class: "sides" }, sides),
       h("p", {}, arrows(one.change)), folded("as numbers", table(["", "elements", "slices", "ranks", "how many"], rows)));
   }
+  function kinds({ drawn, more, same }) {
+    const all = (some) => h("div", { class: "two" }, some.map(kind));
+    return [h("p", {}, drawn.length ? "Each colour is the first rank that holds a slice." : "Every rank holds the elements that it held before."), all(drawn),
+      more.length ? later(count(more.length, "more kind") + " that " + (more.length === 1 ? "changes" : "change"), () => [all(more)]) : null,
+      same.length ? folded(count(same.length, "kind") + " as before", list(same)) : null];
+  }
   const extents = (band) => band.start.map((start, axis) => `${start}:${band.stop[axis]}`).join(", ") || "one value";
   function square(one, side) {
     const edge = 150, parts = [rect(0, 0, edge, edge, "frame")];
@@ -181,7 +187,8 @@ const rankxformPage = (() => {
         style: `width:${(100 * value / most).toFixed(2)}%`, title: `${one.names[at]}: ${seconds(value)}` })))));
     const legend = h("p", { class: "legend" }, one.names.map((name, at) => h("span", {}, h("i", { class: `h${at % HUES}${at >= HUES ? " thin" : ""}` }), ` ${name} `)));
     const rows = one.rows.map((row) => [row.name, ...row.seconds.map((value) => value.toFixed(6))]);
-    return [bars, legend, folded("as numbers, in seconds", table(["", ...one.names], rows))];
+    const axis = h("div", { class: "stages faint" }, h("span", { class: "side" }), h("span", { class: "axis" }, h("span", {}, "0 s"), h("span", {}, seconds(most))));
+    return [bars, axis, legend, h("p", { class: "faint" }, "start: until Python and MPI run; index, plan and compare: before the first byte is moved; publish: until files have their names; wait: for other processes, and what is left."), folded("as numbers, in seconds", table(["", ...one.names], rows))];
   }
   function time(one) {
     const rows = one.floor ? one.floor.map((row) => [row.name, row.must, row.moved, h("span", { title: row.rate }, `${size(row.rate)}/s`), h("span", { title: row.seconds }, seconds(row.seconds))]) : [];
@@ -192,6 +199,15 @@ const rankxformPage = (() => {
 
   const list = (texts) => h("ul", {}, texts.slice(0, MOST_ROWS).map((one) => h("li", {}, h("code", {}, one))),
     texts.length > MOST_ROWS ? h("li", {}, `${number(texts.length - MOST_ROWS)} more`) : null);
+
+  /* What several results say, each once. */
+  const told = (results, what) => [...new Set(Object.values(results).flatMap((one) => one[what] ?? []))];
+  const known = (results) => told(results, "notices").length ? [section("What to know", list(told(results, "notices")))] : [];
+  function notWritten({ plan }) {
+    const rows = plan.left_out.map((one) => folded(`${one.why}: ${size(one.nbytes)}`, h("div", { title: one.nbytes }, list(one.names))));
+    if (plan.absent.length) rows.push(folded("in the strategies, not in the checkpoint", list(plan.absent)));
+    return rows.length ? [section("Not in the destination, and why", rows)] : [];
+  }
 
   /* Whatever a result says, as --json prints it. */
   function tree(value) {
@@ -221,10 +237,10 @@ const rankxformPage = (() => {
     };
     find.addEventListener("input", show);
     show();
-    return [h("div", { class: "two" }, every.map(held)), h("p", {}, find), said, found];
+    return [h("div", { class: "two" }, every.map((one) => held(one, every.length > 1))), h("p", {}, find), said, found];
   }
-  function held(one) {
-    return h("article", {}, h("h3", {}, one.title), h("p", { class: "faint" }, one.about), warnings(one.faults),
+  function held(one, titled) {
+    return h("article", {}, titled ? [h("h3", {}, one.title), h("p", { class: "faint" }, one.about)] : null, warnings(one.faults),
       table(["", "tensors", "bytes"], one.kinds), folded("types", table(["type", "tensors", "bytes"], one.types)),
       folded("files", table(["file", "rank", "stage", "bytes"], one.files)));
   }
@@ -277,17 +293,18 @@ const rankxformPage = (() => {
     head: (one) => [head(one)],
     warnings,
     layers: (one) => [section("Layers by pipeline stage", layers(one))],
-    flow: (one) => [section("Who reads from whom", h("p", {}, one.told), matrix(one))],
-    kinds: (one) => [section("How tensors are sharded, before and after", h("p", {}, one.told), h("div", { class: "two" }, one.drawn.map(kind)))],
+    flow: (one) => [section("Who reads from whom", h("p", {}, "Darker is more, and bars are the sums. A slice that several ranks need counts for each of them; of equal copies in the source one is read, chosen to spread the load."), matrix(one))],
+    kinds: (one) => [section("How tensors are sharded, before and after", kinds(one))],
     time: (one) => [section("Where the time goes", time(one))],
-    nodes: (one) => [section("Between nodes", h("p", {}, one.told), matrix(one))],
-    left_out: (every) => [section("Not in the destination, and why", every.map((one) => folded(one.why, list(one.names))))],
+    nodes: (one) => [section("Between nodes", h("p", {}, "Bytes from one node (columns) to another (rows)."), matrix(one))],
     contents: (every) => [section("Tensors", browser(every))],
-    made: (one) => [section("How this was made", table([], one.rows), one.notices.length ? list(one.notices) : null, h("pre", {}, one.command))],
-    results: (one) => [section("Everything, as --json prints it", Object.entries(one).map(([name, value]) => later(name, () => [tree(value)])))],
+    made: (one) => [section("How this was made", table([], one.rows), h("pre", {}, one.command))],
+    results: (one) => [...notWritten(one), ...known(one),
+      section("Everything, as --json prints it", Object.entries(one).map(([name, value]) => later(name, () => [tree(value)])))],
   };
 
   function draw(facts, root) {
+    if (!facts.warnings && facts.results) facts = { ...facts, warnings: told(facts.results, "warnings") };
     for (const [name, show] of Object.entries(SECTIONS)) if (name in facts) root.append(...show(facts[name]));
   }
   return Object.assign(draw, { size, seconds });

@@ -42,7 +42,7 @@ from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, 
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .hints import siblings_of, which_strategy, with_checkpoint
+from .hints import one_of_ranks, siblings_of, which_strategy, with_checkpoint
 from .own import Own, gone, own_of
 
 
@@ -275,6 +275,8 @@ def _of_ranks(
     siblings = siblings_of(Path(one)) if one and is_path(one) else []
     if src is None and (len(names) > 1 or siblings):
         found.append(Fault(which_strategy(where, names, siblings), UsageError))
+    if src is not None and not whole and siblings:
+        found.append(Fault(one_of_ranks(where, src, siblings), UsageError))
     wanted = sorted(names) if needed.ranks is None else list(needed.ranks)
     if not any(rank in names for rank in wanted):
         what = f"none of the ranks {ranges(wanted)} is there{searched}"

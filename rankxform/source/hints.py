@@ -45,6 +45,18 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
     )
 
 
+def one_of_ranks(where: Where, strategy: Strategy, siblings: Sequence[int]) -> Parts:
+    """Say that one rank's file was named, and the strategy is of all ranks that lie beside it."""
+    folder = Path(where.path).resolve().parent.parent
+    return Parts(
+        f"is the file of one of {len(siblings)} rank folders, and {strategy.label} of "
+        f"{strategy.extent}",
+        (f"name the folder of them all, {quote(shortly(folder))}",
+         "--src-strategy none if the file holds whole parameters"),
+        where=where.path,
+    )  # fmt: skip
+
+
 def is_tied(path: Path, folder: Path) -> bool:
     """Tell whether a strategy is a checkpoint's by where it lies, and not just near it.
 

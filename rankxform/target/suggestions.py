@@ -36,6 +36,9 @@ from rankxform.transport import Team
 from .asked import Asked
 from .operation_inputs import name_map, read_operation_inputs
 
+_LOOKED_AT = 100
+"""Files of a folder that are looked at for another strategy."""
+
 
 @contextmanager
 def suggesting(asked: Asked, source: Source, team: Team) -> Iterator[None]:
@@ -63,7 +66,7 @@ class _Hint(NamedTuple):
     def added_to(self, parts: Parts) -> Parts:
         """Return what an error says with this."""
         if self.first and self.what:
-            return Parts(self.what, self.tries, details=str(parts))
+            return Parts(self.what, self.tries, details=str(parts._replace(details="")))
         if self.first:
             return parts._replace(tries=(*self.tries, *parts.tries))
         details = "\n".join(filter(None, (parts.details, self.what)))
@@ -170,6 +173,8 @@ def _other_strategy(
         both = "exchange --src-strategy and --dst-strategy"
         return _Hint(f"{counts}, as many as {dst.label} is of", (both,))
     beside = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
+    if not beside:  # under any name where the given one lies
+        beside = strategies.loadable(sorted(given.parent.iterdir())[:_LOOKED_AT])
     fitting = [one for one in beside if one[1].ranks == ranks and _fits(one[1], source)]
     if fitting:
         return _Hint(counts, (option_for(*fitting[0]),))

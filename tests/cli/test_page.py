@@ -110,7 +110,7 @@ def test_a_conversion_and_its_verification(processes, place):
     kinds = {kind["title"]: kind for kind in facts["kinds"]["drawn"]}
     assert "with adam_m" in kinds["layers.*.wq (2)"]["about"]
     assert kinds["experts"]["about"].startswith("1 tensor of Float32 8 x 16 x 12; 6.14 kB")
-    assert "norm & <bias>" in facts["kinds"]["told"], "what stays as it was is named alone"
+    assert "norm & <bias>" in facts["kinds"]["same"], "what stays as it was is named alone"
     code, _ = command("verify", *words, processes=processes)
     head = facts_in(page)["head"]
     assert code == 0 and head["state"] == "right"

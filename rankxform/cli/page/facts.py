@@ -13,7 +13,6 @@ import rankxform
 from rankxform.display.units import buffer, count, seconds, size
 from rankxform.job.efficiency import floor_of, in_words
 from rankxform.job.picture import as_drawn, flow, kinds, node_flow, shown
-from rankxform.layout.names import patterns, summarize_names
 from rankxform.results import stages
 
 from ..plan import needs
@@ -45,34 +44,27 @@ def facts_of(
     done, verdict, simulated, predicted = outcome
     planned = {**plan.as_dict(), "predicted_seconds": predicted}
     del planned["shards"]  # by file: as many as there are ranks; `flow` has their sums
-    results: dict[str, Any] = {"simulation": simulated} if simulated else {"plan": planned}
-    if done is not None:
-        results["transform"] = done.as_dict()
-    if verdict is not None:
-        results["verify"] = verdict.as_dict()
-    told = [
-        *plan.warnings,
-        *(done.warnings if done else ()),
-        *(verdict.warnings if verdict else ()),
-    ]
-    return {
-        "result": "page",
+    results: dict[str, Any] = {"plan": planned, "simulation": simulated}
+    for name, result in (("transform", done), ("verify", verdict)):
+        results[name] = None if result is None else result.as_dict()
+    nodes = simulated["nodes"] if simulated else len(source.reach.files)
+    between = node_flow(plan.between_nodes, nodes).as_dict() if plan.between_nodes else None
+    facts = {
         "head": _head(source, target, plan, outcome),
-        "warnings": list(dict.fromkeys(told)),
         **stages(plan.layers()),
-        "flow": _flow(plan, target),
-        **_kinds(target),
-        **_time(outcome),
-        **_nodes(source, plan, simulated),
-        **_left_out(plan),
-        "made": _made(source, target, plan, command, done),
-        "results": results,
+        "flow": flow(plan, target).as_dict(),
+        "kinds": _kinds(target),
+        "time": _time(outcome),
+        "nodes": between,
+        "made": _made(source, target, plan, command),
+        "results": {name: found for name, found in results.items() if found},
     }
+    return {"result": "page", **{name: found for name, found in facts.items() if found}}
 
 
 def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[str, Any]:
     done, verdict, simulated, predicted = outcome
-    least, most = _fan_in(plan)
+    least, most = plan.fan_in
     amounts = {
         "time": "not measured",
         "reads": f"{least if least == most else f'{least} to {most}'} of {plan.src_ranks:,} "
@@ -100,10 +92,11 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
             told = f"the same, every byte compared: {size(verdict.bytes_compared)}"
         amounts["time"] = seconds(verdict.seconds)
     step = f", step {plan.step}" if plan.step else ""
-    src = _name(plan.src, source.table.label)
-    dst = _name(target.dst, target.planner.dst.label)
+    sides = (plan.src, source.table.label), (target.dst, target.planner.dst.label)
+    src, dst = (basename((folder or label).rstrip("/")) for folder, label in sides)
+    compared = verdict is not None and done is None
     return {
-        "title": f"{src} -> {dst}",
+        "title": f"{dst}, compared with {src}" if compared else f"{src} -> {dst}",
         "what": f"{source.table.extent}{step} -> {target.planner.dst.extent}",
         "told": told,
         "state": state,
@@ -111,54 +104,25 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
     }
 
 
-def _name(folder: str | None, label: str) -> str:
-    """Return what a side is called: its folder, or what states how it is sharded."""
-    return basename((folder or label).rstrip("/"))
-
-
-def _fan_in(plan: Plan) -> tuple[int, int]:
-    """Return from how many source ranks a file takes bytes, at least and at most."""
-    every = [len(one.bytes_from) for one in plan.shards]
-    return min(every, default=0), max(every, default=0)
-
-
-def _flow(plan: Plan, target: Target) -> dict[str, Any]:
-    told = (
-        "Darker is more, and bars are the sums. A slice that several ranks need counts for each of "
-        "them; of equal copies in the source one is read, chosen to spread the load."
-    )
-    return {"told": told, **flow(plan, target).as_dict()}
-
-
 def _kinds(target: Target) -> dict[str, Any]:
     every = kinds(target)
-    changed = [kind for kind in every if kind.changed]
-    if not every:
-        return {}
-    told = "Each colour is the first rank that holds a slice. "
-    if not changed:
-        told = "Every rank holds the elements that it held before. "
-    same = [kind.name for kind in every if not kind.changed]
-    if same and changed:
-        told += f"As before: {summarize_names(same, 3)}. "
-    drawn = shown(changed)
-    if len(changed) > len(drawn):
-        told += f"{len(drawn)} of {count(len(changed), 'kind')} that change are drawn."
-    return {"kinds": {"told": told, "drawn": [as_drawn(kind) for kind in drawn]}}
+    drawn, more = shown([kind for kind in every if kind.changed])
+    same = dict.fromkeys(kind.name for kind in every if not kind.changed)
+    found = {"drawn": [*map(as_drawn, drawn)], "more": [*map(as_drawn, more)], "same": [*same]}
+    return found if every else {}
 
 
 def _time(outcome: Outcome) -> dict[str, Any]:
     done, _, simulated, predicted = outcome
+    told = ""
     if simulated is not None:
         every = simulated["seconds_of_processes"] or [0.0]
         told = f"About {seconds(simulated['predicted_seconds'])} in all; the busiest process "
         told += f"{seconds(max(every))}, the idlest {seconds(min(every))}, by the cost model."
-        return {"time": {"told": [told], "floor": None, "phases": None}}
-    if done is None or done.files_kept == len(done.files):
-        if predicted is None:
-            return {}
+    elif predicted is not None:
         told = f"The move would take about {seconds(predicted)}, at bandwidths that were measured."
-        return {"time": {"told": [told], "floor": None, "phases": None}}
+    if done is None or done.files_kept == len(done.files):
+        return {"told": [told], "floor": None, "phases": None} if told else {}
     floor = floor_of(done)
     ordered = sorted(range(done.processes), key=lambda p: done.phases[p].get("wait", 0.0))
     rows = {f"process {p}": done.phases[p] for p in range(done.processes)}
@@ -168,44 +132,18 @@ def _time(outcome: Outcome) -> dict[str, Any]:
     names = [name for name in done.phases[0] if any(row[name] for row in rows.values())]
     phases = [{"name": name, "seconds": [row[n] for n in names]} for name, row in rows.items()]
     return {
-        "time": {
-            "told": in_words(floor) if floor else [],
-            "floor": [one._asdict() for one in floor.rows] if floor else None,
-            "phases": {"names": names, "rows": phases},
-        }
+        "told": in_words(floor) if floor else [],
+        "floor": [one._asdict() for one in floor.rows] if floor else None,
+        "phases": {"names": names, "rows": phases},
     }
 
 
-def _nodes(source: Source, plan: Plan, simulated: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not plan.between_nodes:
-        return {}
-    nodes = simulated["nodes"] if simulated else len(source.reach.files)
-    crossing = size(sum(one.nbytes for one in plan.between_nodes))
-    told = f"{crossing} from one node (columns) to another (rows)."
-    return {"nodes": {"told": told, **node_flow(plan.between_nodes, nodes).as_dict()}}
-
-
-def _left_out(plan: Plan) -> dict[str, Any]:
-    every = [
-        (f"{one.why}: {count(len(one.names), 'tensor')}, {size(one.nbytes)}", one.names)
-        for one in plan.left_out
-    ]
-    if plan.absent:
-        text = f"in the strategies, not in the checkpoint: {count(len(plan.absent), 'tensor')}"
-        every.append((text, plan.absent))
-    found = [{"why": why, "names": patterns(names)} for why, names in every]
-    return {"left_out": found} if found else {}
-
-
-def _made(
-    source: Source, target: Target, plan: Plan, command: Sequence[str], done: Report | None
-) -> dict[str, Any]:
+def _made(source: Source, target: Target, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
     from rankxform.target.manifest import described, digest
 
     src, dst = source.table, target.planner.dst
     versions = f"rankxform {rankxform.__version__}, Python {platform.python_version()}"
     when = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} on {platform.node()}"
-    notices = [*target.notices, *(done.notices if done else ())]
     return {
         "rows": [
             ["source", plan.src or "shapes alone"],
@@ -214,6 +152,5 @@ def _made(
             ["destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"],
             ["made", f"{when}, {versions}"],
         ],
-        "notices": list(dict.fromkeys(notices)),
         "command": shlex.join(["rankxform", *command]),
     }

@@ -15,8 +15,6 @@ from rankxform.transport import Team
 
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan
-    from rankxform.job.report import Report
-    from rankxform.job.verdict import Verdict
     from rankxform.source.opening import Source
     from rankxform.target.target import Target
 
@@ -46,39 +44,27 @@ def check(path: str | None, request: Request, flag: str = "--report") -> None:
 
 
 def _is_page(path: Path) -> bool:
-    """Whether a file is a page of HTML, which another page may replace."""
     if not path.is_file():
         return False
     with opened(path) as (fd, _):
-        start = range_reader(fd, path)(0, len(_START_OF_PAGE))
-    return start.lower() == _START_OF_PAGE
-
-
-def write(
-    options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
-) -> None:
-    """Write the page of a plan, which gets its name once it is whole. Raises StorageError."""
-    from .facts import Outcome, facts_of
-
-    save(options.report, facts_of(source, target, plan, options.words, Outcome(**outcome)))
+        return range_reader(fd, path)(0, len(_START_OF_PAGE)).lower() == _START_OF_PAGE
 
 
 def save(file: str, facts: Mapping[str, Any]) -> None:
-    """Write the page that draws facts. Raises StorageError."""
+    """Write the page that draws facts, which gets its name once whole. Raises StorageError."""
     from rankxform.results.html import page
 
     text = page(facts["head"]["title"], facts)
     write_small(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
-def _write(options: argparse.Namespace, *planned: Any, **outcome: Any) -> None:
-    """Write a page of work that is done, which no fault of the page's own undoes."""
-    try:
-        write(options, *planned, **outcome)
-    except RankxformError:
-        raise
-    except Exception as error:
-        raise RankxformError(f"{type(error).__name__}: {error}", where=options.report) from error
+def write(
+    options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
+) -> None:
+    """Write the page of a plan, and of what came of it. Raises StorageError."""
+    from .facts import Outcome, facts_of
+
+    save(options.report, facts_of(source, target, plan, options.words, Outcome(**outcome)))
 
 
 def write_of_work(
@@ -87,8 +73,7 @@ def write_of_work(
     source: Source,
     target: Target,
     team: Team,
-    done: Report | None = None,
-    verdict: Verdict | None = None,
+    **outcome: Any,
 ) -> None:
     """Write the page of what was done, and has been told. Collective.
 
@@ -98,7 +83,8 @@ def write_of_work(
 
     try:
         plan = planned(request, source, target, team, with_room=False).plan
-        team.bcast(lambda: _write(options, source, target, plan, done=done, verdict=verdict))
-    except RankxformError as error:
+        team.bcast(lambda: write(options, source, target, plan, **outcome))
+    except Exception as error:
         if team.rank == 0:
-            warn(f"no page was written: {error}")
+            told = "" if isinstance(error, RankxformError) else f"{type(error).__name__}: "
+            warn(f"no page was written: {told}{error}")
