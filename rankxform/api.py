@@ -376,7 +376,7 @@ def _is_refused(text: str) -> bool:
 
 def _as_typed(name: str, kind: Kind, value: Any) -> Any:
     """Take what the command line takes, such as "256M", and a step that is a number."""
-    if kind.item in (int, float) and isinstance(value, str):
+    if isinstance(value, str) and (kind.item in (int, float) or kind.choices):
         try:
             return kind.parse(value)
         except ValueError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -175,9 +176,17 @@ class _Some:
         return name in [*self]
 
 
-def one_of(choices: Any, is_meant: Callable[[Any], bool] | None = None) -> Kind:
-    """Return the kind of these texts, or of those of a registry; of all, or of some entries."""
-    return Kind(choices=choices if is_meant is None else _Some(choices, is_meant))
+def one_of(
+    choices: Any,
+    is_meant: Callable[[Any], bool] | None = None,
+    also: Mapping[str, str] = MappingProxyType({}),
+) -> Kind:
+    """Return the kind of these texts, or of those of a registry; of all, or of some entries.
+
+    also: other words for some of them.
+    """
+    meant = choices if is_meant is None else _Some(choices, is_meant)
+    return Kind(choices=meant, read=(lambda text: also.get(text, text)) if also else str)
 
 
 # -- declarations ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ class FormOptions:
 
     dst_form: str | None = option(
         None, OUTPUT, "form of DST (default: ranks; of verify: recognized)", BYTES, COMPARE, FIT,
-        kind=one_of(FORMS, lambda form: form.is_written),
+        kind=one_of(FORMS, lambda form: form.is_written, {"hf": "huggingface"}),
     )  # fmt: skip
     prefix: str | None = option(
         None, OUTPUT, "start of each file's name (default: checkpoint_ in rank folders)", BYTES,

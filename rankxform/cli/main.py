@@ -141,9 +141,10 @@ def _parts(error: BaseException) -> Parts:
     """Return the parts of an error; of a run that can be continued, how."""
     if not isinstance(error, RankxformError):
         return Parts(str(error))
-    if not error.resumable:
-        return error.parts
     is_full = any(os.strerror(one) in error.parts.what for one in (errno.ENOSPC, errno.EDQUOT))
+    if not error.resumable:
+        tries = ("make room",) if is_full and not error.parts.tries else error.parts.tries
+        return error.parts._replace(tries=tries)
     again = f"{'make room, then ' if is_full else ''}run the same command again to continue"
     return error.parts._replace(tries=(*error.parts.tries, f"{again}; what is complete is kept"))
 

@@ -21,15 +21,18 @@ def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
         if not isinstance(document, dict) or document.get("shards"):
             raise ValueError("neither shapes by name nor what `inspect` says of one complete file")
         if isinstance(document.get("entries"), list):
-            document = {item["name"]: item for item in document["entries"]}
-        return {name: _entry(item) for name, item in document.items()}
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+            every = [item for item in document["entries"] if isinstance(item, dict)]
+            document = {str(item.get("name")): item for item in every}
+        return {name: _entry(name, item) for name, item in document.items()}
+    except (ValueError, RecursionError) as error:
         raise FormatError(
-            f'not {{name: {{"shape": [...], "dtype": "Float32"}}}}: {error!r}'
+            f'not {{name: {{"shape": [...], "dtype": "Float32"}}}}: {error}'
         ) from None
 
 
-def _entry(item: dict[str, object]) -> tuple[Shape, str]:
+def _entry(name: str, item: object) -> tuple[Shape, str]:
+    if not isinstance(item, dict) or "shape" not in item:
+        raise ValueError(f"{name!r} has no shape")
     shape, dtype = item["shape"], item.get("dtype", "Float32")
     if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"shape {shape!r}")

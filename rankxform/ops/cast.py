@@ -14,6 +14,8 @@ from .base import Operation, Tensor
 from .weights import is_state
 
 TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
+WRITTEN_OUT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""What numpy, PyTorch and config.json call them."""
 
 
 def cast(options: Mapping[str, Any]) -> Operation | None:

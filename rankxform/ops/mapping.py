@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.map_toml import (
@@ -350,7 +351,7 @@ class NameMap(Composition):
             missing = [name for name in names if name not in known]
             if missing and not (links[0].rule.optional and len(missing) == len(names)):
                 self._check_model(known, side)
-                raise CheckpointError(self._missing(missing, len(names), links[0].rule))
+                raise self._missing(missing, len(names), links[0].rule)
             if names and not missing:
                 yield links
 
@@ -365,15 +366,16 @@ class NameMap(Composition):
                 "choose another map (`rankxform maps`)",
             )
 
-    def _missing(self, missing: Sequence[str], count: int, rule: Rule) -> str:
+    def _missing(self, missing: Sequence[str], count: int, rule: Rule) -> CheckpointError:
         names = [name for name in rule.blocks if name in self.table.blocks]
         stops = [self.table.blocks[name].range.stop for name in names]
         stops += [one.stop for one in rule.ranges]
         sizes = f" ({self.sizes.stated(stops)})" if stops else ""
         kind = f", one of {len(missing)} of {count} of its kind" if count > 1 else ""
-        return (
-            f"the checkpoint lacks {missing[0]!r}{kind}, which {self.table.label} needs by "
-            f"{self.sizes.label}{sizes}; is it this model's configuration?"
+        return CheckpointError(
+            f"the checkpoint lacks {missing[0]!r}{kind}",
+            "--config FILE of this model, if that is another's",
+            details=f"{self.table.label} needs it by {self.sizes.label}{sizes}",
         )
 
     def _made(self, link: Link, of: Sequence[Tensor], side: str) -> list[Tensor]:
@@ -461,13 +463,14 @@ class NameMap(Composition):
         for one in rest:
             if not one.dropped:
                 if not any(pattern.search(one.name) for pattern in self._excluded):
-                    raise CheckpointError(self._unknown(side, one.name))
+                    raise self._unknown(side, one.name)
                 one = replace(one, dropped="left out: no rule of the map takes it")
             found.append(one)
         return found
 
-    def _unknown(self, side: str, name: str) -> str:
+    def _unknown(self, side: str, name: str) -> CheckpointError:
         """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
+        leave = f"--exclude {quote(f'^{re.escape(name)}$')}"
         for rule in self.table.rules:
             if not self.sizes.holds(rule.condition):
                 continue
@@ -485,13 +488,16 @@ class NameMap(Composition):
                         continue
                     ranges = ([block.range] if block else []) + list(rule.ranges)
                     stops = [one.stop for one in ranges]
-                    return (
+                    return CheckpointError(
                         f"{name!r} is beyond what {self.sizes.label} says "
-                        f"({self.sizes.stated(stops)}); is it this model's configuration? Leave "
-                        "such tensors out with --exclude if so"
+                        f"({self.sizes.stated(stops)})",
+                        "--config FILE of this model, if that is another's",
+                        f"{leave} to leave it out",
                     )
-        return (
-            f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names; leave it out "
-            "(--exclude, --weights-only for optimizer states and counters), or give a table of "
-            "your own (--map FILE.toml)"
+        weights = ("--weights-only, without counters",) if name in COUNTERS else ()
+        return CheckpointError(
+            f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",
+            *weights,
+            f"{leave} to leave it out",
+            "--map FILE.toml, a table of your own",
         )

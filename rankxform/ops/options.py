@@ -18,7 +18,7 @@ from rankxform.options import (
 )
 from rankxform.values import dataclass
 
-from .cast import TYPES
+from .cast import TYPES, WRITTEN_OUT
 from .naming import AS_STORED, NAMES
 from .vocabulary import FILLS
 
@@ -77,7 +77,7 @@ class OperationOptions:
     )  # fmt: skip
     dtype: str | None = option(
         None, ON_THE_WAY, "type of floating parameters at the destination; not of optimizer states",
-        *_ALL, kind=one_of(TYPES),
+        *_ALL, kind=one_of(TYPES, also=WRITTEN_OUT),
     )  # fmt: skip
     keep_dtype: tuple[str, ...] = option(
         (), ON_THE_WAY, "parameters that keep their type; repeatable", *_ALL, kind=REPEATED,

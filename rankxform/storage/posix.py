@@ -420,8 +420,10 @@ def write_small(
         if durable:
             sync(part)
         give_name(part, path, durable=durable)
-    except BaseException:
+    except BaseException as error:
         remove(part)
+        if isinstance(error, StorageError):
+            error.say(error.parts._replace(where=str(path)))  # not a name that nobody has seen
         raise
 
 

@@ -132,7 +132,9 @@ def read(path: Path) -> StrategyRecord:
     parse = strategy_json.parse if as_json else strategy_proto.parse
     if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
         what = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
-        raise StrategyError(f"is {what}", where=path)
+        configs = f"--src-config {path}, or --dst-config, for what a job's YAML file says"
+        tries = (configs,) if path.suffix in (".yaml", ".yml") else ()
+        raise StrategyError(f"is {what}", *tries, where=path)
     try:
         return parse(read_bytes(path), str(path))
     except (FormatError, StrategyError) as error:

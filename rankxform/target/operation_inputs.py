@@ -15,6 +15,7 @@ from rankxform.facts import CONFIGURATION, SIZE, Fact, contradictions
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import OPERATIONS, Derivation, Tensor
+from rankxform.ops.cast import WRITTEN_OUT
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
@@ -37,8 +38,6 @@ _IS_SIZE = re.compile(
 """Keys of a config.json whose values say how tensors are taken apart."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 CHOICES = ("qkv", "gate_up")
 """The options that choose a step of a map."""
@@ -307,7 +306,7 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
             f"has {request.vocab} rows; change the configuration that goes with it"
         )
     kept = given.config.get("torch_dtype", given.config.get("dtype", request.dtype))
-    if given.companions and _SHORT.get(kept, kept) != request.dtype and request.dtype:
+    if given.companions and WRITTEN_OUT.get(kept, kept) != request.dtype and request.dtype:
         yield (
             f"{given.label}: states torch_dtype {kept}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"
