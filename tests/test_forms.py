@@ -294,7 +294,7 @@ WRONG = {
             p[NAME].update(global_shape=[64, 8]),
             [c.update(local_shape=[16, 8]) for c in p[NAME]["chunk"]],
         ),
-        r"has shape \[8, 8\].*optimizer_weight_shard_size",
+        r"(?s)has shape \[8, 8\].*optimizer_weight_shard_size",
     ),
 }
 

@@ -520,6 +520,26 @@ def test_the_ranks_that_are_named_are_enough_for_a_tied_pipeline(rank, tmp_path)
     assert (tmp_path / "by_rank.ckpt").read_bytes() == whole
 
 
+def test_one_rank_folders_file_is_not_taken_for_rank_0s(tmp_path):
+    """With the strategy of all ranks, the folder is meant."""
+    source = write_checkpoint(tmp_path / "src", TIED, PARAMS)
+    a = write_strategy(tmp_path / "s.ckpt", TIED)
+    file = f"{source}/rank_2/checkpoint_2.ckpt"
+    calls = (
+        lambda: rankxform.transform(file, tmp_path / "dst", a, a),
+        lambda: rankxform.check(file, a),
+    )
+    for call in calls:
+        with pytest.raises(rankxform.UsageError) as caught:
+            call()
+        parts = caught.value.parts
+        assert parts.what.startswith("is the file of one of 4 rank folders, and ")
+        assert parts.tries[0] == f"name the folder of them all, {source}"
+    shutil.rmtree(tmp_path / "src/rank_3")
+    with pytest.raises(rankxform.UsageError, match="is the file of one of 3 rank folders"):
+        rankxform.transform(file, tmp_path / "dst", a, a)
+
+
 def test_a_missing_rank_is_told_by_what_it_alone_holds(tmp_path):
     layouts = {
         f"{state}layers.{i}.w": ([2], [0], 0, 0) for state in ("", "adam_m.") for i in (0, 1)

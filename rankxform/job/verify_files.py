@@ -213,7 +213,7 @@ def _compare(
     source = Path(description.source).name
     faults = [
         *(
-            (source, fault)
+            (source, fault.line)
             for fault in file_faults(description, schemas, there.paths, lambda name: False)
         ),
         *(

@@ -275,7 +275,7 @@ def _of_ranks(
     siblings = siblings_of(Path(one)) if one and is_path(one) else []
     if src is None and (len(names) > 1 or siblings):
         found.append(Fault(which_strategy(where, names, siblings), UsageError))
-    if src is not None and not whole and siblings:
+    if src is not None and not whole and siblings and where.files is None:
         found.append(Fault(one_of_ranks(where, src, siblings), UsageError))
     wanted = sorted(names) if needed.ranks is None else list(needed.ranks)
     if not any(rank in names for rank in wanted):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 from posixpath import basename
 
+from rankxform.errors import Parts
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.folded import without_defect
@@ -18,6 +19,7 @@ from rankxform.layout.names import COUNTERS, NEVER_SAVED, NOT_SAVED, state_of
 from rankxform.planning.description import Description
 
 _SHOWN = 3
+_AGAIN = "copy both again from one checkpoint"
 
 Dropped = Callable[[str], bool]
 """Tells the parameters that are not converted."""
@@ -81,8 +83,8 @@ def file_faults(
     schemas: Mapping[int, Schema],
     paths: Mapping[int, str],
     dropped: Dropped,
-) -> Iterator[str]:
-    """Yield what a checkpoint says wrongly of its files, in words. `schemas` are by file.
+) -> Iterator[Parts]:
+    """Yield what a checkpoint says wrongly of its files. `schemas` are by file.
 
     dropped: tells the parameters that are not converted.
     """
@@ -95,10 +97,9 @@ def file_faults(
     there = {name for one in schemas.values() for name in one.names}
     misplaced = _misplaced(description, schemas) if description.is_whole else {}
     for name, (listed, held) in misplaced.items():
-        yield (
-            f"{description.source}: lists {name!r} in {basename(paths[listed])}, and "
-            f"{basename(paths[held])} holds it; correct the index"
-        )
+        a, b = basename(paths[listed]), basename(paths[held])
+        what = f"lists {name!r} in {a}, and {b} holds it"
+        yield Parts(what, ("correct the index",), where=description.source)
     for file, names in description.listed.items():
         if file not in schemas:
             continue
@@ -113,10 +114,8 @@ def file_faults(
             and not dropped(n)
         ]
         if gone:
-            yield (
-                f"{paths[file]}: does not hold {_named(gone)}, which {description.source} "
-                "lists in it; copy the file again, or correct the list"
-            )
+            what = f"does not hold {_named(gone)}, which {description.source} lists in it"
+            yield Parts(what, ("copy the file again", "correct the list"), where=paths[file])
         if description.is_whole:
             known = {*names, *misplaced}
             yield from _unlisted(description, paths[file], schemas[file], known, dropped)
@@ -145,7 +144,7 @@ def _is_never_saved(name: str) -> bool:
     )
 
 
-def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[str]:
+def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[Parts]:
     """Yield tensors among loose values that may be one rank's slices."""
     large = [
         name
@@ -153,9 +152,11 @@ def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Itera
         if prod(shape) > 1 and name not in COUNTERS and not dropped(name)
     ]
     if large:
-        yield (
-            f"{path}: holds {_named(large)}, which may be one rank's "
-            "slice: MindSpore leaves there what it was told not to unify; leave it out (--exclude)"
+        yield Parts(
+            f"holds {_named(large)}, which may be one rank's slice",
+            ("leave it out (--exclude)",),
+            where=path,
+            details="MindSpore leaves there what it was told not to unify",
         )
 
 
@@ -164,7 +165,7 @@ def _copies(
     schemas: Mapping[int, Schema],
     paths: Mapping[int, str],
     dropped: Dropped,
-) -> Iterator[str]:
+) -> Iterator[Parts]:
     """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
     of_rank: dict[tuple[int, str], int] = {}
     for file, schema in schemas.items():
@@ -178,20 +179,17 @@ def _copies(
             and not dropped(n)
         ]
         if more:
-            yield (
-                f"{paths[file]}: holds {_named(more)}, which {description.source} does not "
-                "list in it; copy both again from one checkpoint"
-            )
+            what = f"holds {_named(more)}, which {description.source} does not list in it"
+            yield Parts(what, (_AGAIN,), where=paths[file])
         for name in schema.names:
             other = of_rank.setdefault((rank, name), file)
             if other != file:
-                yield (
-                    f"{paths[other]} and {paths[file]}: both are rank {rank}'s and "
-                    f"hold {name!r}; remove the one that does not belong there"
-                )
+                what = f"both are rank {rank}'s and hold {name!r}"
+                both = f"{paths[other]} and {paths[file]}"
+                yield Parts(what, ("remove the one that does not belong there",), where=both)
 
 
-def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[str]:
+def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[Parts]:
     """Yield whole tensors of one name in two files: it is not known which is meant."""
     first: dict[str, int] = {}
     found: dict[tuple[int, int], list[str]] = {}
@@ -201,29 +199,28 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
             if other != file:
                 found.setdefault((other, file), []).append(name)
     for (a, b), names in found.items():
-        yield (
-            f"{paths[a]} and {paths[b]}: both hold {_named(names)}; of whole tensors "
-            "each is in one file. Remove one, or, if these are ranks' files, put each into its "
-            "rank_N folder"
+        yield Parts(
+            f"both hold {_named(names)}",
+            ("remove one", "put each into its rank_N folder if these are ranks' files"),
+            where=f"{paths[a]} and {paths[b]}",
+            details="of whole tensors each is in one file",
         )
 
 
 def _unlisted(
     description: Description, path: str, schema: Schema, names: Iterable[str], dropped: Dropped
-) -> Iterator[str]:
+) -> Iterator[Parts]:
     """Yield tensors that the index does not list, if they are to be converted."""
     listed = set(names)
     more = [n for n in schema.names if n not in listed and not dropped(n)]
     if more:
-        yield (
-            f"{path}: holds {_named(more)}, which {description.source} does not "
-            "list; correct the index, or leave it out (--exclude)"
-        )
+        what = f"holds {_named(more)}, which {description.source} does not list"
+        yield Parts(what, ("correct the index", "leave it out (--exclude)"), where=path)
 
 
 def _slices(
     description: Description, file: int, path: str, schema: Schema, names: Iterable[str]
-) -> Iterator[str]:
+) -> Iterator[Parts]:
     """Compare type and shape of slices with what metadata says of them."""
     assert description.strategy is not None
     layouts = description.strategy.stages[description.strategy.stage_of(description.ranks[file])]
@@ -241,19 +238,21 @@ def _slices(
     if other_shapes:
         name, have, want = other_shapes[0]
         more = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
-        yield (
-            f"{path}: the slice of {name!r} has shape {list(have)}, and "
-            f"{description.source} says {list(want)}{more}. MindSpore states a wrong layout where "
-            "the optimizer shards in groups that are not along the axes of the device matrix "
-            "(optimizer_weight_shard_size); if this job has such groups, save it as rank folders "
-            "and convert these, otherwise copy the file again"
+        yield Parts(
+            f"the slice of {name!r} has shape {list(have)}, and {description.source} says "
+            f"{list(want)}{more}",
+            (
+                "copy the file again",
+                "save rank folders and convert these, if the job has such groups of ranks",
+            ),
+            where=path,
+            details="MindSpore states a wrong layout where the optimizer shards in groups that are "
+            "not along the axes of the device matrix (optimizer_weight_shard_size)",
         )
     if other_types:
         name, a, b = other_types[0]
-        yield (
-            f"{path}: {name!r} is {a}, and {description.source} says {b}; copy both "
-            "again from one checkpoint"
-        )
+        what = f"{name!r} is {a}, and {description.source} says {b}"
+        yield Parts(what, (_AGAIN,), where=path)
 
 
 def _named(names: list[str]) -> str:

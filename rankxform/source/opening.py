@@ -201,7 +201,7 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
         meant = faults.repaired(description, schemas)
         notices += meant.notices[len(description.notices) :]
         wrong = faults.file_faults(meant, schemas, paths, narrow.drops)
-        found += (Fault(Parts(text), inside=True) for text in wrong)
+        found += (Fault(parts, inside=True) for parts in wrong)
         refused = (why for name, why in meant.refused.items() if not narrow.drops(name))
         found += (Fault(Parts(text), inside=True) for text in refused)
     if (
