@@ -7,7 +7,8 @@ are laid out alike a layout, so that thousands of ranks take no more room than a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from rankxform.display.units import count, size
@@ -194,11 +195,14 @@ class _Shardings:
             + (f"; {lacking:,} in no file" if lacking else ""),
             "axes": axes[:2],
             **(
-                {"edges": grid.edges, "cells": cells}
+                {
+                    "edges": [_runs(edges) for edges in grid.edges],
+                    "cells": None if _are_all(cells, grid) else cells,
+                }
                 if isinstance(grid, Grid)
                 else {"boxes": [[box.start, box.stop] for box in boxes]}
             ),
-            "files": files,
+            "files": _runs(files),
             "keys": [
                 [suffixes.get((cell, file), "") for file in sharding.files[cell]] for cell in cells
             ]
@@ -213,8 +217,14 @@ class _Shardings:
         return self._placed[files]
 
 
-def _runs(numbers: list[int]) -> list[int]:
-    """Write ascending numbers as first, how many, step, and so on.
+def _are_all(cells: Sequence[Sequence[int]], grid: Grid) -> bool:
+    """Tell whether these are all cells of a grid, in their order."""
+    number = prod(len(edges) - 1 for edges in grid.edges)
+    return len(cells) == number  # they are sorted, and no two are alike
+
+
+def _runs(numbers: Sequence[int]) -> list[int]:
+    """Write numbers as first, how many, step, and so on.
 
     >>> _runs([0, 4, 8, 12]), _runs([0, 1, 2, 7])
     ([0, 4, 4], [0, 3, 1, 7, 1, 1])

@@ -265,10 +265,13 @@ const rankxformPage = (() => {
       boxes.length > MOST_DRAWN ? h("p", { class: "faint" }, `the first ${MOST_DRAWN} of ${number(boxes.length)} boxes are drawn`) : null,
       table(["file", "rank", "elements", "name in the file", "offset", "bytes"], rows));
   }
-  /* A sharding's boxes, written out: a grid states its boundaries, others each box. */
+  /* A sharding's boxes, written out: a grid states its boundaries, and its cells if some lack; others each box. */
   function boxesOf({ edges, cells, boxes, files, keys }) {
-    const ends = edges ? cells.map((cell) => [cell.map((i, axis) => edges[axis][i]), cell.map((i, axis) => edges[axis][i + 1])]) : boxes;
-    return ends.map(([start, stop], at) => ({ start, stop, files: files[at], keys: keys ? [...keys[at]] : null }));
+    const bounds = edges?.map(spread), placements = spread(files);
+    const every = () => bounds.reduce((some, one) => some.flatMap((cell) => one.slice(1).map((_, i) => [...cell, i])), [[]]);
+    const ends = edges ? (cells ?? every()).map((cell) => [cell.map((i, axis) => bounds[axis][i]), cell.map((i, axis) => bounds[axis][i + 1])]) : boxes;
+    if (ends.length !== placements.length) throw new Error("boxes and placements are not as many");
+    return ends.map(([start, stop], at) => ({ start, stop, files: placements[at], keys: keys ? [...keys[at]] : null }));
   }
   /* A tensor's name in a file, and where its content is there. */
   function placeOf(one, file, at, key) {
