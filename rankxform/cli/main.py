@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     argv = sys.argv[1:] if argv is None else list(argv)
     if arguments.wants_help(argv):
         return _help(argv)
-    if _is_alone() and any(re.match("-[a-z]*n|--hostfile", word) for word in argv):
+    if _is_alone() and any(re.match("-[a-z]*n|--processes|--hostfile", word) for word in argv):
         try:
             _start_processes(argv)
         except RankxformError as error:

@@ -129,6 +129,7 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
 def add_number(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-n",
+        "--processes",
         dest="number",
         type=count,
         metavar="P",

@@ -201,6 +201,10 @@ def _table(planned: Planned, screen: Screen) -> str:
     lines += notes(plan.notices)
     if prediction:
         lines.append(_prediction(*prediction))
+    if target.dst is not None and source.paths:
+        run = screen.command("transform", without=("--dry-run",))
+        timed = [] if prediction else ["with --dry-run: how long that would take, measured"]
+        lines.append(labelled("next", run, *timed))
     return "\n".join(lines + warnings(plan.warnings))
 
 

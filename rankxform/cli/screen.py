@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankxform.display.log import is_open, note
@@ -72,6 +73,11 @@ class Screen:
             else:
                 self.say("\n".join(lines))
         return self.progress(nbytes)
+
+    def command(self, verb: str, without: Collection[str] = ()) -> str:
+        """Return this command with another verb, and without some words, as it can be pasted."""
+        words = [word for word in self._options.words[1:] if word not in without]
+        return shlex.join(["rankxform", verb, *words])
 
     def defaults(self) -> list[str]:
         """Say which options come from a file or the environment."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -537,3 +539,15 @@ def test_the_launch_script(place):
     assert done.returncode == 0, done.stderr
     assert ", 3 processes" in done.stdout
     assert right(place)
+
+
+def test_a_plan_says_the_command_that_does_it(place):
+    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
+    for words in (["plan", "--processes=2"], ["plan"], ["transform", "--dry-run"]):
+        code, output = command(*words[:1], place.src, place.dst, *flags, *words[1:])
+        assert code == 0 and not place.dst.exists()
+        assert ("with --dry-run: how long" in output) == (words[0] == "plan")
+        line = re.search(r"^next +rankxform (.*)$", output, re.M)[1]
+        code, output = command(*shlex.split(line))
+        assert code == 0 and right(place) and ("2 processes" in output) == ("=2" in line)
+        shutil.rmtree(place.dst)
