@@ -159,23 +159,12 @@ def _table(planned: Planned, screen: Screen) -> str:
     head = header(source, target, plan.processes, verdict)
     head = "\n".join(verdict) if screen.is_quiet else head
     between, verbose = flow(plan, target), screen.is_verbose
-    first = "file" if any(r.file for r in plan.shards) else "rank"
-    titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
-    rows = [
-        (
-            r.file or r.rank, abbreviate(r.writers), r.parameters, r.copies, size(r.bytes_needed),
-            size(r.bytes_written), abbreviate([*map(int, r.bytes_from)]),
-        )
-        for r in plan.shards
-    ]  # fmt: skip
-    files = (table if verbose else short_table)(titles, rows)
-    if between.row == "stage" and not verbose:
-        files = _stages_table(between)
+    by_stage = between.row == "stage" and not verbose
     lines = [
         head,
         *([] if screen.is_quiet else screen.defaults()),
         "",
-        files,
+        _stages_table(between) if by_stage else _shards_table(plan, verbose),
         "",
         *_sharding(shown(kinds(target))[0]),
         methods_table(plan.methods),
@@ -246,6 +235,20 @@ def _sharding(kinds: Sequence[Kind]) -> list[str]:
             )
         )
     return [*lines, ""] if lines else []
+
+
+def _shards_table(plan: Plan, verbose: bool) -> str:
+    """Write a row for each file, of many for the first and last."""
+    first = "file" if any(r.file for r in plan.shards) else "rank"
+    titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
+    rows = [
+        (
+            r.file or r.rank, abbreviate(r.writers), r.parameters, r.copies, size(r.bytes_needed),
+            size(r.bytes_written), abbreviate([*map(int, r.bytes_from)]),
+        )
+        for r in plan.shards
+    ]  # fmt: skip
+    return (table if verbose else short_table)(titles, rows)
 
 
 def _stages_table(between: Flow) -> str:

@@ -22,7 +22,7 @@ from rankxform.storage.posix import read_bytes
 
 from . import mindformers_yaml, presets
 from .derive import derive
-from .mesh import Parallel, merged, parse_parallel
+from .mesh import DST_SIZES, SRC_SIZES, Parallel, merged, parse_parallel
 from .mindformers_yaml import JobConfig
 from .options import DeriveOptions
 from .place import StageLayers
@@ -56,6 +56,8 @@ def derive_request(options: DeriveOptions) -> DeriveRequest | None:
         unsharded=frozenset([options.unsharded] if options.unsharded else []),
         predict=options.predict or (dst_config is not None and dst_config.predict),
         places=_places(options, preset, dst_config),
+        src_flag="--src-config" if options.src_parallel is None and src_config else SRC_SIZES,
+        dst_flag="--dst-config" if dst_config else DST_SIZES,
     )
 
 
@@ -231,7 +233,9 @@ def complete_question(
             "the sizes of the source's job are not given, and explain its strategy",
             "--src-parallel, such as dp=8,mp=4,pp=2",
             "--src-config FILE",
-            "--dst-parallel same, if the mesh of a stage stays as it is",
+            "--dst-parallel same"
+            + (f" in the place of {given.dst_flag}" if given.dst_flag != DST_SIZES else "")
+            + ", if the mesh of a stage stays as it is",
             where=source.label,
         )
     source = strategies.folded(source, {name: one.shape for name, one in extents.items()})

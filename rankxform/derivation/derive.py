@@ -41,7 +41,7 @@ from .rules import Rule, mismatched_shapes, sizes_by_name
 
 def derive(request: DeriveRequest, label: str = "derived") -> Derived:
     """Derive the destination's strategy. Raises DerivationError with all that stands against it."""
-    refusals = Refusals()
+    refusals = Refusals(request.src_flag, request.dst_flag)
     source, rules = request.source, request.all_rules
     if source is None:
         parameters = parameters_in(request.shapes, rules, refusals)
@@ -113,13 +113,13 @@ def _check_preset(
         )
     experts, ep = sizes_by_name(preset.rules, shapes).get("experts", 0), request.dst.ep
     if experts % ep:
-        refusals.add(f"{experts} experts do not divide by ep={ep}", "Change --dst-parallel")
+        refusals.add(f"{experts} experts do not divide by ep={ep}", f"Change {refusals.dst_flag}")
     for name, value, why in preset.requires:
         if getattr(request.dst, name) is not value and request.dst.mp > 1 and not request.keep_mesh:
             refusals.add(
                 f"{preset.label} is proven for {name}={str(value).lower()} only, because {why}",
-                f"State {name}={str(value).lower()} in --dst-parallel, if that is so; else compile "
-                "the destination's strategy",
+                f"State {name}={str(value).lower()} in {refusals.dst_flag}, if that is so; else "
+                "compile the destination's strategy",
             )
 
 
@@ -134,7 +134,7 @@ def _meanings(
         known = bool(request.preset and request.preset.complete)  # unknown names are refused then
         return _meanings_by_rule(parameters, rules, None if known else refusals)
     assert src is not None
-    if not fits(source, src, "--src-parallel", refusals):
+    if not fits(source, src, refusals):
         return {}
     found = explain(parameters, src, rules, request.shapes, refusals)
     check_hidden(found, rules, src, dst, request.unsharded, refusals)
@@ -167,8 +167,8 @@ def _check_vocabulary(
             refusals.add(
                 f"is replicated although mp={src.mp}, as with vocab_emb_dp; whether the "
                 "destination's job replicates it too is not stated",
-                "State vocab_emb_dp=true or vocab_emb_dp=false in --src-parallel and "
-                "--dst-parallel, or give --preset",
+                f"State vocab_emb_dp=true or vocab_emb_dp=false in {refusals.src_flag} and "
+                f"{refusals.dst_flag}, or give --preset",
                 name,
             )
 
@@ -224,7 +224,7 @@ def _plain(
             meant = rule.meaning(mesh, dst, extent.shape if extent else None).spec if rule else spec
             layouts.append(layout_of(mesh, meant, dst))
         except RequestError as error:
-            refusals.add(str(error), _answer(str(error)), name)
+            refusals.add(str(error), _answer(str(error), refusals.dst_flag), name)
             return None
     if not all(same_boxes(layouts[0], other) for other in layouts[1:]):
         refusals.add(
@@ -237,12 +237,12 @@ def _plain(
     return layouts[0] if _divides(layouts[0], name, extent, refusals) else None
 
 
-def _answer(reason: str) -> str:
+def _answer(reason: str, dst_flag: str) -> str:
     if "vocab_emb_dp, which" in reason:
-        return "State vocab_emb_dp=true or vocab_emb_dp=false in --dst-parallel"
+        return f"State vocab_emb_dp=true or vocab_emb_dp=false in {dst_flag}"
     if "shape" in reason:
         return "Give --shapes, a JSON file of full shapes or the checkpoint"
-    return "Change --dst-parallel, or compile the destination's strategy"
+    return f"Change {dst_flag}, or compile the destination's strategy"
 
 
 def _divides(layout: Layout, name: str, extent: Extent | None, refusals: Refusals) -> bool:
@@ -259,7 +259,7 @@ def _divides(layout: Layout, name: str, extent: Extent | None, refusals: Refusal
         if length % count:
             refusals.add(
                 f"axis {axis} of shape {list(extent.shape)} does not divide by {count}",
-                "Change --dst-parallel; MindSpore's compiler refuses this too",
+                f"Change {refusals.dst_flag}; MindSpore's compiler refuses this too",
                 name,
             )
             return False

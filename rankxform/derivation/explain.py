@@ -17,14 +17,29 @@ from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summariz
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
-from .mesh import EXPERT, LAYOUT, MESHES, Meaning, Parallel, layout_of, meanings, mesh_axes
+from .mesh import (
+    DST_SIZES,
+    EXPERT,
+    LAYOUT,
+    MESHES,
+    SRC_SIZES,
+    Meaning,
+    Parallel,
+    layout_of,
+    meanings,
+    mesh_axes,
+)
 from .rules import Rule
 
 
 class Refusals:
-    """Why something cannot be derived: reasons, what would answer each, and the names concerned."""
+    """Why something cannot be derived: reasons, what would answer each, and the names concerned.
 
-    def __init__(self) -> None:
+    src_flag, dst_flag: the options that give the sizes of both jobs, as answers name them.
+    """
+
+    def __init__(self, src_flag: str = SRC_SIZES, dst_flag: str = DST_SIZES) -> None:
+        self.src_flag, self.dst_flag = src_flag, dst_flag
         self._names: dict[tuple[str, str], dict[str, None]] = {}
 
     def add(self, reason: str, answer: str, *names: str) -> None:
@@ -115,14 +130,14 @@ def parameters_in(
     return {name: replace(one, states=tuple(states.get(name, ()))) for name, one in found.items()}
 
 
-def fits(source: Strategy, sizes: Parallel, option: str, refusals: Refusals) -> bool:
+def fits(source: Strategy, sizes: Parallel, refusals: Refusals) -> bool:
     """Tell whether sizes are a strategy's; refuse them if not."""
     stages, ranks = len(source.stages), source.stage_size
     if stages != sizes.pp or ranks != sizes.stage_size:
         refusals.add(
             f"{source.label} is of {source.extent}, but {sizes} would be "
             f"{Strategy(({},) * sizes.pp, sizes.stage_size, '').extent}",
-            f"Correct {option}",
+            f"Correct {refusals.src_flag}",
         )
         return False
     for layouts in source.stages:
@@ -142,7 +157,6 @@ def explain(
     rules: Sequence[Rule],
     shapes: Mapping[str, Shape],
     refusals: Refusals,
-    option: str = "--src-parallel",
 ) -> dict[str, tuple[Meaning, ...]]:
     """Return what the layout of each parameter may mean; rules are compared with it.
 
@@ -164,7 +178,9 @@ def explain(
         if rule is None:
             found[name] = known(plain)
             if not found[name]:
-                refusals.add(_misfit(plain, sizes), f"Correct {option}{_OWN_RULES}", name)
+                refusals.add(
+                    _misfit(plain, sizes), f"Correct {refusals.src_flag}{_OWN_RULES}", name
+                )
             continue
         found[name] = _by_rule(rule, plain, known(plain), sizes, shapes.get(name))
         if not found[name]:
@@ -172,10 +188,11 @@ def explain(
                 f"{rule.label} contradicts the source, where device matrix "
                 f"{list(plain.device_matrix)} with tensor map {plain.printable_map} was used with "
                 f"{sizes}",
-                "Change the rule, use another version of the preset, or correct " + option,
+                "Change the rule, use another version of the preset, or correct "
+                + refusals.src_flag,
                 name,
             )
-    _check_use([some for some in found.values() if some], sizes, option, refusals)
+    _check_use([some for some in found.values() if some], sizes, refusals)
     return found
 
 
@@ -196,11 +213,10 @@ def _misfit(layout: Layout, sizes: Parallel) -> str:
     return f"device matrix {matrix} fits no mesh of {sizes}"
 
 
-def _check_use(
-    found: Sequence[tuple[Meaning, ...]], sizes: Parallel, option: str, refusals: Refusals
-) -> None:
+def _check_use(found: Sequence[tuple[Meaning, ...]], sizes: Parallel, refusals: Refusals) -> None:
     """Refuse stated axes that shard nothing, and sizes by which all parameters are experts'."""
     used = {axis for several in found for one in several for axis in one.axes}
+    option = refusals.src_flag
     if found and all(one.mesh == EXPERT for several in found for one in several):
         refusals.add(f"with {sizes} every parameter would be an expert's", f"Correct {option}")
     for axis, name, size in (("tp", "mp", sizes.mp), ("ep", "ep", sizes.ep)):

@@ -127,6 +127,10 @@ _SPELLINGS = {
 _FLAGS = ("vocab_emb_dp", "use_seq_parallel")
 
 
+SRC_SIZES, DST_SIZES = "--src-parallel", "--dst-parallel"
+"""The options that give the sizes of both jobs, where no configuration does."""
+
+
 def parse_parallel(text: str, option: str, known: Parallel | None = None) -> Parallel:
     """Read sizes such as ``dp=2,mp=4,pp=2``, over those already `known`. Raises UsageError.
 

@@ -12,7 +12,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.results import Result
 from rankxform.values import dataclass
 
-from .mesh import Parallel
+from .mesh import DST_SIZES, SRC_SIZES, Parallel
 from .place import StageLayers
 from .rules import Preset, Rule
 
@@ -33,7 +33,8 @@ class DeriveRequest:
     optimizer's shard and the pipeline change, and with `keep_stages` not even the latter. extents:
     of the parameters, as far as they are known. rules: the user's, before the preset's. opt_on,
     opt_off: which parameters take part in the optimizer's shard, or do not. unsharded: axes that
-    shard no parameter. predict: the job trains nothing. places: what is said of the pipeline.
+    shard no parameter. predict: the job trains nothing. src_flag, dst_flag: the
+    options that the sizes come from. places: what is said of the pipeline.
     """
 
     source: Strategy | None
@@ -48,6 +49,8 @@ class DeriveRequest:
     opt_off: tuple[re.Pattern[str], ...] = ()
     unsharded: frozenset[str] = frozenset()
     predict: bool = False
+    src_flag: str = SRC_SIZES
+    dst_flag: str = DST_SIZES
     places: StageLayers = field(default_factory=StageLayers)
 
     @property

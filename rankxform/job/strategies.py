@@ -186,7 +186,7 @@ def explain_strategy(
     parameters = parameters_of(source, refusals)
     rules = presets.load(preset).rules if preset else ()
     found: Mapping[str, tuple[Meaning, ...]] = {}
-    if fits(source, sizes, "--src-parallel", refusals):
+    if fits(source, sizes, refusals):
         found = explain(parameters, sizes, rules, full, refusals)
     unknown = [name for name in parameters if preset and rule_for(rules, name, "spec") is None]
     if unknown:
