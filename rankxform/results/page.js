@@ -91,8 +91,10 @@ const rankxformPage = (() => {
     const rows = sides.map((side) => h("div", { class: "stages" }, h("span", { class: "side" }, side.name),
       side.stages.map((stage, at) => h("span", { class: `stage h${at % HUES}`, style: `flex:${Math.max(stage.layers, 1)} 1 0`,
         title: `stage ${at}: layers ${stage.names || "none"} (${stage.layers})` },
-        h("b", {}, side.stages.length > 8 ? `${at}` : `stage ${at}`), ` ${stage.names || "-"}`))));
-    return [rows, h("p", { class: "faint" }, "Pipeline stages in bold, and the layers that each has.")];
+        h("b", {}, side.stages.length > 8 ? `${at}` : `stage ${at}`), side.stages.length > 16 ? "" : ` ${stage.names || "-"}`))));
+    const all = sides.flatMap((side) => side.stages.map((stage, at) => [side.name, at, stage.names || "-", stage.layers]));
+    return [rows, h("p", { class: "faint" }, "Pipeline stages in bold, and the layers that each has."),
+      folded("as numbers", table(["", "stage", "layers", "how many"], all))];
   }
 
   /* Who takes how many bytes from whom: darker is more, and bars are the sums. */
