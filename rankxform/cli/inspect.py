@@ -21,7 +21,7 @@ from rankxform.transport import Team
 
 from .maps import show_names
 from .options import add_json, add_option, given, option, refuse
-from .report import catalog_words, notes, warnings
+from .report import catalog_words, notes, samples_in_words, warnings
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -203,9 +203,7 @@ def _checked(found: Check) -> str:
 
 def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:
     if evidence.samples:
-        told = (
-            f"fits, by {count(evidence.samples, 'comparison')} of tensors that several files hold"
-        )
+        told = f"fits, by {samples_in_words(evidence.facts)}"
     else:
         told = "nothing could be compared: no two files hold slices of one tensor"
     read = f"{count(evidence.reads, 'read')} of {size(evidence.bytes_read)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,12 @@ def needs(request: Request, target: Target, nbytes: int, processes: int) -> list
     return [
         labelled("to write", f"{size(nbytes)}{free}, {buffer(request.memory)} of buffers{each}")
     ]
+
+
+def samples_in_words(evidence: Mapping[str, int | None]) -> str:
+    """Say on what a source's strategy stands, by bytes that were compared."""
+    told, percent = count(evidence.get("samples") or 0, "sample"), evidence.get("percent")
+    return told if percent is None else f"{told}, of kinds that hold {percent} % of the bytes"
 
 
 def _found(source: Source) -> str:

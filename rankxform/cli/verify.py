@@ -25,7 +25,7 @@ from .options import (
     add_work,
     refuse,
 )
-from .report import notes, warnings
+from .report import notes, samples_in_words, warnings
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
             ]
         )
     if found.same:
-        stands = count(found.evidence.get("samples", 0), "sample")
+        stands = samples_in_words(found.evidence)
         what = f"every byte compared, {what}; "
         if found.by_manifest:
             what += "with the fingerprints of the conversion"

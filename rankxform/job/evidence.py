@@ -6,7 +6,7 @@ several ranks hold is compared, and parameters that no strategy lists are compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from posixpath import basename
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from rankxform.errors import CheckpointError, DifferenceError
 from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
-from rankxform.layout.names import STEPS, pattern_of, summarize_names
+from rankxform.formats.dtype import content_bytes
+from rankxform.layout.names import STEPS, parameter_of, pattern_of, summarize_names
 from rankxform.ops.weights import is_state
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
@@ -58,6 +59,8 @@ from .rows import check_values
 
 _SHOWN = 3
 _SECOND = 8
+_FEW = 50
+"""Of a hundred bytes; where less is of kinds that were compared, it is said."""
 
 
 def examine(asked: Asked, source: Source, target: Target, team: Team) -> Evidence:
@@ -96,7 +99,22 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
         every = adapter.table.parameters
         rules = [*_comparisons(request, adapter, every, selection.name_of), _untrained(adapter)]
         found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={}, steps=())
+    percent = _percent(chosen, found.sampled)
+    found = replace(found, percent=percent)
+    if 0 < percent < _FEW and source.table.strategy is not None and not source.form.described:
+        text = f"{source.table.label}: was compared with samples of kinds that hold {percent} % of "
+        found += Evidence(notices=(f"{text}the bytes; of the others there was nothing to compare",))
     return found + check_values(request, source, target, team)
+
+
+def _percent(chosen: Iterable[Parameter], sampled: Collection[str]) -> int:
+    """Return how much of what is converted is of kinds that were compared, by bytes."""
+    kinds = {pattern_of(parameter_of(name)) for name in sampled}
+    sizes = [
+        (pattern_of(parameter_of(one.name)), content_bytes(one.dtype, one.shape)) for one in chosen
+    ]
+    known = sum(nbytes for kind, nbytes in sizes if kind in kinds)
+    return 100 * known // max(1, sum(nbytes for _, nbytes in sizes))
 
 
 def _untrained(adapter: Source) -> Comparison:

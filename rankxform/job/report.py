@@ -74,7 +74,7 @@ class Report(Result):
     bytes_before: int = 0
     bytes_fetched: int | None = None
     bytes_compared: int = 0
-    evidence: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[str, int | None] = field(default_factory=dict)
     accepted: tuple[str, ...] = ()
     move_seconds: float = 0.0
     placement: str | None = None

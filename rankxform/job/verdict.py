@@ -47,7 +47,7 @@ class Verdict(Result):
     warnings: tuple[str, ...] = ()
     command: str | None = None
     step: str | None = None
-    evidence: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[str, int | None] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
     @property

@@ -50,16 +50,19 @@ class Evidence:
     """What ranks were found to hold.
 
     own: source tensors of which the holders have values of their own. names: of those that were
-    compared whole, and nbytes of them. samples: comparisons of tensors' samples; reads,
-    bytes_read: what that took; seen: the samples of the source. steps: how far
-    the training was, by what files hold. warnings: what may not be what was
-    meant; notices: what to know.
+    compared whole, and nbytes of them. samples: comparisons of tensors' samples, and sampled, of
+    which tensors; percent: how much of the source is of their kinds, by bytes, rounded down, None
+    if nothing was asked. reads, bytes_read: what that took; seen: the samples of the source. steps:
+    how far the training was, by what files hold. warnings: what may not be what was meant; notices:
+    what to know.
     """
 
     own: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()
     nbytes: int = 0
     samples: int = 0
+    sampled: frozenset[str] = frozenset()
+    percent: int | None = None
     reads: int = 0
     bytes_read: int = 0
     seen: Samples = field(default_factory=dict, compare=False)
@@ -68,9 +71,14 @@ class Evidence:
     notices: tuple[str, ...] = ()
 
     @property
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, int | None]:
         """Its numbers, for JSON."""
-        return {"samples": self.samples, "reads": self.reads, "bytes_read": self.bytes_read}
+        return {
+            "samples": self.samples,
+            "percent": self.percent,
+            "reads": self.reads,
+            "bytes_read": self.bytes_read,
+        }
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
@@ -78,6 +86,8 @@ class Evidence:
             self.names + other.names,
             self.nbytes + other.nbytes,
             self.samples + other.samples,
+            self.sampled | other.sampled,
+            self.percent if other.percent is None else other.percent,
             self.reads + other.reads,
             self.bytes_read + other.bytes_read,
             self.seen or other.seen,

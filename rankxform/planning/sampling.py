@@ -292,13 +292,13 @@ def replicas_agree(looked: Iterable[Looked], seen: Samples) -> Agreement:
 
 def same_where_different(
     looked: Iterable[Looked], seen: Samples
-) -> tuple[list[Looked], list[tuple[int, int]], int]:
+) -> tuple[list[Looked], list[tuple[int, int]], list[str]]:
     """Compare what files hold of different boxes.
 
     Returns the tensors of which all boxes hold the same; pairs of files that hold the same of
-    everything else of which they should hold different boxes; and how many tensors were compared.
+    everything else of which they should hold different boxes; and the tensors that were compared.
     """
-    equal, compared = [], 0
+    equal, compared = [], list[str]()
     alike = Counter[tuple[int, int]]()
     boxes: list[dict[int, tuple[Cell, bytes]]] = []
     for one in looked:
@@ -311,7 +311,7 @@ def same_where_different(
         cells = {cell for cell, _ in of.values()}
         if len(cells) < 2:
             continue
-        compared += 1
+        compared.append(one.name)
         by_digest: dict[bytes, list[int]] = {}
         for file, (_, digest) in of.items():
             by_digest.setdefault(digest, []).append(file)
@@ -343,7 +343,7 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
     and values. Raises CheckpointError.
     """
     equal, pairs, compared = same_where_different(looked, seen)
-    if compared and len(equal) == compared:
+    if compared and len(equal) == len(compared):
         raise _all_equal(catalog, equal)
     if pairs:
         a, b = pairs[0]
@@ -358,7 +358,7 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
     names = summarize_names([one.name for one in equal], 2)
     what = f"{names}: every rank holds the same bytes, though {catalog.label} shards "
     notices = (what + ("them" if equal[1:] else "it"),) if equal else ()
-    return Evidence(notices=notices, samples=compared)
+    return Evidence(notices=notices, samples=len(compared), sampled=frozenset(compared))
 
 
 def _all_equal(catalog: Catalog, equal: Sequence[Looked]) -> CheckpointError:
@@ -392,7 +392,7 @@ def check_replicas_agree(
     """
     found = replicas_agree((one for one in looked if one.weighty), seen)
     others = replicas_agree((one for one in looked if not one.weighty), seen)
-    compared = len(found.compared) + len(others.compared)
+    compared = [one.name for one in (*found.compared, *others.compared)]
     if not found.compared and _all_differ(others):
         found, others = others, Agreement()
     refused = [one for one in found.differing if one.looked.name not in accepted]
@@ -405,7 +405,7 @@ def check_replicas_agree(
             details=_observed(catalog, found, seen),
         )
     warnings = (_in_words(catalog, found),) if found.differing else ()
-    return Evidence(warnings=warnings, samples=compared)
+    return Evidence(warnings=warnings, samples=len(compared), sampled=frozenset(compared))
 
 
 def _all_differ(found: Agreement) -> bool:
