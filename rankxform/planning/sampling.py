@@ -7,6 +7,7 @@ processes. Bytes that are all equal, such as a moment of zeros, prove nothing.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -227,6 +228,15 @@ def entries_of(looked: Iterable[Looked]) -> dict[int, list[str]]:
     return {file: list(names) for file, names in found.items()}
 
 
+_REPEATED = re.compile(r"expert|moe|kv|key|value|(?<![a-z])w?[kv](?![a-z])", re.IGNORECASE)
+
+
+def _may_repeat(one: Looked) -> bool:
+    """Whether slices may be equal: of experts that are made of one, which may be stacked, and of
+    heads of keys and values, which are repeated where there are fewer than ranks."""
+    return len(one.parameter.shape) > 2 or bool(_REPEATED.search(parameter_of(one.name)))
+
+
 # -- what samples say -----------------------------------------------------------------------------
 
 
@@ -292,13 +302,14 @@ def replicas_agree(looked: Iterable[Looked], seen: Samples) -> Agreement:
 
 def same_where_different(
     looked: Iterable[Looked], seen: Samples
-) -> tuple[list[Looked], list[tuple[int, int]], list[str]]:
+) -> tuple[list[Looked], list[Looked], list[tuple[int, int]], list[str]]:
     """Compare what files hold of different boxes.
 
-    Returns the tensors of which all boxes hold the same; pairs of files that hold the same of
-    everything else of which they should hold different boxes; and the tensors that were compared.
+    Returns the tensors of which all boxes hold the same; those of which each box holds the same as
+    some other; pairs of files that hold the same of everything else of which they should hold
+    different boxes; and the tensors that were compared.
     """
-    equal, compared = [], list[str]()
+    equal, copied, compared = list[Looked](), list[Looked](), list[str]()
     alike = Counter[tuple[int, int]]()
     boxes: list[dict[int, tuple[Cell, bytes]]] = []
     for one in looked:
@@ -319,7 +330,8 @@ def same_where_different(
             equal.append(one)
             continue
         if all(len({of[file][0] for file in some}) > 1 for some in by_digest.values()):
-            continue  # copied along an axis, as heads are, and experts that are made of one
+            copied.append(one)  # along an axis, as heads are, and experts that are made of one
+            continue
         boxes.append(of)
         for some in by_digest.values():
             first = some[0]
@@ -329,7 +341,7 @@ def same_where_different(
         for pair, count in alike.items()
         if count == sum(_are_apart(of, *pair) for of in boxes) > 1
     ]
-    return equal, sorted(pairs), compared
+    return equal, copied, sorted(pairs), compared
 
 
 def _are_apart(of: Mapping[int, tuple[Cell, bytes]], a: int, b: int) -> bool:
@@ -339,10 +351,10 @@ def _are_apart(of: Mapping[int, tuple[Cell, bytes]], a: int, b: int) -> bool:
 def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples) -> Evidence:
     """Refuse files that hold the same bytes of whatever they should hold different boxes of.
 
-    All of them, or two. Some tensors alone are a notice: upcycled experts, repeated heads of keys
-    and values. Raises CheckpointError.
+    All of them, or two, or files that hold one tensor which nobody repeats. Experts that were made
+    of one, and heads of keys and values, are a notice. Raises CheckpointError.
     """
-    equal, pairs, compared = same_where_different(looked, seen)
+    equal, copied, pairs, compared = same_where_different(looked, seen)
     if compared and len(equal) == len(compared):
         raise _all_equal(catalog, equal)
     if pairs:
@@ -352,6 +364,14 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
             f"looked at, and by {catalog.label} they hold different slices{more}",
             "copy the files again: one is a copy of the other",
+            "give the strategy that this checkpoint was saved with",
+            _ALLOW_EQUAL,
+        )
+    others = [one.name for one in (*equal, *copied) if not _may_repeat(one)]
+    if others:
+        raise CheckpointError(
+            f"{catalog.label} shards {summarize_names(others, 2)}, and files hold the same bytes "
+            "of different slices",
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
         )

@@ -201,6 +201,28 @@ def test_experts_that_were_all_made_of_one(tmp_path):
     assert "every rank holds the same bytes" in " ".join(report.notices)
 
 
+@pytest.mark.parametrize("name", ["embed.weight", "layers.0.wo.weight"])
+def test_equal_slices_of_what_nobody_repeats(name, tmp_path):
+    """As where the optimizer's shard of a strategy is another job's; keys' heads may be equal."""
+    stages = [{n: ([4], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in PARAMS.items()}]
+
+    def halves_twice(one, shape, dtype):
+        full = reference.full_tensor(one, shape, dtype)
+        if one == repeated:
+            full[shape[0] // 2 :] = full[: shape[0] // 2]
+        return full
+
+    repeated = name
+    place = Place(tmp_path, make=halves_twice, stages=stages)
+    refused(place, f"shards {name}, and files hold the same bytes of different slices")
+    place.convert(accept=["equal-slices"])
+    repeated = "layers.0.wk.weight"
+    params = {**PARAMS, repeated: ((32, 32), "Float32")}
+    stages[0][repeated] = ([4], [0, -1], 0, 0)
+    report = Place(tmp_path / "keys", make=halves_twice, params=params, stages=stages).convert()
+    assert report.warnings == ()
+
+
 def test_a_tied_embedding_whose_copies_differ(tmp_path):
     stage = {"embed.weight": ([2], [0, -1], 0, 0), "w0": ([2], [0, -1], 0, 0)}
     last = {"embed.weight": ([2], [0, -1], 0, 0), "w1": ([2], [0, -1], 0, 0)}
@@ -236,7 +258,7 @@ def test_a_single_rank_is_not_sampled(tmp_path):
     reference.write_checkpoint(tmp_path / "src", stages, {"w": ((64, 64), "Float32")})
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
     report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
-    assert report.evidence == {"samples": 0, "reads": 0, "bytes_read": 0}
+    assert report.evidence == {"samples": 0, "percent": 0, "reads": 0, "bytes_read": 0}
 
 
 def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
