@@ -324,6 +324,7 @@ def contents(
     src_strategy: PathLike | Strategy | None = None,
     *,
     comm: Any = None,
+    progress: Progress = True,
     **options: Unpack[SourceOptions],
 ) -> Contents:
     """Return what a checkpoint holds, as ``inspect --page`` shows it; a notebook searches in it.
@@ -339,7 +340,7 @@ def contents(
         request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
         return containing.contents(request, processes)
 
-    return _collective(comm, False, run)
+    return _collective(comm, progress, run)
 
 
 def _collective(comm: Any, progress: Progress, run: Callable[[Team, Begin], T]) -> T:
@@ -394,7 +395,7 @@ def _request(
 ) -> Request:
     unknown = sorted(set(options).difference(known))
     if unknown:
-        meant = nearest(unknown[0], [*known, *_GIVEN])
+        meant = nearest(unknown[0], {*known, *_GIVEN} - {unknown[0]})
         raise UsageError(f"unknown option {unknown[0]!r}{meant or _SEE}")
     given = dict(options)
     for one in option_table():

@@ -323,7 +323,10 @@ def _parts_table(found: Mapping[str, Any]) -> str:
 
 def _destination_table(found: Mapping[str, Any]) -> str:
     if found["src"] is None:
-        why = found.get("unclear") or "a run that was stopped; the same command continues it"
+        why = (
+            found.get("unclear")
+            or "a run that is at work or was stopped; the same command continues it"
+        )
         return f"{shown_path(found['path'])}: unfinished work of rankxform ({why})"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written_at"]))
     number = len(found["shards"])
@@ -341,7 +344,9 @@ def _destination_table(found: Mapping[str, Any]) -> str:
     ]
     lines += [f"WRONG: {fault}" for fault in found["faults"]]
     if found["begun"]:
-        lines.append("a run into this folder was stopped; the same command continues it")
+        lines.append(
+            "a run into this folder is at work or was stopped; the same command continues it"
+        )
     return "\n".join([*lines, "", _rank_rows(found)])
 
 

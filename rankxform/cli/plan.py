@@ -190,24 +190,28 @@ def _table(planned: Planned, screen: Screen) -> str:
     lines += notes(plan.notices)
     if prediction:
         lines.append(_prediction(*prediction))
-    if target.dst is not None and source.paths:
+    if target.dst is not None and source.paths and not _is_short(plan):
         run = screen.command("transform", without=("--dry-run",))
         timed = [] if prediction else ["with --dry-run: how long that would take, measured"]
         lines.append(labelled("next", run, *timed))
     return "\n".join(lines + warnings(plan.warnings))
 
 
+def _is_short(plan: Plan) -> bool:
+    return None not in (plan.bytes_stored, plan.bytes_free) and (
+        (plan.bytes_stored or 0) > (plan.bytes_free or 0)
+    )
+
+
 def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
     """Say whether there is room, what is needed, what is missing, and whose processes write."""
-    needed, free = plan.bytes_stored, plan.bytes_free
     each = " a process" if plan.processes > 1 else ""
     told = [f"needs {needs(plan)}", f"{buffer(plan.buffer_bytes)} of buffers{each}"]
     if prediction:
         told.append(f"about {seconds(prediction[0])}")
     if plan.absent:
         told.append(f"{len(plan.absent):,} tensors are in no file")
-    is_short = needed is not None and free is not None and needed > free
-    lines = [labelled("NO ROOM" if is_short else "fits", ", ".join(told))]
+    lines = [labelled("NO ROOM" if _is_short(plan) else "fits", ", ".join(told))]
     if plan.written_by == NODE:
         lines.append(labelled("written", "each file by processes of one node"))
     return lines

@@ -64,7 +64,8 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
         if layout is not None:
             layouts[name] = layout
     if refusals:
-        fitting = presets.fitting(parameters) if request.preset is None else ()
+        asks = any("--preset" in text for text in refusals.texts())
+        fitting = presets.fitting(parameters) if asks and request.preset is None else ()
         tries = [f"--preset {name}, which knows all names" for name in fitting]
         raise DerivationError.of(refusals.texts(), tries=tries)
     strategy = _strategy(request, parameters, layouts, stages, label)

@@ -40,15 +40,16 @@ class Result(ABC):
         if doubts[_MOST_TEXTS:]:
             texts.append(f"and {len(doubts) - _MOST_TEXTS} more")
         amounts = self.amounts()
+        notices = [("note", text) for text in getattr(self, "notices", ())[:_MOST_TEXTS]]
         head = {
             "title": "",
             "what": type(self).__name__,
             "told": self.in_short(),
             "state": "plan",
-            "amounts": list(amounts.items()),
+            "amounts": [*amounts.items(), *notices],
         }
         facts = {"result": "result", "head": head, "warnings": texts, **stages(self.layers())}
-        rows = [*amounts.items(), *(("warning", text) for text in texts)]
+        rows = [*amounts.items(), *notices, *(("warning", text) for text in texts)]
         return fragment({**facts, **self.drawn()}, as_table(repr(self), rows))
 
 

@@ -205,6 +205,10 @@ const rankxformPage = (() => {
   /* What several results say, each once. */
   const told = (results, what) => [...new Set(Object.values(results).flatMap((one) => one[what] ?? []))];
   const known = (results) => told(results, "notices").length ? [section("What to know", list(told(results, "notices")))] : [];
+  function different({ verify }) {
+    const rows = (verify?.differences ?? []).map((one) => [one.rank ?? one.file, one.name, one.why, one.count, one.size, one.index ? one.index.join(", ") : null]);
+    return rows.length ? [section("Different", table(["rank or file", "tensor", "why", "elements that differ", "of", "first at"], rows))] : [];
+  }
   function notWritten({ plan }) {
     const rows = plan.left_out.map((one) => folded(`${one.why}: ${size(one.nbytes)}`, h("div", { title: one.nbytes }, list(one.names))));
     if (plan.absent.length) rows.push(folded("in the strategies, not in the checkpoint", list(plan.absent)));
@@ -297,6 +301,7 @@ const rankxformPage = (() => {
   const SECTIONS = {
     head: (one) => [head(one)],
     warnings,
+    different: (one) => different(one),
     layers: (one) => [section("Layers by pipeline stage", layers(one))],
     flow: (one) => [section("Who reads from whom", h("p", {}, "Darker is more, and bars are the sums. A slice that several ranks need counts for each of them; of equal copies in the source one is read, chosen to spread the load."), matrix(one))],
     kinds: (one) => [section("How tensors are sharded, before and after", kinds(one))],
@@ -309,7 +314,7 @@ const rankxformPage = (() => {
   };
 
   function draw(facts, root) {
-    if (!facts.warnings && facts.results) facts = { ...facts, warnings: told(facts.results, "warnings") };
+    if (facts.results) facts = { warnings: told(facts.results, "warnings"), ...facts, different: facts.results };
     for (const [name, show] of Object.entries(SECTIONS)) if (name in facts) root.append(...show(facts[name]));
   }
   return Object.assign(draw, { size, seconds });

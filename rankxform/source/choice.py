@@ -351,8 +351,9 @@ def _newer(selected: Selected) -> tuple[str, ...]:
 def _unfinished(folder: str) -> Iterator[Fault]:
     """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
     if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
-        tries = ("run its command again to complete it",)
-        yield Fault(Parts("a conversion into this folder was stopped", tries, folder))
+        tries = ("run its command again to complete it, unless it is at work",)
+        what = "a conversion into this folder was stopped, or is at work"
+        yield Fault(Parts(what, tries, folder))
 
 
 def _contradictions(description: Description, given: Strategy) -> Iterator[Fault]:

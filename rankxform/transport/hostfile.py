@@ -121,7 +121,8 @@ def parse(data: bytes, label: str) -> list[Host]:
             continue
         match = re.fullmatch(r"(\[[^\]]+\]|[^:=]+)(?::(\d+))?", words[0])
         slots = [word[6:] for word in words[1:] if word.startswith("slots=")]
-        if not match or not all(count.isdecimal() for count in slots):
+        every = [*slots, match[2] or "1"] if match else []
+        if not match or not all(count.isdecimal() and int(count) for count in every):
             raise UsageError(f"{label}:{number}: no host of a hostfile: {line.strip()!r}")
         hosts.append(Host(match[1].strip("[]"), int((slots or [match[2] or "1"])[0])))
     return _checked(hosts, label)

@@ -80,10 +80,11 @@ def ask(names: Sequence[str], label: str, own: Own, seconds: float = _SECONDS) -
         wrong = {name: why for name, why in zip(others, answers) if why}
     if wrong:
         first = next(iter(wrong))
+        asked = f"cd {shlex.quote(os.getcwd())} && {shlex.quote(sys.executable)} -m rankxform -V"
         raise UsageError(
             f"host {first} cannot take part" if len(wrong) == 1
             else f"{len(wrong)} of {len(names)} hosts cannot take part, such as {first}",
-            f"{shlex.join([*agent, first])} {shlex.quote(f'{sys.executable} -m rankxform -V')}",
+            f"{shlex.join([*agent, first])} {shlex.quote(asked)}",
             f"take {'it' if len(wrong) == 1 else 'them'} out of {label}",
             where=f"--hostfile {label}",
             details="\n".join(f"{name}: {why}" for name, why in wrong.items()),
@@ -106,6 +107,8 @@ def _is_here(name: str) -> bool:
     except (OSError, UnicodeError):
         return False
     for of_family, kind, protocol, _, address in found:
+        if str(address[0]).startswith("127.") and address[0] != "127.0.0.1":
+            continue  # mpirun reaches it as another host
         with suppress(OSError), socket.socket(of_family, kind, protocol) as one:
             one.bind(address)
             return True

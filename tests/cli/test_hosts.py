@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -47,8 +48,8 @@ def asked(*names, seconds=20.0):
 
 
 def test_all_hosts_can_take_part_and_this_one_is_not_asked(tmp_path, agent):
-    asked("n1", "localhost", "n2", "127.0.0.1")
-    assert sorted((tmp_path / "asked").read_text().split()) == ["n1", "n2"]
+    asked("n1", "localhost", "n2", "127.0.0.1", "127.0.0.2")
+    assert sorted((tmp_path / "asked").read_text().split()) == ["127.0.0.2", "n1", "n2"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,8 @@ def test_what_is_proposed_can_be_pasted(agent, capfd, tmp_path):
     with pytest.raises(UsageError) as caught:
         asked("n1")
     words = shlex.split(caught.value.parts.tries[0])
-    assert words == [str(tmp_path / "agent"), "n1", f"{sys.executable} -m rankxform -V"]
+    asked_there = f"cd {os.getcwd()} && {sys.executable} -m rankxform -V"
+    assert words == [str(tmp_path / "agent"), "n1", asked_there]
 
 
 @pytest.mark.parametrize(

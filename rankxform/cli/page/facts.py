@@ -10,7 +10,7 @@ from posixpath import basename
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rankxform
-from rankxform.display.units import buffer, count, seconds, size
+from rankxform.display.units import against_needed, buffer, count, seconds, size
 from rankxform.job.efficiency import floor_of, in_words
 from rankxform.job.picture import as_drawn, flow, kinds, node_flow, shown
 from rankxform.results import stages
@@ -69,6 +69,7 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
         "time": "not measured",
         "reads": f"{least if least == most else f'{least} to {most}'} of {plan.src_ranks:,} "
         f"source {'ranks' if source.table.strategy else 'files'}, for each file written",
+        "read": against_needed(plan.bytes_read, plan.bytes_needed),
         "disk": needs(plan),
         "memory": f"{buffer(plan.buffer_bytes)} of buffers a process",
         "tensors": f"{plan.parameters:,}",
@@ -82,7 +83,9 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
         amounts["time"] = f"about {seconds(predicted)}"
     if done is not None:
         state, told = "right", "done, every byte written once; not compared"
-        if done.fingerprints:
+        if done.files_kept == len(done.files):
+            told = "complete already; nothing was written"
+        elif done.fingerprints:
             told = "done, and fingerprints are kept"
         amounts["time"] = f"{seconds(done.seconds)}; {seconds(done.move_seconds)} to move bytes"
         amounts["memory"] = f"{size(done.peak_memory_bytes)} in the largest process"
