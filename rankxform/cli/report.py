@@ -85,7 +85,7 @@ def needs(request: Request, target: Target, nbytes: int, processes: int) -> list
 def samples_in_words(evidence: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
     told, percent = count(evidence.get("samples") or 0, "sample"), evidence.get("percent")
-    return told if percent is None else f"{told}, of kinds that hold {percent} % of the bytes"
+    return told if not percent else f"{told}, of kinds that hold {percent} % of the bytes"
 
 
 def _found(source: Source) -> str:

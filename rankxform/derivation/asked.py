@@ -61,6 +61,28 @@ def derive_request(options: DeriveOptions) -> DeriveRequest | None:
     )
 
 
+def source_request(options: DeriveOptions) -> DeriveRequest:
+    """Read what the strategy of a source is derived from, of which --src-config has the sizes.
+
+    Raises UsageError.
+    """
+    assert options.src_config is not None
+    config, preset = _config("src", options), _preset(options)
+    assert config is not None
+    return DeriveRequest(
+        source=None,
+        dst=merged(config.parallel, {"threshold": options.src_threshold}),
+        preset=preset,
+        rules=tuple(parse_rule(text) for text in options.rule),
+        opt_on=_expressions(options, "opt_on"),
+        opt_off=_expressions(options, "opt_off"),
+        unsharded=frozenset([options.unsharded] if options.unsharded else []),
+        places=_places(replace(options, layers_per_stage=()), preset, config),
+        src_flag="--src-config",
+        dst_flag="--src-config",
+    )
+
+
 def _config(side: str, options: DeriveOptions) -> JobConfig | None:
     path, sizes = getattr(options, f"{side}_config"), getattr(options, f"{side}_parallel")
     if path is None:

@@ -44,7 +44,8 @@ class Check(Result):
     """What a check of a checkpoint found.
 
     full: whether every byte was read. reads, bytes_read: of content, by all processes; seconds: of
-    the whole call. rows: what was checked, each with its state (right, doubtful, wrong, not checked).
+    the whole call. rows: what was checked, each with its state (right, doubtful, wrong, not
+    checked).
     """
 
     src: str

@@ -27,6 +27,7 @@ from rankxform.derivation.explain import (
 from rankxform.derivation.mesh import LAYOUT, Meaning, Parallel, checked_spec, parse_parallel
 from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
 from rankxform.derivation.rules import Rule, parse_rule
+from rankxform.derivation.slices import derive_of_slices
 from rankxform.errors import (
     CheckpointError,
     DerivationError,
@@ -43,6 +44,7 @@ from rankxform.source.choice import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 from rankxform.target.asked import read_shapes
+from rankxform.target.of_slices import of_stages
 
 
 def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:
@@ -60,11 +62,28 @@ def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) 
             "--from STRATEGY",
             "--shapes CHECKPOINT or FILE.json, and --preset or --rule",
         )
+    if isinstance(source, WholeStrategy) and shapes is not None:
+        check_whole(given)
+        found = _of_ranks(given, shapes)
+        if found is not None:
+            return found
     extents = extents_at(shapes, source) if shapes is not None else {}
     if isinstance(source, WholeStrategy):
-        check_whole(given)
         return derive(replace(given, extents=extents), f"derived from {shapes}")
     return derive(complete_question(given, source, extents), f"derived from {source.label}")
+
+
+def _of_ranks(given: DeriveRequest, where: str) -> Derived | None:
+    """Derive how the files of a job's ranks are sharded; None of one file."""
+    path = Path(where)
+    if path.suffix == ".json" or not path.is_dir():
+        return None
+    form, _, selected = look_at(Where(str(path.absolute())))
+    if form.described or len(selected.names) < 2:
+        return None
+    paths = {rank: str(path / name) for rank, name in selected.names.items()}
+    schemas = of_stages(paths, given.dst, where)
+    return derive_of_slices(given, schemas, f"derived from the slices of {where}")
 
 
 def extents_at(where: str, source: Strategy) -> dict[str, Extent]:

@@ -19,6 +19,9 @@ _SHOWN = 2
 _FOLDER = re.compile(r"rank_(\d+)")
 
 
+_LOST = "--src-config FILE and --preset NAME, that job's YAML, if its strategy is lost"
+
+
 def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[int]) -> Parts:
     """Say that files of several ranks need a strategy, and which lie beside the checkpoint.
 
@@ -39,7 +42,7 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
     none = "--src-strategy none if every rank holds whole parameters (data parallel, "
     return Parts(
         f"{what}, and no --src-strategy says how they were sharded",
-        (*found, f"{none}remove_redundancy)"),
+        (*found, _LOST, f"{none}remove_redundancy)"),
         where="" if where.files is not None else where.path,
         details=there if others and not any(is_tied(path, folder) for path, _ in beside) else "",
     )

@@ -73,11 +73,18 @@ def read_request(request: Request, team: Team) -> Asked:
 def _read(request: Request) -> Asked:
     where = absolute(request.src)
     operation = read_operation_inputs(request, where)
-    src = strategies.load(request.src_strategy)
-    dst = _question(request) or strategies.load(request.dst_strategy)
+    src, is_derived = strategies.load(request.src_strategy), False
+    there = not is_path(where) or Path(where).exists()
+    alone = request.src_strategy is None and request.src_config is not None
+    if alone and there and request.shapes is None:
+        from .of_slices import of_slices
+
+        found = of_slices(where_of(replace(request, src=where), None), request)
+        src, is_derived = (src, False) if found is None else (found, True)
+    question = None if is_derived and not request.derives else _question(request)
+    dst = question or strategies.load(request.dst_strategy)
     if request.shapes is not None:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
-    there = not is_path(where) or Path(where).exists()
     if request.dst and not there and Path(request.dst).exists():
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",
@@ -85,7 +92,7 @@ def _read(request: Request) -> Asked:
             "exchange SRC and DST",
             where=where,
         )
-    stated = src if request.src_strategy is not None else None
+    stated = src if is_derived or request.src_strategy is not None else None
     doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
     return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -153,6 +153,12 @@ def _below(path: str, folder: str) -> str:
 # -- the command that verifies --------------------------------------------------------------------
 
 
+_OF_SLICES = (
+    "src_config", "src_threshold", "preset", "unproven", "rule", "opt_on", "opt_off", "unsharded",
+)  # fmt: skip
+"""What a source's strategy is derived from, of slices."""
+
+
 def verify_options(request: Request, source: Source, target: Target) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
     words = []
@@ -169,14 +175,22 @@ def verify_options(request: Request, source: Source, target: Target) -> list[str
             words += _words(side, given.label if kept else placeholder)
         elif given is not None:
             words += _words(side, str(path.absolute()) if path else given)
-    for one in option_table():
-        if COMPARE in facts_of(one).affects and not is_default(request, one.name):
-            value = getattr(request, one.name)
-            for text in value if isinstance(value, tuple) else (value,):
-                words += [flag_of(one.name)] if text is True else _words(one.name, str(text))
+    compared = [one.name for one in option_table() if COMPARE in facts_of(one).affects]
+    words += [*_all_words(request, compared)]
+    if source.where.strategy is not None and request.src_strategy is None:
+        words += [*_all_words(request, _OF_SLICES)]
     if source.selected.step_name:  # a newer one may be there by then
         words += _words("step", source.selected.step_name)
     return words
+
+
+def _all_words(request: Request, names: Iterable[str]) -> Iterator[str]:
+    """Yield the options of these names that are not as they are by default."""
+    for name in names:
+        if not is_default(request, name):
+            value = getattr(request, name)
+            for text in value if isinstance(value, tuple) else (value,):
+                yield from [flag_of(name)] if text is True else _words(name, str(text))
 
 
 def _words(name: str, value: str) -> list[str]:
