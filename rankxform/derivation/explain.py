@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from rankxform.errors import RequestError
 from rankxform.geometry.box import Shape
@@ -237,10 +238,13 @@ def _by_rule(
     ways = [sizes]
     if rule.replicated_if and sizes.vocab_emb_dp is None:
         ways = [replace(sizes, vocab_emb_dp=way) for way in (True, False)]
-    for way in ways:
+    axes = len(rule.spec)
+    either = [(sizes.mp * sizes.cp,) * axes, (1,) * axes]  # an extent that divides, and one not
+    known_shapes = either if shape is None and rule.replicated_if else [shape]
+    for way, extents in product(ways, known_shapes):
         for mesh in rule.meshes(likely):
             try:
-                meant = layout_of(mesh, rule.meaning(mesh, way, shape).spec, way)
+                meant = layout_of(mesh, rule.meaning(mesh, way, extents).spec, way)
             except RequestError:
                 continue
             if same_boxes(meant, plain):

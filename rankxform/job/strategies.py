@@ -27,7 +27,6 @@ from rankxform.derivation.explain import (
 from rankxform.derivation.mesh import LAYOUT, Meaning, Parallel, checked_spec, parse_parallel
 from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
 from rankxform.derivation.rules import Rule, parse_rule
-from rankxform.derivation.slices import derive_of_slices
 from rankxform.errors import (
     CheckpointError,
     DerivationError,
@@ -44,7 +43,7 @@ from rankxform.source.choice import look_at
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 from rankxform.target.asked import read_shapes
-from rankxform.target.of_slices import of_stages
+from rankxform.target.of_slices import derived_of
 
 
 def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:
@@ -82,8 +81,7 @@ def _of_ranks(given: DeriveRequest, where: str) -> Derived | None:
     if form.described or len(selected.names) < 2:
         return None
     paths = {rank: str(path / name) for rank, name in selected.names.items()}
-    schemas = of_stages(paths, given.dst, where)
-    return derive_of_slices(given, schemas, f"derived from the slices of {where}")
+    return derived_of(given, paths, where, f"derived from the slices of {where}")
 
 
 def extents_at(where: str, source: Strategy) -> dict[str, Extent]:

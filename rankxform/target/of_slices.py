@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from rankxform.checkpoints.base import Where
 from rankxform.derivation.asked import source_request
-from rankxform.derivation.mesh import Parallel
 from rankxform.derivation.options import DeriveOptions
+from rankxform.derivation.request import Derived, DeriveRequest
 from rankxform.errors import UsageError
-from rankxform.formats.base import Schema
 from rankxform.layout.strategy import Strategy
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.source.choice import look_at
 from rankxform.storage.index import Indexer
+from rankxform.storage.samples import sample
 from rankxform.storage.store import address_of, store_at
 
 
@@ -27,20 +28,20 @@ def of_slices(where: Where, options: DeriveOptions) -> Strategy | None:
     own = where.files is None and store_at(where.path).has(MANIFEST_NAME)
     if form.described or own or len(selected.names) < 2:
         return None
-    from rankxform.derivation.slices import derive_of_slices
-
     given = source_request(options)
     paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}
-    schemas = of_stages(paths, given.dst, where.path)
     label = f"derived from {options.src_config} and the slices"
-    return derive_of_slices(given, schemas, label).strategy
+    return derived_of(given, paths, where.path, label).strategy
 
 
-def of_stages(paths: Mapping[int, str], sizes: Parallel, where: str) -> dict[int, Schema]:
-    """Return what one file of each pipeline stage holds, by rank; paths: of all ranks' files.
+def derived_of(given: DeriveRequest, paths: Mapping[int, str], where: str, label: str) -> Derived:
+    """Derive how files are sharded; paths: of all ranks' files, where: what messages call them.
 
-    Raises UsageError where these are not as many as the sizes make.
+    Raises UsageError where these are not as many as the sizes make, DerivationError.
     """
+    from rankxform.derivation.slices import derive_of_slices
+
+    sizes = given.dst
     ranks = sizes.stage_size * sizes.pp
     if sorted(paths) != list(range(ranks)):
         raise UsageError(
@@ -49,5 +50,17 @@ def of_stages(paths: Mapping[int, str], sizes: Parallel, where: str) -> dict[int
             where=where,
         )
     indexer = Indexer()
+    index = cache(lambda rank: indexer.index(paths[rank]))
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
-    return {rank: indexer.index(paths[rank]).schema for rank in first}
+    schemas = {rank: index(rank).schema for rank in first}
+
+    def holds_same(name: str, a: int, b: int) -> bool | None:
+        stage = next(rank for rank in first if name in schemas[rank].position)
+        seen = [sample(paths[r], index(r), [name], _quiet)[name] for r in (stage + a, stage + b)]
+        return None if any(one.constant for one in seen) else seen[0].digest == seen[1].digest
+
+    return derive_of_slices(given, schemas, label, holds_same)
+
+
+def _quiet(nbytes: int) -> None:
+    """Report no progress: a few kilobytes are read."""

@@ -1,0 +1,180 @@
+"""A strategy that is lost is derived from the job's YAML, a preset, and the slices in the files."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rankxform
+from rankxform.cli.main import main
+from rankxform.layout.layout import same_boxes
+from rankxform.layout.names import NEVER_SAVED, state_of
+from rankxform.storage import strategies
+from tests import reference
+from tests.test_derived import COMPILED_FILE, CONFIG, full, llama
+
+__all__ = ["full"]
+
+PRESET = {"preset": "llama_legacy", "fsync": False}
+
+
+def yaml(dp, mp, pp, opt=True, threshold=0, vocabulary=True):
+    return f"""\
+use_parallel: True
+parallel:
+  enable_parallel_optimizer: {opt}
+  parallel_optimizer_config:
+    parallel_optimizer_threshold: {threshold}
+parallel_config:
+  data_parallel: {dp}
+  model_parallel: {mp}
+  pipeline_stage: {pp}
+  vocab_emb_dp: {vocabulary}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(*sizes, name="train.yaml", **more):
+        (tmp_path / name).write_text(yaml(*sizes, **more))
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Four of its layers, whole."""
+    where = tmp_path_factory.mktemp("small")
+    layer = re.compile(r"layers\.(\d+)\.")
+    params = {
+        name: one
+        for name, one in llama().items()
+        if not (found := layer.search(name)) or int(found[1]) < 4
+    }
+    reference.write_checkpoint(where, None, params)
+    return where / "rank_0/checkpoint_0.ckpt"
+
+
+def unmarked(folder):
+    """Take away what rankxform itself says of a folder, so that it is one of training."""
+    (folder / "rankxform.json").unlink()
+    shutil.rmtree(folder / ".rankxform", ignore_errors=True)
+    for path in folder.parent.glob(f"{folder.name}_strategy*"):
+        path.unlink()
+    return folder
+
+
+def saved(strategy):
+    return [
+        {n: one for n, one in some.items() if state_of(n) != NEVER_SAVED}
+        for some in strategy.stages
+    ]
+
+
+def test_the_compilers_own_strategy_is_found(full, tmp_path):
+    """Of 16 ranks of dp 2, mp 4, pp 2, with an optimizer shard: all slices are the same."""
+    (tmp_path / "train.yaml").write_text(CONFIG)
+    src = tmp_path / "src"
+    shutil.copytree(full / "compiled", src)
+    unmarked(src)
+    words = [
+        "strategy",
+        "derive",
+        "--shapes",
+        str(src),
+        "--dst-config",
+        str(tmp_path / "train.yaml"),
+    ]
+    assert main([*words, "--preset", "llama_legacy", "-o", str(tmp_path / "s.ckpt")]) == 0
+    found, compiled = strategies.load(str(tmp_path / "s.ckpt")), strategies.load(str(COMPILED_FILE))
+    for own, theirs in zip(saved(found), saved(compiled), strict=True):
+        own = {n: one for n, one in own.items() if n in theirs}
+        assert len(own) > 100
+        assert all(same_boxes(one, theirs[name]) for name, one in own.items())
+    rankxform.transform(src, tmp_path / "dst", src_config=str(tmp_path / "train.yaml"), **PRESET)
+    params = llama()
+    assert reference.wrong_slices(tmp_path / "dst", None, params, ranks=[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [
+        ((2, 4, 2), {}),
+        ((4, 2, 1), {"vocabulary": False}),
+        ((2, 2, 2), {"threshold": 16}),
+        ((8, 1, 1), {"threshold": 24}),
+        ((1, 4, 2), {"opt": False}),
+        ((4, 1, 1), {"opt": False}),
+    ],
+)
+def test_there_and_back(sizes, more, small, config, tmp_path):
+    """With and without the optimizer's shard, also of a threshold that some are below."""
+    train = config(*sizes, **more)
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=train, **PRESET)
+    made = next(src.parent.glob("src_strategy*"))
+    strategy = strategies.load(str(made))
+    unmarked(src)
+    with pytest.raises(rankxform.UsageError) as caught:
+        rankxform.transform(src, tmp_path / "no")
+    assert any(one.startswith("--src-config FILE") for one in caught.value.parts.tries)
+    fine = config(1, 2, 1, name="fine.yaml")
+    report = rankxform.transform(src, tmp_path / "dst", src_config=train, dst_config=fine, **PRESET)
+    assert report.src_ranks == strategy.ranks
+    rankxform.transform(small, tmp_path / "direct", dst_config=fine, **PRESET)
+    verdict = rankxform.verify(
+        src, tmp_path / "direct", src_config=train, preset="llama_legacy",
+        dst_strategy=str(tmp_path / "direct_strategy.ckpt"),
+    )  # fmt: skip
+    assert verdict.same and verdict.bytes_compared > 100_000
+    for rank in range(2):
+        names = [f"{folder}/rank_{rank}/checkpoint_{rank}.ckpt" for folder in ("dst", "direct")]
+        assert Path(tmp_path / names[0]).stat().st_size == Path(tmp_path / names[1]).stat().st_size
+
+
+def test_sizes_of_another_job_are_refused(small, config, tmp_path):
+    """Whatever other sizes make as many ranks: the slices make no network, or are equal."""
+    src = tmp_path / "src"
+    true = (2, 4, 2)
+    rankxform.transform(small, src, dst_config=config(*true), **PRESET)
+    strategy = strategies.load(str(next(src.parent.glob("src_strategy*"))))
+    unmarked(src)
+    tried = 0
+    for sizes in itertools.product((1, 2, 4, 8, 16), repeat=3):
+        if sizes[0] * sizes[1] * sizes[2] != 16 or sizes == true or sizes[2] > 2:
+            continue
+        tried += 1
+        wrong = config(*sizes, name="wrong.yaml")
+        with pytest.raises(rankxform.RankxformError):
+            rankxform.transform(src, tmp_path / "no", src_config=wrong, **PRESET)
+        assert not (tmp_path / "no").exists()
+    assert tried > 5 and strategy.ranks == 16
+
+
+def test_other_numbers_of_ranks(small, config, tmp_path):
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(2, 2, 1), **PRESET)
+    unmarked(src)
+    with pytest.raises(rankxform.UsageError, match="holds the files of 4 ranks, and .* makes 8"):
+        rankxform.transform(src, tmp_path / "no", src_config=config(2, 4, 1), **PRESET)
+    with pytest.raises(rankxform.DerivationError, match="Give --preset"):
+        rankxform.transform(src, tmp_path / "no", src_config=config(2, 2, 1), fsync=False)
+    with pytest.raises(rankxform.UsageError, match="--src-config is for --dst-parallel"):
+        rankxform.transform(small, tmp_path / "no", src_config=config(2, 2, 1), fsync=False)
+
+
+def test_the_command_that_is_printed_compares(small, config, tmp_path, capsys):
+    src = tmp_path / "src"
+    train = config(2, 2, 1)
+    rankxform.transform(small, src, dst_config=train, **PRESET)
+    unmarked(src)
+    words = ["transform", str(src), str(tmp_path / "dst"), "--src-config", train]
+    assert main([*words, "--preset", "llama_legacy", "--no-fsync"]) == 0
+    line = next(one for one in capsys.readouterr().out.splitlines() if "rankxform verify" in one)
+    assert main(line.split("rankxform ")[1].split()) == 0
+    assert "every byte compared" in capsys.readouterr().out
