@@ -43,6 +43,7 @@ from rankxform.planning.needed import needed_ranks
 from rankxform.request import Request, affecting, option_table, options_in_words
 from rankxform.storage import strategies
 from rankxform.transport import Serial, Team, team
+from rankxform.transport.launcher import launched_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -245,7 +246,8 @@ def derive(
     `shapes` is a JSON file of full shapes, or the source's checkpoint. `rules` are pairs of a
     regular expression and a spec: names by tensor axis, such as ("tp", None), a JAX PartitionSpec,
     a `mindspore.parallel.Layout` called with its axes, or a text. `output` is a file or folder to
-    write, which must not exist. The options are those of `strategy derive` (docs/cli.md).
+    write, which must not exist; of processes under mpirun the first writes it. The options are
+    those of `strategy derive` (docs/cli.md).
 
     Raises DerivationError with all that is not known, and what would answer it.
     """
@@ -274,7 +276,8 @@ def derive(
         if output is not None:
             target = Path(output).absolute()
             derived = replace(derived, strategy=replace(derived.strategy, label=str(target)))
-            strategies.save(derived.strategy, target)
+            if launched_rank() == 0:  # they all derive the same
+                strategies.save(derived.strategy, target)
     return derived
 
 

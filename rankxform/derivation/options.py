@@ -38,8 +38,8 @@ class DeriveOptions:
         metavar="dp=8,mp=1,..",
     )  # fmt: skip
     src_config: str | None = option(
-        None, DERIVED, "sizes of the source job, from a MindFormers configuration (YAML)",
-        LOAD, metavar="FILE",
+        None, DERIVED, "sizes of the source job, from a MindFormers configuration (YAML); with "
+        "--preset also its strategy, if none is given", LOAD, metavar="FILE",
     )  # fmt: skip
     preset: str | None = option(
         None, DERIVED, "what shards the parameters of a known network (llama, deepseek_v3, ...), "

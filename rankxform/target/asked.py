@@ -81,8 +81,8 @@ def _read(request: Request) -> Asked:
 
         found = of_slices(where_of(replace(request, src=where), None), request)
         src, is_derived = (src, False) if found is None else (found, True)
-    question = None if is_derived and not request.derives else _question(request)
-    dst = question or strategies.load(request.dst_strategy)
+    wanted = None if is_derived and not request.derives else _question(request)
+    dst = wanted or strategies.load(request.dst_strategy)
     if request.shapes is not None:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
     if request.dst and not there and Path(request.dst).exists():

@@ -13,9 +13,9 @@ from rankxform.errors import UsageError
 from rankxform.layout.strategy import Strategy
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.source.choice import look_at
-from rankxform.storage.index import Indexer
+from rankxform.storage.index import index
 from rankxform.storage.samples import sample
-from rankxform.storage.store import address_of, store_at
+from rankxform.storage.store import address_of
 
 
 def of_slices(where: Where, options: DeriveOptions) -> Strategy | None:
@@ -24,8 +24,10 @@ def of_slices(where: Where, options: DeriveOptions) -> Strategy | None:
     So it is of one file, of a form that describes itself, and of what rankxform wrote. Raises
     UsageError, DerivationError, CheckpointError.
     """
-    form, _, selected = look_at(where)
-    own = where.files is None and store_at(where.path).has(MANIFEST_NAME)
+    if where.files is not None:
+        return None
+    form, listing, selected = look_at(where)
+    own = MANIFEST_NAME in (*listing.entries, *listing.files)
     if form.described or own or len(selected.names) < 2:
         return None
     given = source_request(options)
@@ -43,20 +45,20 @@ def derived_of(given: DeriveRequest, paths: Mapping[int, str], where: str, label
 
     sizes = given.dst
     ranks = sizes.stage_size * sizes.pp
-    if sorted(paths) != list(range(ranks)):
+    if {*paths}.symmetric_difference(range(ranks)):
         raise UsageError(
             f"holds the files of {len(paths)} ranks, and {sizes} makes {ranks}",
             "give the configuration of the job that wrote it",
             where=where,
         )
-    indexer = Indexer()
-    index = cache(lambda rank: indexer.index(paths[rank]))
+    index_of = cache(lambda rank: index(paths[rank]))
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
-    schemas = {rank: index(rank).schema for rank in first}
+    schemas = {rank: index_of(rank).schema for rank in first}
 
     def holds_same(name: str, a: int, b: int) -> bool | None:
         stage = next(rank for rank in first if name in schemas[rank].position)
-        seen = [sample(paths[r], index(r), [name], _quiet)[name] for r in (stage + a, stage + b)]
+        ranks = stage + a, stage + b
+        seen = [sample(paths[r], index_of(r), [name], _quiet)[name] for r in ranks]
         return None if any(one.constant for one in seen) else seen[0].digest == seen[1].digest
 
     return derive_of_slices(given, schemas, label, holds_same)
