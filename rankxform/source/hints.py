@@ -40,9 +40,10 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
     found = found[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
     there = f"beside it lies {' and '.join(others)}, of this checkpoint or of another"
     none = "--src-strategy none if every rank holds whole parameters (data parallel, "
+    above = (f"name the folder of them all, {quote(shortly(folder))}",) if siblings else ()
     return Parts(
         f"{what}, and no --src-strategy says how they were sharded",
-        (*found, _LOST, f"{none}remove_redundancy)"),
+        (*above, *found, _LOST, f"{none}remove_redundancy)"),
         where="" if where.files is not None else where.path,
         details=there if others and not any(is_tied(path, folder) for path, _ in beside) else "",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import warnings
 
@@ -116,9 +117,24 @@ def test_inspect_says_whether_a_strategy_is_borne_out(place, capfd):
     assert "strategy  fits, by" in capfd.readouterr().out
     assert main(["inspect", str(place.src), "--src-strategy", place.wrong]) == 3
     assert "hold replicas of" in " ".join(capfd.readouterr().err.split())
-    one = str(place.file(0))
+    one = shutil.copy(place.file(0), place.folder)
     assert main(["inspect", one, "--src-strategy", "none"]) == 6
     assert "nothing could be compared" in capfd.readouterr().out
+
+
+def test_one_ranks_file_is_not_complete_where_anothers_differs(place):
+    """Ranks of a data-parallel job hold the same."""
+    with pytest.raises(rankxform.CheckpointError) as caught:
+        rankxform.transform(place.file(2), place.dst, "none", place.right)
+    parts = caught.value.parts
+    assert re.match(r"is one rank's file, and rank_[013]'s holds other bytes of '", parts.what)
+    assert parts.tries[0] == f"name the folder of all ranks, {place.src}, with --src-strategy"
+    assert not place.dst.exists()
+    options = {"accept": ["contradictions"]}
+    rankxform.transform(place.file(2), place.dst, "none", place.right, **options)
+    for rank in range(1, 4):
+        shutil.copy(place.file(0), place.file(rank))
+    rankxform.transform(place.file(0), place.folder / "same", "none", place.right)
 
 
 def test_two_folders_exchanged(place):
