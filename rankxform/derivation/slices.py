@@ -8,15 +8,22 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rankxform.errors import DerivationError
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, without_optimizer
-from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
+from rankxform.layout.names import (
+    NEVER_SAVED,
+    parameter_of,
+    pattern_of,
+    state_of,
+    summarize_names,
+)
 
 from .derive import derive
 from .request import Derived, DeriveRequest, Extent
@@ -130,38 +137,79 @@ def _decided(
     """Choose where slices fit without the optimizer's shard as well.
 
     By the shapes that the rules state, one after the other as sizes become known; and what these do
-    not tell by two files, which then hold the same bytes.
+    not tell by two files, which then hold the same bytes. What is alike in all layers is decided
+    once.
     """
     layouts = _layouts(free, slices, full)
     sharded = {name: one for name, one in layouts.items() if one.opt_shards > 1}
     own, counts = {n: slices[n] for n in sharded}, {n: a.map_counts for n, a in sharded.items()}
     plain = _made(own, counts)
     others = _layouts(free, slices, {**full, **plain})
-    unsure = [n for n in sharded if others[n].opt_shards == 1 and parameter_of(n) == n]
-    known = {n: shape for n, shape in full.items() if parameter_of(n) not in {*unsure}}
+    unsure: dict[_Kind, list[str]] = {}
+    for name in sharded:
+        if others[name].opt_shards == 1 and parameter_of(name) == name:
+            unsure.setdefault(_Kind(pattern_of(name), full[name], plain[name]), []).append(name)
+    found = dict(full)
+    known = _one_of_each(full, {name for names in unsure.values() for name in names})
     while unsure:
-        found = {}
-        for name in unsure:
-            both = full[name], plain[name]
-            ways = [
-                way for way in both if name not in mismatched_shapes(rules, {**known, name: way})
-            ]
-            if len(ways) == 1:
-                found[name] = ways[0]
-        if not found:
-            name = unsure[0]
-            one = without_optimizer(sharded[name])
-            ranks = one.holders[one.cell(0)]
-            same = holds_same(name, ranks[0], ranks[1])
+        told = {
+            kind: way for kind, names in unsure.items() if (way := kind.way(names, known, rules))
+        }
+        if not told:
+            kind, names = next(iter(unsure.items()))
+            same = _is_same(names, sharded, holds_same)
             if same is None:
-                break
-            found[name] = plain[name] if same else full[name]
-        known.update(found)
-        unsure = [name for name in unsure if name not in found]
-    if unsure:
-        raise DerivationError(
-            f"whether the optimizer shards {summarize_names(unsure, 2)} cannot be told by slices",
-            "--opt-on REGEX or --opt-off REGEX for them",
-            "--src-strategy FILE of the job that wrote them",
-        )
-    return {n: known.get(n, known.get(parameter_of(n), shape)) for n, shape in full.items()}
+                raise DerivationError(
+                    f"whether the optimizer shards {summarize_names(names, 2)} cannot be told by "
+                    "slices",
+                    "--opt-on REGEX or --opt-off REGEX for them",
+                    "--src-strategy FILE of the job that wrote them",
+                )
+            told = {kind: kind.plain if same else kind.full}
+        for kind, way in told.items():
+            names = unsure.pop(kind)
+            found.update(dict.fromkeys(names, way))
+            known[names[0]] = way
+    return {name: found.get(parameter_of(name), shape) for name, shape in found.items()}
+
+
+class _Kind(NamedTuple):
+    """Parameters of all layers that are alike: their full shape with the optimizer's shard, and
+    without."""
+
+    pattern: str
+    full: Shape
+    plain: Shape
+
+    def way(
+        self, names: Sequence[str], known: Mapping[str, Shape], rules: Sequence[Rule]
+    ) -> Shape | None:
+        """Return the shape that does not contradict what is known, if the other one does."""
+        name = names[0]
+        ways = [
+            way
+            for way in (self.full, self.plain)
+            if name not in mismatched_shapes(rules, {**known, name: way})
+        ]
+        return ways[0] if len(ways) == 1 else None
+
+
+def _one_of_each(shapes: Mapping[str, Shape], without: Collection[str]) -> dict[str, Shape]:
+    """Return the shapes of one parameter of each kind, which are all that the rules' sizes need."""
+    seen: dict[tuple[str, Shape], str] = {}
+    for name, shape in shapes.items():
+        if parameter_of(name) == name and name not in without:
+            seen.setdefault((pattern_of(name), shape), name)
+    return {name: shapes[name] for name in seen.values()}
+
+
+def _is_same(
+    names: Sequence[str], sharded: Mapping[str, Layout], holds_same: HoldsSame
+) -> bool | None:
+    """Tell whether ranks hold the same of parameters that the optimizer would divide among them."""
+    layout = sharded[names[0]]
+    plain = without_optimizer(layout)
+    first, *more = plain.holders[plain.cell(0)]
+    other = next(rank for rank in more if layout.cell(rank) != layout.cell(first))
+    told = (holds_same(name, first, other) for name in names)
+    return next((one for one in told if one is not None), None)
