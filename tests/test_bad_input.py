@@ -431,3 +431,13 @@ def test_a_plan_says_first_that_there_is_too_little_room(small_disk, capsys):
         assert "NO ROOM   needs 2.1 MB (1.05 MB free), " in output
         assert "would take about" not in output
     assert not list(small_disk.dst.iterdir())
+
+
+def test_a_folder_whose_run_was_stopped_is_said_to_be_so(tmp_path):
+    """To `verify` alone as well, which looks for a manifest."""
+    (tmp_path / "dst/.rankxform").mkdir(parents=True)
+    (tmp_path / "dst/.rankxform/job.json").write_text("{}")
+    with pytest.raises(rankxform.UsageError) as caught:
+        rankxform.verify(tmp_path / "dst")
+    assert caught.value.parts.what == "a conversion into this folder was stopped, or is at work"
+    assert caught.value.parts.tries[0].startswith("run its command again")

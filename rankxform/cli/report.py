@@ -220,8 +220,8 @@ def _next(done: Report, verify: Callable[[], str]) -> list[str]:
         load = f"one complete file, for one device: {done.files[0]} (--dst-strategy: for more)"
     else:
         container = Path(done.files[0]).suffix.removeprefix(".") if done.files else ""
-        load = f"in the job's YAML, load_checkpoint: {done.dst}"
-        load += f" and load_ckpt_format: {container}" if container != "ckpt" else ""
+        load = f"in the job's YAML, load_checkpoint: {done.dst}, auto_trans_ckpt: False"
+        load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
     check = shlex.join(["rankxform", "verify", shown_path(done.dst)])
     lines = [load, check if done.fingerprints else verify()]
     if done.processes == 1 and done.seconds > _LONG_SECONDS and (here := cores()) > 1:

@@ -208,7 +208,7 @@ def style_of(words: Sequence[str]) -> str:
         flag, _, value = word.partition("=")
         if flag == "--progress":
             return value or after
-    return "auto"
+    return "none" if {"-q", "--quiet"} & {*words} else "auto"
 
 
 class Progress:

@@ -18,7 +18,7 @@ from rankxform.errors import CheckpointError, FormatError, StorageError, UsageEr
 from rankxform.formats.base import Stated, View
 from rankxform.publish import companions
 from rankxform.publish.contents import expected
-from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
 from rankxform.request import Request
 from rankxform.source.choice import listing_at, look_at
 from rankxform.source.opening import Source
@@ -201,6 +201,12 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
                 look = f"rankxform inspect --check {quote(str(folder))}"
                 raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
             raise UsageError("no such folder", where=folder)
+        if any(team.allgather((folder / FOLDER_NAME / JOB_NAME).is_file)):
+            raise UsageError(
+                "a conversion into this folder was stopped, or is at work",
+                "run its command again to complete it, unless it is at work",
+                where=folder,
+            )
         raise UsageError(
             "there is no manifest; this is no finished destination of rankxform",
             "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",

@@ -114,6 +114,9 @@ def parse(data: bytes, label: str) -> list[Host]:
     >>> parse(b"a slots=2  # first\nb:4\nc\n", "hosts")[:2]
     [Host(address='a', devices=2), Host(address='b', devices=4)]
     """
+    if data.lstrip()[:1] == b"{":
+        made = f"rankxform hostfile {label} > hosts"
+        raise UsageError("is a rank table, and no hostfile", made, where=label)
     hosts = []
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
         words = line.partition("#")[0].split()

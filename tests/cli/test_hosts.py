@@ -152,3 +152,13 @@ def test_several_hosts_are_counted(agent):
     assert parts.line == "--hostfile hosts: 2 of 3 hosts cannot take part, such as n1"
     assert [line[:4] for line in parts.details.splitlines()] == ["n1: ", "n3: "]
     assert parts.tries[1] == "take them out of hosts"
+
+
+def test_a_rank_table_is_no_hostfile(tmp_path):
+    file = tmp_path / "table.json"
+    file.write_text('{"version": "1.0", "server_list": []}')
+    with pytest.raises(UsageError, match="is a rank table, and no hostfile; rankxform hostfile"):
+        command(None, ["plan"], str(file), rankxform.__version__)
+    file.write_text("localhost:0\n")
+    with pytest.raises(UsageError, match="no host of a hostfile: 'localhost:0'"):
+        command(None, ["plan"], str(file), rankxform.__version__)
