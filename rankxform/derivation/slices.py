@@ -18,6 +18,7 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, without_optimizer
 from rankxform.layout.names import (
+    COUNTERS,
     NEVER_SAVED,
     parameter_of,
     pattern_of,
@@ -58,6 +59,7 @@ def derive_of_slices(
         name: (shape, dtype)
         for one in dict.fromkeys(schemas.values())
         for name, shape, dtype in zip(one.names, one.shapes, one.dtypes)
+        if name not in COUNTERS
     }
     free, size = _without_shapes(given), given.dst.stage_size
     largest = {n: tuple(k * size for k in s) if _is_cut(s) else s for n, (s, _) in slices.items()}
@@ -70,7 +72,8 @@ def derive_of_slices(
             raise
         what = f"the files' slices are not those of the job that {given.dst_flag} describes"
         job = f"{given.dst_flag} FILE of the job that wrote them, with its --preset"
-        raise DerivationError.of(error.reasons, what, [job]) from None
+        more = "--exclude REGEX for what is no parameter of the network"
+        raise DerivationError.of(error.reasons, what, [job, more]) from None
     saved = (
         {name: one for name, one in some.items() if state_of(name) != NEVER_SAVED}
         for some in found.strategy.stages

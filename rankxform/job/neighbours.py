@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, RankxformError
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.ops.weights import is_state
 from rankxform.source.hints import shortly, siblings_of
@@ -14,6 +16,7 @@ from rankxform.storage.samples import sample
 from rankxform.storage.store import is_path
 
 _LOOKED_AT = 32
+_STEP = re.compile(r"-\d+_\d+(?=\.\w+$)")
 
 
 def check_neighbour(source: Source) -> None:
@@ -25,14 +28,19 @@ def check_neighbour(source: Source) -> None:
     if len(source.paths) != 1 or not isinstance(source.table.strategy, WholeStrategy):
         return
     [(file, path)] = source.paths.items()
-    other = _neighbour(Path(path)) if is_path(path) else None
+    other, own = None, source.indexes[file]
+    with suppress(RankxformError, OSError):  # what cannot be read says nothing
+        other = _neighbour(Path(path)) if is_path(path) else None
+        theirs = index(other) if other is not None else own
     if other is None:
         return
-    own, theirs = source.indexes[file], index(other)
     names = [n for n in own.schema.names if n in theirs and not is_state(n) and own.nbytes(n) > 8]
     names = sorted(names, key=own.nbytes, reverse=True)[:_LOOKED_AT]
     here = sample(path, own, names, _quiet)
-    there = sample(str(other), theirs, names, _quiet)
+    try:
+        there = sample(str(other), theirs, names, _quiet)
+    except RankxformError:
+        return
     told = [n for n in names if not (here[n].constant and there[n].constant)]
     differing = [n for n in told if here[n].digest != there[n].digest]
     if 2 * len(differing) > len(told):
@@ -53,9 +61,14 @@ def _neighbour(path: Path) -> Path | None:
     for rank in ranks:
         if str(rank) != own:
             folder = path.resolve().parent.parent / f"rank_{rank}"
-            found = [one for one in folder.iterdir() if one.suffix == path.suffix]
-            same = [one for one in found if one.stat().st_size == path.stat().st_size]
-            return same[0] if len(same) == 1 else found[0] if len(found) == 1 else None
+            step = _STEP.search(path.name)
+            found = [
+                one
+                for one in folder.iterdir()
+                if one.suffix == path.suffix and one.is_file()
+                and ((theirs := _STEP.search(one.name)) and theirs[0]) == (step and step[0])
+            ]  # fmt: skip
+            return found[0] if len(found) == 1 else None
     return None
 
 

@@ -228,13 +228,22 @@ def entries_of(looked: Iterable[Looked]) -> dict[int, list[str]]:
     return {file: list(names) for file, names in found.items()}
 
 
-_REPEATED = re.compile(r"expert|moe|kv|key|value|(?<![a-z])w?[kv](?![a-z])", re.IGNORECASE)
+_MATRIX = 2
+_EXPERTS = re.compile("expert|moe", re.IGNORECASE)
+_REPEATED = re.compile(
+    r"expert|moe|grouped|ffn\.|kv|attn|mask|rope|rotary|freqs|(?<![a-z])(key|value)(?!_head)"
+    r"|(?<![a-z0-9])w?[kv](?![a-z0-9])",
+    re.IGNORECASE,
+)
 
 
-def _may_repeat(one: Looked) -> bool:
-    """Whether slices may be equal: of experts that are made of one, which may be stacked, and of
-    heads of keys and values, which are repeated where there are fewer than ranks."""
-    return len(one.parameter.shape) > 2 or bool(_REPEATED.search(parameter_of(one.name)))
+def may_repeat(name: str, axes: int) -> bool:
+    """Tell whether slices of a tensor may be equal, by its name and how many axes it has.
+
+    Of experts that are made of one, which may be stacked, and of heads of keys and values, which
+    are repeated where there are fewer than ranks; of vectors, tables, and optimizer states.
+    """
+    return axes != _MATRIX or is_state(name) or bool(_REPEATED.search(name))
 
 
 # -- what samples say -----------------------------------------------------------------------------
@@ -352,7 +361,8 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
     """Refuse files that hold the same bytes of whatever they should hold different boxes of.
 
     All of them, or two, or files that hold one tensor which nobody repeats. Experts that were made
-    of one, and heads of keys and values, are a notice. Raises CheckpointError.
+    of one, and heads of keys and values, are a notice; the latter not where rankxform derived the
+    strategy, which may have taken replicas for slices. Raises CheckpointError.
     """
     equal, copied, pairs, compared = same_where_different(looked, seen)
     if compared and len(equal) == len(compared):
@@ -367,7 +377,13 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
         )
-    others = [one.name for one in (*equal, *copied) if not _may_repeat(one)]
+    is_derived = catalog.strategy is not None and catalog.strategy.derived
+    others = [
+        one.name
+        for one in (*equal, *copied)
+        if not may_repeat(one.name, len(one.parameter.shape))
+        or (is_derived and not _EXPERTS.search(one.name) and not is_state(one.name))
+    ]
     if others:
         raise CheckpointError(
             f"{catalog.label} shards {summarize_names(others, 2)}, and files hold the same bytes "
@@ -416,7 +432,8 @@ def check_replicas_agree(
     if not found.compared and _all_differ(others):
         found, others = others, Agreement()
     refused = [one for one in found.differing if one.looked.name not in accepted]
-    if found.is_refuted and refused:
+    is_derived = catalog.strategy is not None and catalog.strategy.derived  # and by no compiler
+    if (found.is_refuted or is_derived) and refused:
         raise CheckpointError(
             _in_words(catalog, found),
             "give the strategy that this checkpoint was saved with",

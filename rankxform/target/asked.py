@@ -79,9 +79,11 @@ def _read(request: Request) -> Asked:
     if alone and there and request.shapes is None:
         from .of_slices import of_slices
 
-        found = of_slices(where_of(replace(request, src=where), None), request)
+        place = where_of(replace(request, src=where), None)
+        found = of_slices(place, request, request.exclude)
         src, is_derived = (src, False) if found is None else (found, True)
-    wanted = None if is_derived and not request.derives else _question(request)
+    is_own = is_derived or (alone and not there)  # --src-config says how SRC is sharded
+    wanted = None if is_own and not request.derives else _question(request)
     dst = wanted or strategies.load(request.dst_strategy)
     if request.shapes is not None:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
@@ -94,7 +96,21 @@ def _read(request: Request) -> Asked:
         )
     stated = src if is_derived or request.src_strategy is not None else None
     doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
+    if is_derived:
+        doubts += (*_by_configuration_alone(request.src_config or ""),)
     return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
+
+
+def _by_configuration_alone(path: str) -> Iterator[str]:
+    """Yield what of a source's strategy nothing but its job's configuration says."""
+    from rankxform.derivation.asked import read_config
+
+    sizes = read_config(path).parallel
+    if sizes.ep > 1:
+        yield (
+            f"{path}: that ep={sizes.ep} is taken from it alone; slices of experts look alike in "
+            "any order"
+        )
 
 
 def _part_of_a_job(given: str | Strategy | None) -> Iterator[str]:

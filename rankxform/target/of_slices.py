@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from rankxform.checkpoints.base import Where
 from rankxform.derivation.asked import source_request
 from rankxform.derivation.options import DeriveOptions
 from rankxform.derivation.request import Derived, DeriveRequest
-from rankxform.errors import UsageError
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.base import Schema
+from rankxform.layout.names import expression, ranges
 from rankxform.layout.strategy import Strategy
+from rankxform.planning.sampling import may_repeat
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.source.choice import look_at
 from rankxform.storage.index import index
@@ -18,11 +22,11 @@ from rankxform.storage.samples import sample
 from rankxform.storage.store import address_of
 
 
-def of_slices(where: Where, options: DeriveOptions) -> Strategy | None:
+def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> Strategy | None:
     """Derive how the files of ranks are sharded, by --src-config; None if they are no such files.
 
-    So it is of one file, of a form that describes itself, and of what rankxform wrote. Raises
-    UsageError, DerivationError, CheckpointError.
+    So it is of one file, of a form that describes itself, and of what rankxform wrote. exclude:
+    expressions of what is not converted. Raises UsageError, DerivationError, CheckpointError.
     """
     if where.files is not None:
         return None
@@ -33,10 +37,16 @@ def of_slices(where: Where, options: DeriveOptions) -> Strategy | None:
     given = source_request(options)
     paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}
     label = f"derived from {options.src_config} and the slices"
-    return derived_of(given, paths, where.path, label).strategy
+    return derived_of(given, paths, where.path, label, exclude).strategy
 
 
-def derived_of(given: DeriveRequest, paths: Mapping[int, str], where: str, label: str) -> Derived:
+def derived_of(
+    given: DeriveRequest,
+    paths: Mapping[int, str],
+    where: str,
+    label: str,
+    exclude: Sequence[str] = (),
+) -> Derived:
     """Derive how files are sharded; paths: of all ranks' files, where: what messages call them.
 
     Raises UsageError where these are not as many as the sizes make, DerivationError.
@@ -45,6 +55,11 @@ def derived_of(given: DeriveRequest, paths: Mapping[int, str], where: str, label
 
     sizes = given.dst
     ranks = sizes.stage_size * sizes.pp
+    missing = sorted({*range(ranks)} - {*paths})
+    if missing and {*range(ranks)}.issuperset(paths) and 2 * len(missing) < ranks:
+        raise CheckpointError(
+            f"rank {ranges(missing)} has no file", "bring the folder of the rank", where=where
+        )
     if {*paths}.symmetric_difference(range(ranks)):
         raise UsageError(
             f"holds the files of {len(paths)} ranks, and {sizes} makes {ranks}",
@@ -53,15 +68,28 @@ def derived_of(given: DeriveRequest, paths: Mapping[int, str], where: str, label
         )
     index_of = cache(lambda rank: index(paths[rank]))
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
-    schemas = {rank: index_of(rank).schema for rank in first}
+    gone = [expression(text, "--exclude") for text in exclude]
+    schemas = {rank: _without(index_of(rank).schema, gone) for rank in first}
 
     def holds_same(name: str, a: int, b: int) -> bool | None:
         stage = next(rank for rank in first if name in schemas[rank].position)
         ranks = stage + a, stage + b
-        seen = [sample(paths[r], index_of(r), [name], _quiet)[name] for r in ranks]
-        return None if any(one.constant for one in seen) else seen[0].digest == seen[1].digest
+        seen = [sample(paths[r], index_of(r), [name], _quiet).get(name) for r in ranks]
+        own, others = seen
+        if own is None or others is None or own.constant or others.constant:
+            return None  # not there: the other is a rank of another stage
+        same = own.digest == others.digest
+        axes = len(schemas[stage].shapes[schemas[stage].position[name]])
+        return None if same and may_repeat(name, axes) else same  # equal slices, or replicas
 
     return derive_of_slices(given, schemas, label, holds_same)
+
+
+def _without(schema: Schema, gone: Sequence[re.Pattern[str]]) -> Schema:
+    every = zip(schema.names, schema.dtypes, schema.shapes)
+    kept = [one for one in every if not any(pattern.search(one[0]) for pattern in gone)]
+    names, dtypes, shapes = zip(*kept) if kept else ((), (), ())
+    return Schema(names, dtypes, shapes)
 
 
 def _quiet(nbytes: int) -> None:

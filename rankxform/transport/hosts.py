@@ -27,12 +27,17 @@ _AGENTS = {
     OPEN_MPI: ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
 }
 """What names the program that a library's mpirun reaches hosts by, where it is not ssh."""
-_OTHERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
-"""What says that mpirun may reach hosts by a scheduler's own means."""
+_OTHERS = (
+    "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "HYDRA_LAUNCHER_EXTRA_ARGS",
+    "OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args",
+)  # fmt: skip
+"""What says that mpirun may reach hosts by a scheduler's own means, or with words of its own."""
 _ANSWER = (
     "import rankxform; from rankxform.transport.library import load; "
     "print(rankxform.__version__, load().Get_library_version().replace('\\n', ' '))"
 )
+_OWN = ("127.0.0.1", "127.0.1.1")
+"""The latter is a host's own name in Debian's /etc/hosts."""
 _NO_CONNECTION = 255
 """The exit code of ssh where the host was not reached."""
 
@@ -93,8 +98,8 @@ def ask(names: Sequence[str], label: str, own: Own, seconds: float = _SECONDS) -
 
 def _agent(family: str) -> list[str] | None:
     """Return the words by which mpirun reaches a host, None where it may be by no program."""
-    launcher = os.environ.get("HYDRA_LAUNCHER", "ssh")
-    if launcher != "ssh" or any(name in os.environ for name in _OTHERS):
+    launchers = {os.environ.get(name, "ssh") for name in ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP")}
+    if launchers != {"ssh"} or any(name in os.environ for name in _OTHERS):
         return None
     named = [os.environ[name] for name in _AGENTS[family] if name in os.environ]
     return shlex.split(named[0].partition(":")[0]) if named else _SSH
@@ -107,7 +112,7 @@ def _is_here(name: str) -> bool:
     except (OSError, UnicodeError):
         return False
     for of_family, kind, protocol, _, address in found:
-        if str(address[0]).startswith("127.") and address[0] != "127.0.0.1":
+        if str(address[0]).startswith("127.") and address[0] not in _OWN:
             continue  # mpirun reaches it as another host
         with suppress(OSError), socket.socket(of_family, kind, protocol) as one:
             one.bind(address)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from rankxform.errors import UsageError
@@ -47,7 +48,11 @@ def command(
     if path:
         from .hosts import Own, ask
 
-        ask([host.address for host in hosts], path, Own(version, library, _SETUP, passed_on))
+        names = [host.address for host in hosts]
+        if processes is not None and family_of(library) != OPEN_MPI:  # which starts on all
+            before = accumulate((host.devices for host in hosts), initial=0)
+            names = [name for name, slots in zip(names, before) if slots < processes]
+        ask(names, path, Own(version, library, _SETUP, passed_on))
     if family_of(library) != OPEN_MPI:
         named = _as_options(path, data, hosts, b"slots=", "-f", "-hosts") if path else []
         return [mpirun, *named, *number, *own]

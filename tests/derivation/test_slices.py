@@ -124,13 +124,18 @@ def test_there_and_back(sizes, more, small, config, tmp_path):
         rankxform.transform(src, tmp_path / "no")
     assert any(one.startswith("--src-config FILE") for one in caught.value.parts.tries)
     fine = config(1, 2, 1, name="fine.yaml")
-    report = rankxform.transform(src, tmp_path / "dst", src_config=train, dst_config=fine, **PRESET)
+    known = {"src_config": train, **PRESET}
+    if more.get("threshold"):  # keys' heads may be repeated: equal bytes need not be replicas
+        with pytest.raises(rankxform.DerivationError, match=r"attention\.w[kv].* cannot be told"):
+            rankxform.transform(src, tmp_path / "no", **known)
+        key = next(some["model.layers.0.attention.wk.weight"] for some in strategy.stages)
+        known["opt_on" if key.opt_shards > 1 else "opt_off"] = [r"attention\.w[kv]"]
+    report = rankxform.transform(src, tmp_path / "dst", dst_config=fine, **known)
     assert report.src_ranks == strategy.ranks
     rankxform.transform(small, tmp_path / "direct", dst_config=fine, **PRESET)
     verdict = rankxform.verify(
-        src, tmp_path / "direct", src_config=train, preset="llama_legacy",
-        dst_strategy=str(tmp_path / "direct_strategy.ckpt"),
-    )  # fmt: skip
+        src, tmp_path / "direct", dst_strategy=str(tmp_path / "direct_strategy.ckpt"), **known
+    )
     assert verdict.same and verdict.bytes_compared > 100_000
     for rank in range(2):
         names = [f"{folder}/rank_{rank}/checkpoint_{rank}.ckpt" for folder in ("dst", "direct")]
@@ -178,3 +183,32 @@ def test_the_command_that_is_printed_compares(small, config, tmp_path, capsys):
     line = next(one for one in capsys.readouterr().out.splitlines() if "rankxform verify" in one)
     assert main(line.split("rankxform ")[1].split()) == 0
     assert "every byte compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [{"opt": False}, {}])
+def test_tensor_parallel_ranks_are_not_taken_for_data_parallel_ones(more, small, config, tmp_path):
+    """Whatever is replicated holds the same bytes, and the rest would have to."""
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(1, 8, 1, **more), **PRESET)
+    unmarked(src)
+    for sizes in ((8, 1, 1), (2, 4, 1), (4, 2, 1)):
+        wrong = config(*sizes, name="wrong.yaml", opt=False)
+        with pytest.raises(rankxform.RankxformError):
+            rankxform.transform(src, tmp_path / "no", src_config=wrong, **PRESET)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_job_of_other_stages_ends_in_a_message(small, config, tmp_path):
+    """A rank's file lacks what the YAML says that it has."""
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(1, 4, 2, opt=False), **PRESET)
+    unmarked(src)
+    wrong = config(2, 4, 1, name="wrong.yaml", threshold=16)
+    with pytest.raises(rankxform.RankxformError) as caught:
+        rankxform.transform(src, tmp_path / "no", src_config=wrong, **PRESET)
+    assert caught.value.exit_code in (2, 3)
+    shutil.rmtree(src / "rank_5")
+    with pytest.raises(rankxform.CheckpointError, match="rank 5 has no file"):
+        rankxform.transform(src, tmp_path / "no", src_config=config(1, 4, 2, opt=False), **PRESET)
+    with pytest.raises(rankxform.UsageError, match="no such checkpoint"):
+        rankxform.transform(tmp_path / "none", tmp_path / "no", src_config=wrong, **PRESET)
