@@ -25,11 +25,14 @@ from rankxform.layout.names import (
     state_of,
     summarize_names,
 )
+from rankxform.layout.strategy import Strategy
 
 from .derive import derive
+from .explain import Refusals
 from .request import Derived, DeriveRequest, Extent
 from .rules import Rule, mismatched_shapes
 
+_LOOKED_AT = 8
 _ROUNDS = 4
 """Full shapes decide what the optimizer shards, and that decides full shapes."""
 
@@ -37,12 +40,19 @@ Slices = Mapping[str, tuple[Shape, str]]
 """The shape and type of a parameter's slice, by name."""
 
 
-HoldsSame = Callable[[str, int, int], bool | None]
-"""Whether two ranks of a stage hold the same bytes of a parameter; None where bytes say nothing."""
+class Bytes(NamedTuple):
+    """What files hold, as far as it is asked for.
+
+    same: tells whether two ranks of a stage hold the same bytes of a parameter; None where bytes
+    say nothing. may_repeat: tells, by a name and how many axes it has, whether slices may be equal.
+    """
+
+    same: Callable[[str, int, int], bool | None]
+    may_repeat: Callable[[str, int], bool]
 
 
 def derive_of_slices(
-    given: DeriveRequest, schemas: Mapping[int, Schema], label: str, holds_same: HoldsSame
+    given: DeriveRequest, schemas: Mapping[int, Schema], label: str, held: Bytes
 ) -> Derived:
     """Derive the strategy of the job that wrote files.
 
@@ -50,7 +60,7 @@ def derive_of_slices(
         given: the job's sizes as its `dst`, and what shards its parameters.
         schemas: of one file of each pipeline stage, or of more, by global rank.
         label: what messages call the strategy.
-        holds_same: looks into two files.
+        held: looks into files.
 
     Raises:
         DerivationError: the slices do not make one network, or more than one.
@@ -65,8 +75,9 @@ def derive_of_slices(
     largest = {n: tuple(k * size for k in s) if _is_cut(s) else s for n, (s, _) in slices.items()}
     try:
         full = _settled(free, slices, largest)
-        full = _decided(free, given.all_rules, slices, full, holds_same)
+        full = _decided(free, given.all_rules, slices, full, held)
         found = derive(replace(given, extents=_extents(slices, full)), label)
+        _check_bytes(given, found.strategy, slices, held)
     except DerivationError as error:
         if not error.reasons:
             raise
@@ -135,7 +146,7 @@ def _decided(
     rules: Sequence[Rule],
     slices: Slices,
     full: Mapping[str, Shape],
-    holds_same: HoldsSame,
+    held: Bytes,
 ) -> dict[str, Shape]:
     """Choose where slices fit without the optimizer's shard as well.
 
@@ -160,8 +171,8 @@ def _decided(
         }
         if not told:
             kind, names = next(iter(unsure.items()))
-            same = _is_same(names, sharded, holds_same)
-            if same is None:
+            same = _is_same(names, sharded[names[0]], held)
+            if same is None or (same and held.may_repeat(names[0], len(kind.full))):
                 raise DerivationError(
                     f"whether the optimizer shards {summarize_names(names, 2)} cannot be told by "
                     "slices",
@@ -206,13 +217,35 @@ def _one_of_each(shapes: Mapping[str, Shape], without: Collection[str]) -> dict[
     return {name: shapes[name] for name in seen.values()}
 
 
-def _is_same(
-    names: Sequence[str], sharded: Mapping[str, Layout], holds_same: HoldsSame
-) -> bool | None:
-    """Tell whether ranks hold the same of parameters that the optimizer would divide among them."""
-    layout = sharded[names[0]]
+def _is_same(names: Sequence[str], layout: Layout, held: Bytes) -> bool | None:
+    """Tell whether two ranks hold the same of parameters, which the optimizer divides among them,
+    or which each of them has."""
     plain = without_optimizer(layout)
     first, *more = plain.holders[plain.cell(0)]
-    other = next(rank for rank in more if layout.cell(rank) != layout.cell(first))
-    told = (holds_same(name, first, other) for name in names)
+    others = [rank for rank in more if layout.cell(rank) != layout.cell(first)] or more
+    told = (held.same(name, first, others[0]) for name in names[:_LOOKED_AT])
     return next((one for one in told if one is not None), None)
+
+
+def _check_bytes(given: DeriveRequest, strategy: Strategy, slices: Slices, held: Bytes) -> None:
+    """Refuse a strategy whose replicas differ, or whose slices are replicas; one kind at a time.
+
+    What the user says with --opt-on is believed: slices that are equal may be meant.
+    """
+    kinds: dict[tuple[str, Layout], list[str]] = {}
+    for some in strategy.stages:
+        for name, layout in some.items():
+            is_matrix = name in slices and parameter_of(name) == name and len(layout.tensor_map) > 1
+            if is_matrix and layout.free_ranks > 1:
+                kinds.setdefault((pattern_of(name), layout), []).append(name)
+    refusals = Refusals(dst_flag=given.dst_flag)
+    for (_, layout), names in kinds.items():
+        same = _is_same(names, layout, held)
+        meant = any(one.search(names[0]) for one in given.opt_on)
+        if same is None or same == (layout.opt_shards == 1) or (same and meant):
+            continue
+        what = "the same bytes where they would hold different slices"
+        what = what if same else "different bytes where they would hold replicas"
+        refusals.add(f"two ranks hold {what}", f"Correct {given.dst_flag}", *names)
+    if refusals:
+        raise DerivationError.of(refusals.texts())

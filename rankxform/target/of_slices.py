@@ -51,7 +51,7 @@ def derived_of(
 
     Raises UsageError where these are not as many as the sizes make, DerivationError.
     """
-    from rankxform.derivation.slices import derive_of_slices
+    from rankxform.derivation.slices import Bytes, derive_of_slices
 
     sizes = given.dst
     ranks = sizes.stage_size * sizes.pp
@@ -78,11 +78,9 @@ def derived_of(
         own, others = seen
         if own is None or others is None or own.constant or others.constant:
             return None  # not there: the other is a rank of another stage
-        same = own.digest == others.digest
-        axes = len(schemas[stage].shapes[schemas[stage].position[name]])
-        return None if same and may_repeat(name, axes) else same  # equal slices, or replicas
+        return own.digest == others.digest
 
-    return derive_of_slices(given, schemas, label, holds_same)
+    return derive_of_slices(given, schemas, label, Bytes(holds_same, may_repeat))
 
 
 def _without(schema: Schema, gone: Sequence[re.Pattern[str]]) -> Schema:

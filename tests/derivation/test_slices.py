@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rankxform
@@ -212,3 +213,28 @@ def test_a_job_of_other_stages_ends_in_a_message(small, config, tmp_path):
         rankxform.transform(src, tmp_path / "no", src_config=config(1, 4, 2, opt=False), **PRESET)
     with pytest.raises(rankxform.UsageError, match="no such checkpoint"):
         rankxform.transform(tmp_path / "none", tmp_path / "no", src_config=wrong, **PRESET)
+
+
+def test_repeated_heads_of_keys_are_not_taken_for_the_optimizers_slices(config, tmp_path):
+    """Equal bytes are replicas, or heads that are repeated: the threshold of the YAML is a lie."""
+
+    def make(name, shape, dtype):
+        full = reference.full_tensor(name, shape, dtype)
+        if re.search(r"attention\.w[kv]", name):
+            full[:] = np.tile(full[: shape[0] // 8], (8, 1))
+        return full
+
+    layers = {n: one for n, one in llama().items() if not re.search(r"layers\.([4-9]|\d\d)\.", n)}
+    reference.write_checkpoint(tmp_path / "full", None, layers, make=make)
+    whole, src = tmp_path / "full/rank_0/checkpoint_0.ckpt", tmp_path / "src"
+    rankxform.transform(whole, src, dst_config=config(4, 2, 1, threshold=16), **PRESET)
+    unmarked(src)
+    lie = config(4, 2, 1, threshold=0, name="lie.yaml")
+    with pytest.raises(rankxform.RankxformError) as caught:
+        rankxform.transform(src, tmp_path / "no", src_config=lie, **PRESET)
+    assert "attention.w" in str(caught.value)
+    true = {"src_config": config(4, 2, 1, threshold=16), **PRESET}
+    with pytest.raises(rankxform.DerivationError, match=r"attention\.w[kv].* cannot be told"):
+        rankxform.transform(src, tmp_path / "no", **true)
+    rankxform.transform(src, tmp_path / "dst", opt_off=[r"attention\.w[kv]"], **true)
+    assert reference.wrong_slices(tmp_path / "dst", None, layers, make=make) == []
