@@ -55,7 +55,6 @@ from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import Show, quiet
 
-from .neighbours import check_neighbour
 from .rows import check_values
 
 _SHOWN = 3
@@ -84,7 +83,9 @@ def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
 
 def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
     selection, adapter = target.planner.selection, target.adapter
-    if not request.accepts(CONTRADICTIONS):
+    if len(source.paths) == 1 and not request.accepts(CONTRADICTIONS):
+        from .neighbours import check_neighbour
+
         team.bcast(lambda: check_neighbour(source))
     chosen = sources_of(selection.parameters, source.table)
     rules = [*_comparisons(request, source, chosen, selection.name_of)]
