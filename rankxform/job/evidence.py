@@ -83,7 +83,8 @@ def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
 
 def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
     selection, adapter = target.planner.selection, target.adapter
-    if len(source.paths) == 1 and not request.accepts(CONTRADICTIONS):
+    is_named = len(source.paths) == 1 and request.files is None
+    if is_named and not request.accepts(CONTRADICTIONS):
         from .neighbours import check_neighbour
 
         team.bcast(lambda: check_neighbour(source))
