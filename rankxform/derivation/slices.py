@@ -121,7 +121,9 @@ def _layouts(
 def _made(slices: Slices, counts: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the full shapes that slices make, each so many times along each axis."""
     return {
-        name: tuple(extent * times for extent, times in zip(shape, counts.get(name, (1,) * 99)))
+        name: tuple(
+            extent * times for extent, times in zip(shape, counts.get(name, (1,) * len(shape)))
+        )
         for name, (shape, _) in slices.items()
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, RankxformError
@@ -16,6 +15,8 @@ from rankxform.storage.samples import sample
 from rankxform.storage.store import is_path
 
 _LOOKED_AT = 32
+_COUNTER = 8
+"""Bytes of a counter, which may be a rank's own."""
 _STEP = re.compile(r"-\d+_\d+(?=\.\w+$)")
 
 
@@ -25,22 +26,22 @@ def check_neighbour(source: Source) -> None:
     Ranks of a data-parallel job hold the same, but for statistics of their own. Raises
     CheckpointError.
     """
-    if len(source.paths) != 1 or not isinstance(source.table.strategy, WholeStrategy):
-        return
     [(file, path)] = source.paths.items()
-    other, own = None, source.indexes[file]
-    with suppress(RankxformError, OSError):  # what cannot be read says nothing
-        other = _neighbour(Path(path)) if is_path(path) else None
-        theirs = index(other) if other is not None else own
-    if other is None:
+    if not isinstance(source.table.strategy, WholeStrategy) or not is_path(path):
         return
-    names = [n for n in own.schema.names if n in theirs and not is_state(n) and own.nbytes(n) > 8]
-    names = sorted(names, key=own.nbytes, reverse=True)[:_LOOKED_AT]
-    here = sample(path, own, names, _quiet)
+    own = source.indexes[file]
     try:
-        there = sample(str(other), theirs, names, _quiet)
-    except RankxformError:
-        return
+        other = _neighbour(Path(path))
+        if other is None:
+            return
+        theirs = index(other)
+        names = [n for n in own.schema.names if n in theirs and not is_state(n)]
+        names = [n for n in names if own.nbytes(n) > _COUNTER]
+        names = sorted(names, key=own.nbytes, reverse=True)[:_LOOKED_AT]
+        there = sample(str(other), theirs, names)
+    except (RankxformError, OSError):
+        return  # what cannot be read says nothing
+    here = sample(path, own, names)
     told = [n for n in names if not (here[n].constant and there[n].constant)]
     differing = [n for n in told if here[n].digest != there[n].digest]
     if 2 * len(differing) > len(told):
@@ -70,7 +71,3 @@ def _neighbour(path: Path) -> Path | None:
             ]  # fmt: skip
             return found[0] if len(found) == 1 else None
     return None
-
-
-def _quiet(nbytes: int) -> None:
-    """Report no progress: some hundred kilobytes are read."""

@@ -357,6 +357,11 @@ def _are_apart(of: Mapping[int, tuple[Cell, bytes]], a: int, b: int) -> bool:
     return a in of and b in of and of[a][0] != of[b][0]
 
 
+def _is_derived(catalog: Catalog) -> bool:
+    """Whether no compiler wrote the strategy, so that nothing but bytes bears it out."""
+    return catalog.strategy is not None and catalog.strategy.derived
+
+
 def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples) -> Evidence:
     """Refuse files that hold the same bytes of whatever they should hold different boxes of.
 
@@ -377,12 +382,11 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
         )
-    is_derived = catalog.strategy is not None and catalog.strategy.derived
     others = [
         one.name
         for one in (*equal, *copied)
         if not may_repeat(one.name, len(one.parameter.shape))
-        or (is_derived and not _EXPERTS.search(one.name) and not is_state(one.name))
+        or (_is_derived(catalog) and not _EXPERTS.search(one.name) and not is_state(one.name))
     ]
     if others:
         raise CheckpointError(
@@ -432,8 +436,7 @@ def check_replicas_agree(
     if not found.compared and _all_differ(others):
         found, others = others, Agreement()
     refused = [one for one in found.differing if one.looked.name not in accepted]
-    is_derived = catalog.strategy is not None and catalog.strategy.derived  # and by no compiler
-    if (found.is_refuted or is_derived) and refused:
+    if (found.is_refuted or _is_derived(catalog)) and refused:
         raise CheckpointError(
             _in_words(catalog, found),
             "give the strategy that this checkpoint was saved with",

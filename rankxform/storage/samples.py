@@ -47,7 +47,7 @@ def digest_all(
 
 
 def sample(
-    path: str, index: Index, names: Iterable[str], on_progress: OnProgress
+    path: str, index: Index, names: Iterable[str], on_progress: OnProgress = lambda nbytes: None
 ) -> dict[str, Sample]:
     """Return a digest of some bytes of each tensor of `names` that the file holds.
 

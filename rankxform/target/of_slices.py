@@ -54,7 +54,7 @@ def derived_of(
     from rankxform.derivation.slices import Bytes, derive_of_slices
 
     sizes = given.dst
-    ranks = sizes.stage_size * sizes.pp
+    ranks = sizes.ranks
     missing = sorted({*range(ranks)} - {*paths})
     if missing and {*range(ranks)}.issuperset(paths) and 2 * len(missing) < ranks:
         raise CheckpointError(
@@ -74,7 +74,7 @@ def derived_of(
     def holds_same(name: str, a: int, b: int) -> bool | None:
         stage = next(rank for rank in first if name in schemas[rank].position)
         ranks = stage + a, stage + b
-        seen = [sample(paths[r], index_of(r), [name], _quiet).get(name) for r in ranks]
+        seen = [sample(paths[r], index_of(r), [name]).get(name) for r in ranks]
         own, others = seen
         if own is None or others is None or own.constant or others.constant:
             return None  # not there: the other is a rank of another stage
@@ -88,7 +88,3 @@ def _without(schema: Schema, gone: Sequence[re.Pattern[str]]) -> Schema:
     kept = [one for one in every if not any(pattern.search(one[0]) for pattern in gone)]
     names, dtypes, shapes = zip(*kept) if kept else ((), (), ())
     return Schema(names, dtypes, shapes)
-
-
-def _quiet(nbytes: int) -> None:
-    """Report no progress: a few kilobytes are read."""
