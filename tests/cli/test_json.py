@@ -89,6 +89,12 @@ def broken(name, shape, dtype):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_inputs(tmp_path)
+    return tmp_path
+
+
+def write_inputs(tmp_path):
+    """Write what `COMMANDS` read."""
     reference.write_checkpoint(tmp_path / "SRC", ROWS, PARAMS, name="net_{rank}-1_100")
     for name, strategy in (("A", ROWS), ("B", COLUMNS), ("R", REPLICATED)):
         reference.write_strategy(tmp_path / name, strategy)
@@ -107,7 +113,6 @@ def place(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "UNEQUAL/rank_1")
     (tmp_path / "UNEQUAL/rank_01").rename(tmp_path / "UNEQUAL/rank_1")
     (tmp_path / "table.json").write_text(json.dumps(TABLE))
-    return tmp_path
 
 
 def documents(capfd):
