@@ -21,7 +21,7 @@ from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.derivation.rules import rule_of
 from rankxform.formats.dtype import item_size
 from rankxform.layout.layout import same_boxes
-from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of
+from rankxform.layout.states import NEVER_SAVED, state_of_name
 from rankxform.layout.strategy import combine
 from rankxform.storage import strategies
 
@@ -313,7 +313,7 @@ def compare(found, wanted):
     for stage, (ours, theirs) in enumerate(zip(found.stages, wanted.stages)):
         for name in sorted({*ours, *theirs}):
             if name not in ours or name not in theirs:
-                if parameter_of(name) != name and _states(found) != _states(wanted):
+                if state_of_name(name) and _states(found) != _states(wanted):
                     continue
                 return f"differs: {name!r} of stage {stage} is listed once"
             if ours[name] == theirs[name]:
@@ -325,7 +325,7 @@ def compare(found, wanted):
 
 
 def _states(strategy):
-    return {state_of(name) for layouts in strategy.stages for name in layouts}
+    return {strategy.states.kind(name) for name in strategy.stages_of}
 
 
 def same_mesh(src, dst):
@@ -338,8 +338,8 @@ def from_preset(one):
     """Return what is known from a preset, the sizes, and shapes as a whole checkpoint has them."""
     names = {name for layouts in one.strategy.stages for name in layouts}
     extents = {
-        name: one.extents.get(name) or one.extents[parameter_of(name)]
+        name: one.extents.get(name) or one.extents[state_of_name(name).parameter]
         for name in sorted(names)
-        if state_of(name) != NEVER_SAVED
+        if not name.startswith(f"{NEVER_SAVED}.")
     }
     return replace(with_facts(one, one), source=None, src=None, extents=extents)

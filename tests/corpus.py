@@ -116,7 +116,7 @@ def forms(runner):
                 "unified": {"max_part": 5000},
                 "checkpoint2": {"dedup": seed % 2 == 1, "prefix": "llm"},
                 "ranks": {"format": ("ckpt", "safetensors")[seed % 2]},
-            }[dst]
+            }.get(dst, {})
             method = READ_METHODS[(number + seed) % 4]
             runner.run(
                 f"forms {seed} {src} {dst}", here / src, a, b, dst_form=dst, read_method=method,
@@ -593,11 +593,11 @@ def main():
     import rankxform
 
     assert Path(rankxform.__file__).is_relative_to(Path(given.package).resolve()), rankxform
-    from rankxform.transport.launcher import workers
+    from rankxform.transport.launcher import launched_size
 
     world = None
     os.environ["COLUMNS"] = "80"
-    if workers(os.environ) > 1:
+    if (launched_size() or 1) > 1:
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD

@@ -23,7 +23,7 @@ from rankxform import facts
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.facts import ITERATION, STEP, Fact
 from rankxform.formats import checkpoint2 as documents
-from rankxform.layout.names import COUNTERS, STEPS, state_of
+from rankxform.layout.names import STEPS
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
@@ -119,9 +119,9 @@ class Checkpoint2:
             held = planner.names(rank)
             if naming.options["dedup"]:
                 first = [n for n in held if not folder.is_seen(planner, n, held[n], rank, seen)]
-                kinds = _kinds(first)
+                kinds = _kinds(planner, first)
             else:
-                kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(held))
+                kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(planner, held))
             for kind, some in enumerate(kinds):
                 if some:
                     names[2 * rank + kind] = (
@@ -146,7 +146,7 @@ class Checkpoint2:
     def companions(
         self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        slices = Slices.of(planner, arrangement.names, is_state=_is_optimizers)
+        slices = Slices.of(planner, arrangement.names)
         return {METADATA: slices.document(), COMMON: [documents.common(training)]}
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
@@ -156,22 +156,19 @@ class Checkpoint2:
 # -- written --------------------------------------------------------------------------------------
 
 
-def _kinds(names: Iterable[str]) -> tuple[frozenset[str], ...]:
+def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]:
     """Divide names into those of the network and those of its optimizer.
 
     Counters go into the optimizer's file if the rank has one: a file that metadata.json does not
     list would not be looked for.
     """
     every = list(names)
-    states = [name for name in every if state_of(name) is not None]
-    counters = [name for name in every if _is_optimizers(name) and name not in states]
+    parameters = {name: planner.parameter(name) for name in every}
+    states = [name for name, one in parameters.items() if one.state is not None]
+    counters = [n for n, one in parameters.items() if not one.is_weight and one.state is None]
     rest = [name for name in every if name not in {*states, *counters}]
     own = (rest, [*states, *counters]) if states or not rest else ([*rest, *counters], [])
     return tuple(map(frozenset, own))
-
-
-def _is_optimizers(name: str) -> bool:
-    return state_of(name) is not None or name in COUNTERS
 
 
 # -- found ----------------------------------------------------------------------------------------

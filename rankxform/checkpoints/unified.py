@@ -23,7 +23,7 @@ from typing import Any
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import COUNTERS, natural, ranges
+from rankxform.layout.names import natural, ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import Listing, Store
@@ -145,4 +145,5 @@ def is_loose(planner: Planner, tensor: TensorSpec) -> bool:
     """Tell whether a tensor is no parameter of the network: a counter, or one value that no
     strategy lists."""
     parameter = planner.parameter(tensor.name)
-    return parameter.src_name in COUNTERS or (not parameter.declared and prod(tensor.shape) == 1)
+    is_counter = not parameter.is_weight and parameter.state is None
+    return is_counter or (not parameter.declared and prod(tensor.shape) == 1)

@@ -70,9 +70,10 @@ def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
 
     def find() -> dict[int, tuple[int, ...]]:
         refuse(options, "needs SRC", ("ranks", "rename"))
-        renamed = Derivation.of({"rename": options.rename})
+        src = strategies.load(options.src_strategy)
+        renamed = Derivation.of({"rename": options.rename}, src.states)
         return needed_ranks(
-            renamed.strategy(strategies.load(options.src_strategy)),
+            renamed.strategy(src),
             strategies.load(options.dst_strategy),
             options.ranks,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import rankxform
 from rankxform.display.terminal import labelled, shown_path
 from rankxform.display.units import against_needed, buffer, count, seconds, size, table
 from rankxform.errors import StorageError
-from rankxform.layout.names import group_states, patterns, ranges
+from rankxform.layout.names import patterns, ranges, summarize_names
+from rankxform.layout.states import state_of_name
 from rankxform.metrics import cores
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
@@ -187,16 +189,28 @@ def _told(done: Report, verbose: bool) -> list[str]:
 def left_out(left: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
-        _some("left out", one.names, f"{size(one.nbytes)}; {one.why}", verbose) for one in left
+        _some("left out", one.names, one.families, f"{size(one.nbytes)}; {one.why}", verbose)
+        for one in left
     ]
     if absent:
-        lines.append(_some("absent", absent, "in the strategies, not in the checkpoint", verbose))
+        states = {name: state for name in absent if (state := state_of_name(name)) is not None}
+        families = {name: state.family for name, state in states.items()}
+        why = "in the strategies, not in the checkpoint"
+        lines.append(_some("absent", absent, families, why, verbose))
     return lines
 
 
-def _some(label: str, names: Sequence[str], why: str, verbose: bool) -> str:
-    text = f"{group_states(names)}: {why}"
-    return labelled(label, text, *(f"  {name}" for name in patterns(names) if verbose))
+def _some(
+    label: str, names: Sequence[str], families: Mapping[str, str], why: str, verbose: bool
+) -> str:
+    """Say what names there are: states by their family, the others by pattern."""
+    counts = Counter(families[name] for name in names if name in families)
+    others = [name for name in names if name not in families]
+    shown = [f"{family} ({count:,})" for family, count in counts.items()]
+    shown += [summarize_names(others, 3)] if others else []
+    return labelled(
+        label, f"{', '.join(shown)}: {why}", *(f"  {name}" for name in patterns(names) if verbose)
+    )
 
 
 def verify_command(source: Source, target: Target, request: Request, processes: int) -> str:

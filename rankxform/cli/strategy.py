@@ -172,10 +172,11 @@ def _diff(options: argparse.Namespace) -> Outcome:
 
     from . import strategy_report
 
-    found = differences(strategies.load(options.source), strategies.load(options.other))
+    first, second = strategies.load(options.source), strategies.load(options.other)
+    found = differences(first, second)
     code = DifferenceError.exit_code if found else 0
     facts = {"same": not found, "differences": list(map(vars, found))}
-    return Outcome(facts, strategy_report.compared(found), code)
+    return Outcome(facts, strategy_report.compared(found, first, second), code)
 
 
 def _presets(options: argparse.Namespace) -> Outcome:

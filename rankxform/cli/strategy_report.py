@@ -12,14 +12,8 @@ from rankxform.display.terminal import folded, shown_path, width
 from rankxform.display.units import table
 from rankxform.layout.differences import StrategyDifference, in_words
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import (
-    NEVER_SAVED,
-    more_patterns,
-    parameter_of,
-    patterns,
-    ranges,
-    state_of,
-)
+from rankxform.layout.names import more_patterns, patterns, ranges
+from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import Strategy
 
 _FEW = 6
@@ -57,7 +51,7 @@ def stage_lines(strategy: Strategy) -> list[str]:
         return []
     lines = ["pipeline stages"]
     for stage, layouts in enumerate(strategy.stages):
-        names = [name for name in layouts if parameter_of(name) == name]
+        names = [name for name in layouts if strategy.states.of(name) is None]
         parts = [
             f"{prefix}.{ranges(sorted(n))}" for prefix, n in lists_of(names, outermost=True).items()
         ]
@@ -74,8 +68,9 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
     """
     mark = ", derived by rankxform" if strategy.derived else ""
     every = [name for layouts in strategy.stages for name in layouts]
-    states = sum(parameter_of(n) != n and state_of(n) != NEVER_SAVED for n in every)
-    gradients = sum(state_of(name) == NEVER_SAVED for name in every)
+    kinds = [kind for name in every if (kind := strategy.states.kind(name)) is not None]
+    gradients = kinds.count(NEVER_SAVED)
+    states = len(kinds) - gradients
     counted = f"{len(every) - states - gradients:,} parameters, {states:,} optimizer states"
     if gradients:
         counted += f", {gradients:,} gradients that no checkpoint holds"
@@ -101,7 +96,7 @@ def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
     found: dict[Layout, list[str]] = {}
     for layouts in strategy.stages:
         for name, layout in layouts.items():
-            if parameter_of(name) == name:
+            if strategy.states.of(name) is None:
                 found.setdefault(layout, []).append(name)
     return found
 
@@ -122,28 +117,29 @@ def facts(path: str, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def compared(found: Sequence[StrategyDifference]) -> str:
+def compared(found: Sequence[StrategyDifference], a: Strategy, b: Strategy) -> str:
     """Write where two strategies differ."""
+    states = find_states(dict.fromkeys([*a.stages_of, *b.stages_of]))
     if not found:
         return "the same: every rank holds the same boxes of the same parameters"
     lines = []
     for one in found:
-        some = _with_states(one.names)
+        some = _with_states(one.names, states)
         more = [f"      and {more_patterns(len(some) - _FEW)}"] if len(some) > _FEW else []
         lines += [f"  {one.why}", *(f"      {name}" for name in some[:_FEW]), *more]
     names = {name for one in found for name in one.names}
-    own = sum(parameter_of(name) == name for name in names)
+    own = sum(states.of(name) is None for name in names)
     told = f"{own:,} parameters, {len(names) - own:,} optimizer states"
     return "\n".join([*lines, f"DIFFERENT: {told if names else 'the number of ranks or stages'}"])
 
 
-def _with_states(names: Sequence[str]) -> list[str]:
+def _with_states(names: Sequence[str], known: States) -> list[str]:
     """Summarize names by pattern, each parameter's states behind it."""
     states: dict[str, dict[str, None]] = {}
     for name in names:
-        own = states.setdefault(parameter_of(name), {})
-        if parameter_of(name) != name:
-            own[str(state_of(name))] = None
+        own = states.setdefault(known.base_name(name), {})
+        if (kind := known.kind(name)) is not None:
+            own[kind] = None
     listed, alike = {*names}, dict[tuple[bool, tuple[str, ...]], list[str]]()
     for parameter, own in states.items():
         alike.setdefault((parameter in listed, tuple(own)), []).append(parameter)

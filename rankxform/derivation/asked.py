@@ -14,7 +14,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import expression, parameter_of, ranges, summarize_names
+from rankxform.layout.names import expression, ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
 from rankxform.storage import strategies
@@ -232,7 +232,7 @@ def _present(
     absent = [
         name
         for name, stages in source.stages_of.items()
-        if parameter_of(name) not in extents
+        if source.states.base_name(name) not in extents
         and name not in extents
         and not any(missing[stage] for stage in stages)
     ]

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from rankxform.errors import DerivationError, RequestError
 from rankxform.layout.differences import in_words
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
-from rankxform.layout.names import NEVER_SAVED, pattern_of, state_of
+from rankxform.layout.names import pattern_of
+from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import Strategy
 
 from . import presets
@@ -284,8 +285,8 @@ def _strategy(
     for name, one in parameters.items():
         states: list[str] = []
         if not request.predict:
-            states = [state for state in one.states if state_of(state) != NEVER_SAVED]
             gradients = f"{NEVER_SAVED}.{name}"
+            states = [state for state in one.states if state != gradients]
             if (pp > 1 and one.trained) or (pp == before == 1 and gradients in one.states):
                 states.append(gradients)
         for stage in stages[name]:

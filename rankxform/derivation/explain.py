@@ -14,7 +14,8 @@ from itertools import product
 from rankxform.errors import RequestError
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
-from rankxform.layout.names import NEVER_SAVED, parameter_of, state_of, summarize_names
+from rankxform.layout.names import summarize_names
+from rankxform.layout.states import NEVER_SAVED, find_states
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
@@ -83,7 +84,7 @@ def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, Parameter]:
     states: dict[str, dict[str, None]] = {}
     for stage, layouts in enumerate(source.stages):
         for name, layout in layouts.items():
-            base = parameter_of(name)
+            base = source.states.base_name(name)
             if base != name and base in layouts:
                 states.setdefault(base, {})[name] = None
                 if layout != layouts[base]:
@@ -113,8 +114,9 @@ def parameters_in(
     """
     found: dict[str, Parameter] = {}
     states: dict[str, list[str]] = {}
+    known = find_states(shapes)
     for name, shape in shapes.items():
-        base = parameter_of(name)
+        base = known.base_name(name)
         if base != name and base in shapes:
             if shapes[base] == shape:
                 states.setdefault(base, []).append(name)
@@ -124,7 +126,7 @@ def parameters_in(
                     "This is not derived: compile the destination's strategy",
                     name,
                 )
-        elif state_of(name) != NEVER_SAVED and (
+        elif known.kind(name) != NEVER_SAVED and (
             any(one != 1 for one in shape) or any(rule.names.search(name) for rule in listed)
         ):
             found[name] = Parameter(None, (0,))

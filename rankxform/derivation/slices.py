@@ -17,14 +17,8 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, without_optimizer
-from rankxform.layout.names import (
-    COUNTERS,
-    NEVER_SAVED,
-    parameter_of,
-    pattern_of,
-    state_of,
-    summarize_names,
-)
+from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.states import NEVER_SAVED, find_states
 from rankxform.layout.strategy import Strategy
 
 from .derive import derive
@@ -69,8 +63,9 @@ def derive_of_slices(
         name: (shape, dtype)
         for one in dict.fromkeys(schemas.values())
         for name, shape, dtype in zip(one.names, one.shapes, one.dtypes)
-        if name not in COUNTERS
     }
+    states = find_states({name: shape for name, (shape, _) in slices.items()})
+    slices = {name: one for name, one in slices.items() if name not in states.counters}
     free, size = _without_shapes(given), given.dst.stage_size
     largest = {n: tuple(k * size for k in s) if _is_cut(s) else s for n, (s, _) in slices.items()}
     try:
@@ -86,7 +81,7 @@ def derive_of_slices(
         more = "--exclude REGEX for what is no parameter of the network"
         raise DerivationError.of(error.reasons, what, [job, more]) from None
     saved = (
-        {name: one for name, one in some.items() if state_of(name) != NEVER_SAVED}
+        {n: one for n, one in some.items() if found.strategy.states.kind(n) != NEVER_SAVED}
         for some in found.strategy.stages
     )
     return replace(found, strategy=replace(found.strategy, stages=tuple(saved)))
@@ -157,13 +152,14 @@ def _decided(
     once.
     """
     layouts = _layouts(free, slices, full)
+    states = find_states(full)
     sharded = {name: one for name, one in layouts.items() if one.opt_shards > 1}
     own, counts = {n: slices[n] for n in sharded}, {n: a.map_counts for n, a in sharded.items()}
     plain = _made(own, counts)
     others = _layouts(free, slices, {**full, **plain})
     unsure: dict[_Kind, list[str]] = {}
     for name in sharded:
-        if others[name].opt_shards == 1 and parameter_of(name) == name:
+        if others[name].opt_shards == 1 and states.of(name) is None:
             unsure.setdefault(_Kind(pattern_of(name), full[name], plain[name]), []).append(name)
     found = dict(full)
     known = _one_of_each(full, {name for names in unsure.values() for name in names})
@@ -186,7 +182,7 @@ def _decided(
             names = unsure.pop(kind)
             found.update(dict.fromkeys(names, way))
             known[names[0]] = way
-    return {name: found.get(parameter_of(name), shape) for name, shape in found.items()}
+    return {name: found.get(states.base_name(name), shape) for name, shape in found.items()}
 
 
 class _Kind(NamedTuple):
@@ -213,8 +209,9 @@ class _Kind(NamedTuple):
 def _one_of_each(shapes: Mapping[str, Shape], without: Collection[str]) -> dict[str, Shape]:
     """Return the shapes of one parameter of each kind, which are all that the rules' sizes need."""
     seen: dict[tuple[str, Shape], str] = {}
+    states = find_states(shapes)
     for name, shape in shapes.items():
-        if parameter_of(name) == name and name not in without:
+        if states.of(name) is None and name not in without:
             seen.setdefault((pattern_of(name), shape), name)
     return {name: shapes[name] for name in seen.values()}
 
@@ -237,7 +234,8 @@ def _check_bytes(given: DeriveRequest, strategy: Strategy, slices: Slices, held:
     kinds: dict[tuple[str, Layout], list[str]] = {}
     for some in strategy.stages:
         for name, layout in some.items():
-            is_matrix = name in slices and parameter_of(name) == name and len(layout.tensor_map) > 1
+            is_weight = name in slices and strategy.states.of(name) is None
+            is_matrix = is_weight and len(layout.tensor_map) > 1
             if is_matrix and layout.free_ranks > 1:
                 kinds.setdefault((pattern_of(name), layout), []).append(name)
     refusals = Refusals(dst_flag=given.dst_flag)

@@ -15,7 +15,7 @@ from rankxform.display.units import count, size
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.grid import Grid
-from rankxform.layout.names import natural, parameter_of, state_of
+from rankxform.layout.names import natural
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.losses import losses_error, lost_slices
 from rankxform.planning.sharding import Sharding
@@ -81,7 +81,7 @@ def _facts(source: Source) -> dict[str, Any]:
     ids = {file: at for at, file in enumerate(source.paths)}
     layouts, layout_of = _layouts(source.indexes, ids, position)
     nbytes = [content_bytes(one.dtype, one.shape) for one in parameters]
-    states = [state_of(one.name) or "parameters" for one in parameters]
+    states = [one.state.kind if one.state else "parameters" for one in parameters]
     step = f", step {source.selected.step_name}" if source.selected.step_name else ""
     extent = f"{catalog.extent}, " if catalog and catalog.strategy else ""
     types = _totals((one.dtype for one in parameters), nbytes)
@@ -114,8 +114,7 @@ def _facts(source: Source) -> dict[str, Any]:
 
 def _by_name(parameter: Parameter) -> tuple[object, ...]:
     """Order states behind their parameters, and layers by number."""
-    own = parameter_of(parameter.name)
-    return natural(own), own != parameter.name, parameter.name
+    return natural(parameter.base_name), parameter.state is not None, parameter.name
 
 
 def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:

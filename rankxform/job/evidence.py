@@ -15,8 +15,8 @@ from typing import NamedTuple
 from rankxform.errors import CheckpointError, DifferenceError
 from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import STEPS, parameter_of, pattern_of, summarize_names
-from rankxform.ops.weights import is_state
+from rankxform.layout.names import STEPS, pattern_of, summarize_names
+from rankxform.layout.states import States
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
     Comparison,
@@ -104,7 +104,7 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
         every = adapter.table.parameters
         rules = [*_comparisons(request, adapter, every, selection.name_of), _untrained(adapter)]
         found += replace(_judged(request, adapter, rules, team), own=frozenset(), seen={}, steps=())
-    percent = _percent(chosen, found.sampled)
+    percent = _percent(source.table.states, chosen, found.sampled)
     found = replace(found, percent=percent)
     if 0 < percent < _FEW and source.table.strategy is not None and not source.form.described:
         text = f"{source.table.label}: was compared with samples of kinds that hold {percent} % of "
@@ -112,12 +112,10 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
     return found + check_values(request, source, target, team)
 
 
-def _percent(chosen: Iterable[Parameter], sampled: Collection[str]) -> int:
+def _percent(states: States, chosen: Iterable[Parameter], sampled: Collection[str]) -> int:
     """Return how much of what is converted is of kinds that were compared, by bytes."""
-    kinds = {pattern_of(parameter_of(name)) for name in sampled}
-    sizes = [
-        (pattern_of(parameter_of(one.name)), content_bytes(one.dtype, one.shape)) for one in chosen
-    ]
+    kinds = {pattern_of(states.base_name(name)) for name in sampled}
+    sizes = [(pattern_of(one.base_name), content_bytes(one.dtype, one.shape)) for one in chosen]
     known = sum(nbytes for kind, nbytes in sizes if kind in kinds)
     return 100 * known // max(1, sum(nbytes for _, nbytes in sizes))
 
@@ -297,7 +295,7 @@ def _judge_holes(source: Source, seen: Seen) -> Evidence:
     }
     found = []
     for file, lost in seen.holes.items():
-        weights = [name for name in lost if not is_state(name)]
+        weights = [name for name in lost if source.table.states.is_weight(name)]
         looked = seen.samples[False].get(file, {})
         if weights and looked and all(one.constant for one in looked.values()) and telling:
             raise CheckpointError(

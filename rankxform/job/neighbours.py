@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rankxform.errors import CheckpointError, RankxformError
 from rankxform.layout.strategy import WholeStrategy
-from rankxform.ops.weights import is_state
 from rankxform.source.hints import shortly, siblings_of
 from rankxform.source.opening import Source
 from rankxform.storage.index import index
@@ -35,7 +34,8 @@ def check_neighbour(source: Source) -> None:
         if other is None:
             return
         theirs = index(other)
-        names = [n for n in own.schema.names if n in theirs and not is_state(n)]
+        is_weight = source.table.states.is_weight
+        names = [n for n in own.schema.names if n in theirs and is_weight(n)]
         names = [n for n in names if own.nbytes(n) > _COUNTER]
         names = sorted(names, key=own.nbytes, reverse=True)[:_LOOKED_AT]
         there = sample(str(other), theirs, names)

@@ -13,14 +13,7 @@ from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.grid import Cell
 from rankxform.geometry.runs import count_runs
 from rankxform.layout.differences import in_words
-from rankxform.layout.names import (
-    more_patterns,
-    parameter_of,
-    pattern_of,
-    patterns,
-    ranges,
-    state_of,
-)
+from rankxform.layout.names import more_patterns, pattern_of, patterns, ranges
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
@@ -235,7 +228,7 @@ def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
     first = some[0]
     parameter, grid = first.parameter, first.grid
     parameters = {transfer.parameter.name: transfer.parameter for transfer in some}
-    names = dict.fromkeys(map(parameter_of, parameters))
+    names = dict.fromkeys(one.base_name for one in parameters.values())
     nbytes = sum(content_bytes(one.dtype, one.shape) for one in parameters.values())
     item = item_size(parameter.dtype)
     wanted: dict[Cell, tuple[int, ...]] = {}
@@ -248,7 +241,7 @@ def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
     src = _source(planner, parameter)
     shown = patterns(names)
     name = shown[0] + (f" and {more_patterns(len(shown) - 1)}" if shown[1:] else "")
-    states = tuple(sorted({state for name in parameters if (state := state_of(name))}))
+    states = tuple(sorted({one.state.kind for one in parameters.values() if one.state}))
     runs = _runs(first, item) if src else None
     return Kind(
         name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,

@@ -114,7 +114,7 @@ class Report(Result):
 def by_pattern(left_out: Iterable[LeftOut], absent: Iterable[str]) -> dict[str, Any]:
     """Return for JSON what is not written, without a line for each layer."""
     return {
-        "left_out": [{**asdict(one), "names": patterns(one.names)} for one in left_out],
+        "left_out": [one.facts for one in left_out],
         "absent": patterns(absent),
     }
 

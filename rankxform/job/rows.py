@@ -10,7 +10,7 @@ from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
-from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.names import summarize_names
 from rankxform.ops.weights import is_master
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import Evidence
@@ -60,13 +60,13 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
     """Return some masters of a longer type, spread over the model, each with its parameter."""
     known = {p.name: p for p in target.planner.catalog.parameters}
     pairs = [
-        (one, known[parameter_of(name)])
+        (one, known[one.base_name])
         for name, one in known.items()
-        if is_master(name)
-        and parameter_of(name) in known
-        and one.shape == known[parameter_of(name)].shape
+        if is_master(one.state)
+        and one.base_name in known
+        and one.shape == known[one.base_name].shape
         and len(one.shape) > 1
-        and known[parameter_of(name)].src_dtype in (HALF, BRAIN)
+        and known[one.base_name].src_dtype in (HALF, BRAIN)
     ]
     return pairs[:: max(1, len(pairs) // _FEW)][:_FEW]
 

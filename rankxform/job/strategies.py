@@ -36,7 +36,8 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.differences import in_words
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import NEVER_SAVED, expression, pattern_of, state_of
+from rankxform.layout.names import expression, pattern_of
+from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.request import Request
 from rankxform.source.choice import look_at
@@ -116,7 +117,8 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
                 where=path,
             )
         return {rank: indexer.index(file).schema for rank, file in paths.items()}
-    missing = [{n for n in layouts if state_of(n) != NEVER_SAVED} for layouts in source.stages]
+    kind = source.states.kind
+    missing = [{n for n in layouts if kind(n) != NEVER_SAVED} for layouts in source.stages]
     found = {}
     for rank, file in paths.items():
         stage = source.stage_of(rank)

@@ -9,7 +9,7 @@ from rankxform.geometry.box import Shape
 from rankxform.values import dataclass
 
 from .layout import Layout, same_boxes, without_optimizer
-from .names import NEVER_SAVED, state_of
+from .states import NEVER_SAVED
 from .strategy import Strategy, stages_in_words
 
 
@@ -31,10 +31,10 @@ def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
     if (a.stage_size, len(a.stages)) != (b.stage_size, len(b.stages)):
         found[f"the first is of {a.extent}, the second of {b.extent}"] = []
     if max(len(a.stages), len(b.stages)) > 1 and len(a.stages) != len(b.stages):
-        first, second = (", ".join(f"{_own(one):,}" for one in s.stages) for s in (a, b))
+        first, second = (", ".join(f"{_own(s, one):,}" for one in s.stages) for s in (a, b))
         found[f"stages hold {first} parameters, in the second {second}"] = []
     for name in sorted({*a.stages_of, *b.stages_of}):
-        if state_of(name) == NEVER_SAVED:
+        if NEVER_SAVED in (a.states.kind(name), b.states.kind(name)):
             continue
         why = _difference(a, b, name)
         if why:
@@ -42,9 +42,9 @@ def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
     return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
 
 
-def _own(layouts: Iterable[str]) -> int:
+def _own(strategy: Strategy, layouts: Iterable[str]) -> int:
     """Count the parameters of a stage, without optimizer states."""
-    return sum(state_of(name) is None for name in layouts)
+    return sum(strategy.states.of(name) is None for name in layouts)
 
 
 def first_difference(

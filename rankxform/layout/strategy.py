@@ -19,7 +19,7 @@ from rankxform.results import Result
 from rankxform.values import dataclass
 
 from .layout import MOST_RANKS, Layout, whole
-from .names import parameter_of
+from .states import States, find_states
 
 SHARD_PREFIX = "shard:"
 DERIVED = "rankxform-derived"
@@ -140,6 +140,11 @@ class Strategy(Result):
                 found[name] = (*found.get(name, ()), stage)
         return found
 
+    @cached_property
+    def states(self) -> States:
+        """Which of the listed parameters are optimizer states, by their names alone."""
+        return find_states(dict.fromkeys(self.stages_of))
+
     def __contains__(self, name: str) -> bool:
         return name in self.stages_of
 
@@ -210,9 +215,9 @@ class PatternStrategy(Strategy):
         Without `states`, optimizer states that follow their parameter are not listed. With `states`
         they are; one that differs from its parameter in shape is whole on every rank.
         """
-        layouts = {}
+        layouts, known = {}, find_states(shapes)
         for name, shape in shapes.items():
-            base = parameter_of(name)
+            base = known.base_name(name)
             for pattern, axis in self.patterns:
                 generic = base != name and base in shapes and pattern.search(base)
                 if generic and not states:

@@ -11,7 +11,7 @@ from rankxform import api
 from rankxform.checkpoints.base import Where
 from rankxform.errors import RankxformError, UsageError
 from rankxform.job.transform import convert_one
-from rankxform.layout.names import parameter_of
+from rankxform.layout.states import find_states
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.source.choice import look_at
@@ -75,6 +75,8 @@ def _names(request: Request) -> list[str]:
 def chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> dict[str, Any]:
     """Return the options that say what `choice_func` says."""
     dropped, renamed = [], {}
+    names = list(names)
+    states = find_states(dict.fromkeys(names))
     for name in names:
         choice = choice_func(name)
         if not isinstance(choice, (bool, str)):
@@ -85,7 +87,7 @@ def chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> di
             renamed[name] = choice
     rules: dict[str, str] = {}
     for name, new in renamed.items():
-        base = parameter_of(name)
+        base = states.base_name(name)
         prefix = name[: len(name) - len(base)]
         if (
             not new.startswith(prefix)
@@ -193,4 +195,5 @@ def _listed(src: str, options: Mapping[str, Any]) -> list[str]:
         if description is None or file != description.untracked:
             listed = description.listed.get(file) if description is not None else None
             names += listed or index(Path(src, name)).schema.names
-    return [Derivation.of(options).name_of(name) for name in names]
+    derivation = Derivation.of(options, find_states(dict.fromkeys(names)))
+    return [derivation.name_of(name) for name in names]

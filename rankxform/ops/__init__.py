@@ -14,6 +14,7 @@ OPERATIONS.update(
     mapping=prepared("mapping"),
     from_mindspore=naming.from_mindspore,
     drop=drop.drop,
+    no_copies=weights.no_copies,
     items=drop.drop_items,
     vocabulary=vocabulary.vocabulary,
     cast=cast.cast,

@@ -16,8 +16,11 @@ from rankxform.errors import RequestError
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly
+from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
+
+NO_STATES = States()
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class SourceTensor:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Tensor(Related):
     """A tensor being derived: its name, type and full shape at the destination.
 
     sources: the source tensors that it is made of. assembly: how; None: it is the one source as it
@@ -91,11 +94,24 @@ class Tensor:
     keeps_dtype: bool = False
     vocabulary: bool = False
     same_as: str = ""
+    related: State | None = None  # what it is to another parameter
+    is_weight: bool = True  # neither a state nor a counter
 
     @classmethod
-    def of(cls, name: str, dtype: str = "", shape: Shape = ()) -> Tensor:
-        """Return a source tensor as it is."""
-        return cls(name, dtype, shape, (SourceTensor(name, dtype, shape),))
+    def of(
+        cls, name: str, dtype: str = "", shape: Shape = (), states: States = NO_STATES
+    ) -> Tensor:
+        """Return a source tensor as it is; `states` are the source's."""
+        sources = (SourceTensor(name, dtype, shape),)
+        related, is_weight = states.related.get(name), states.is_weight(name)
+        return cls(name, dtype, shape, sources, related=related, is_weight=is_weight)
+
+    def renamed(self, name: str, parameter: str | None = None) -> Tensor:
+        """Return the tensor under another name; `parameter`: that which it belongs to, if any."""
+        related = self.related
+        if related is not None:
+            related = related.renamed(name if parameter is None else parameter)
+        return replace(self, name=name, related=related)
 
     @property
     def made_of(self) -> Assembly:
@@ -145,8 +161,10 @@ def prepared(name: str) -> Callable[[Mapping[str, Any]], Composition | None]:
 class Derivation:
     """The operations of one conversion."""
 
-    def __init__(self, operations: Iterable[Operation | Composition] = ()) -> None:
-        self._operations = tuple(operations)
+    def __init__(
+        self, operations: Iterable[Operation | Composition] = (), states: States = NO_STATES
+    ) -> None:
+        self._operations, self._states = tuple(operations), states
         self._of_names: list[Operation] = []
         for one in self._operations:
             if not isinstance(one, Composition):
@@ -155,10 +173,17 @@ class Derivation:
                 break
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Derivation:
-        """Return what the options of a conversion ask for. Raises UsageError."""
+    def of(cls, options: Mapping[str, Any], states: States = NO_STATES) -> Derivation:
+        """Return what the options of a conversion ask for, of a source with these states.
+
+        Raises UsageError.
+        """
         made = (make(options) for make in OPERATIONS.values())
-        return cls(one for one in made if one is not None)
+        return cls((one for one in made if one is not None), states)
+
+    def with_states(self, states: States) -> Derivation:
+        """Return the same operations for a source that has these states."""
+        return Derivation(self._operations, states)
 
     @property
     def renames(self) -> bool:
@@ -185,7 +210,7 @@ class Derivation:
 
     def named(self, src_name: str) -> Tensor:
         """Return what becomes of a source tensor as far as its name alone tells."""
-        tensor = Tensor.of(src_name)
+        tensor = Tensor.of(src_name, states=self._states)
         for operation in self._of_names:
             tensor = operation(tensor)
         return tensor

@@ -11,7 +11,6 @@ from rankxform.formats.dtype import FLOATS
 from rankxform.layout.names import expression
 
 from .base import Operation, Tensor
-from .weights import is_state
 
 TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
 WRITTEN_OUT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -39,7 +38,8 @@ def cast(options: Mapping[str, Any]) -> Operation | None:
             return tensor
         if any(pattern.search(name) for pattern in keep):
             return tensor
-        if is_state(name) and not any(pattern.search(name) for pattern in states):
+        follows = not tensor.is_weight or tensor.related is not None  # a copy keeps its type too
+        if follows and not any(pattern.search(name) for pattern in states):
             return tensor
         return replace(tensor, dtype=dtype)
 

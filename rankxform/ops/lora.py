@@ -15,11 +15,11 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import parameter_of, pattern_of, summarize_names
+from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.states import find_states
 from rankxform.values import dataclass
 
 from .base import Composition, LowRank, Tensor
-from .weights import is_state
 
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b"),
@@ -150,7 +150,8 @@ class Adapter(Composition):
         """
         own = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
         self._scaling = scaling
-        tensors = {n: shape for n, shape in own.items() if not is_state(n)}
+        states = find_states({**own})
+        tensors = {n: shape for n, shape in own.items() if states.is_weight(n)}
         self._label, self._names, self._inside = label, set(tensors), inside
         self._steps: dict[str, tuple[LowRank, Shape]] = {}
         taken = set[str]()
@@ -225,7 +226,7 @@ class Adapter(Composition):
         for one in tensors:
             if one.name in self._steps and not one.dropped:
                 one = self._added(one)
-            elif parameter_of(one.name) in self._names:
+            elif one.base_name in self._names:
                 one = replace(one, dropped="merged into the matrices (--lora)")
             found.append(one)
         return found

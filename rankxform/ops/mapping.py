@@ -28,7 +28,8 @@ from rankxform.formats.map_toml import (
 )
 from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses
-from rankxform.layout.names import COUNTERS, parameter_of, state_of, summarize_names
+from rankxform.layout.names import summarize_names
+from rankxform.layout.states import COUNTERS, State
 from rankxform.values import dataclass
 
 from .base import Composition, SourceTensor, Tensor
@@ -291,10 +292,19 @@ class NameMap(Composition):
                     where=self.table.label,
                 )
             return reduced.compose(tensors)
-        states = [one for one in tensors if state_of(one.name) is not None and not one.dropped]
+        states = [one for one in tensors if self._follows(one) and not one.dropped]
         if states:
             return self._with_states(tensors, states)
         return self._composed(tensors, known, self.side_of(known))
+
+    def _follows(self, tensor: Tensor) -> bool:
+        """Tell whether what is done to a tensor's parameter is done to it: to a state, and to a
+        copy of which no rule speaks."""
+        if tensor.state is not None:
+            return True
+        return tensor.related is not None and not any(
+            tensor.name in self._names[side] for side in SIDES
+        )
 
     def _with_states(self, tensors: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
         """Do to every state of the optimizer what is done to its parameter."""
@@ -304,15 +314,25 @@ class NameMap(Composition):
         weights = {one.name: one for one in rest if not one.dropped}
         side = self.side_of(weights)
         found = [*self._composed(rest, weights, side), *counters]
-        kinds = dict.fromkeys(state_of(one.name) for one in states)
-        for kind in kinds:
+        families: dict[tuple[str, str, str], list[Tensor]] = {}
+        for one in states:
+            assert one.related is not None
+            key = one.related.kind, one.related.before, one.related.after
+            families.setdefault(key, []).append(one)
+        for (kind, before, after), some in families.items():
             own = {
-                parameter_of(one.name): replace(one, name=parameter_of(one.name), keeps_dtype=True)
-                for one in states
-                if state_of(one.name) == kind
+                one.related.parameter: replace(one, name=one.related.parameter, keeps_dtype=True)
+                for one in some
+                if one.related is not None
             }
-            made = self._composed([*own.values()], own, side, some=True)
-            found += [replace(one, name=f"{kind}.{one.name}", keeps_dtype=True) for one in made]
+            for one in self._composed([*own.values()], own, side, some=True):
+                related = State(kind, one.name, before, after)
+                found.append(
+                    replace(
+                        one, name=related.named(one.name), keeps_dtype=True, related=related,
+                        is_weight=related.is_copy,
+                    )
+                )  # fmt: skip
         return found
 
     def _composed(

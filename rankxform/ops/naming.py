@@ -6,6 +6,7 @@ that one framework keeps once and another for each parameter becomes the other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,22 +14,21 @@ from typing import Any
 from rankxform.errors import RequestError
 from rankxform.formats.dtype import BYTES
 from rankxform.geometry.pieces import NO_AXIS, Assembly, Piece
-from rankxform.layout.names import (
-    HYPERPARALLEL,
-    MASTER,
-    MASTERS,
-    MODEL,
-    OPTIMIZER,
-    STATE_NAMES,
-    TORCH,
-    is_wrapped,
-    parameter_of,
-    state_of,
-)
+from rankxform.layout.names import expression
+from rankxform.layout.states import MASTER, MODEL, OPTIMIZER, State, States, is_below_root
 from rankxform.layout.strategy import Strategy
 
 from .base import Composition, Tensor
-from .weights import is_state
+from .drop import NOT_CHOSEN
+
+TORCH, HYPERPARALLEL = "torch", "hyperparallel"
+MASTERS = "optimizer._mixed_precision_optimizer.fp32_from_fp16_params."
+"""What HyperParallel puts before a parameter's name for its Float32 copy."""
+STATE_NAMES = {
+    "exp_avg": "adam_m", "exp_avg_sq": "adam_v", "max_exp_avg_sq": "max_exp_avg_sq",
+    "momentum_buffer": "muon_m", "fp32_param": MASTER, MASTER: MASTER,
+}  # fmt: skip
+"""What MindSpore calls other frameworks' states."""
 
 AS_STORED, MINDSPORE = "as-stored", "mindspore"
 NAMES = (AS_STORED, MINDSPORE, TORCH, HYPERPARALLEL)
@@ -50,31 +50,57 @@ class ToMindSpore(Composition):
         self._always = always
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        wrapped = is_wrapped([one.name for one in tensors])
-        if not wrapped and not self._always:
+        wrapper = wrapper_of(tensors)
+        if not wrapper and not self._always:
             return [*tensors]
-        steps = [one for one in tensors if state_of(one.name) == _STEP and not one.dropped]
+        steps = [one for one in tensors if _is_step(one) and not one.dropped]
         found = []
         for one in tensors:
-            if state_of(one.name) == _STEP and not one.dropped:
+            if _is_step(one) and not one.dropped:
                 same = "" if one is steps[0] else steps[0].sources[0].name
                 found.append(replace(one, dropped=_ONE_OF_MANY, same_as=same))
                 continue
-            is_theirs = one.name.startswith((MODEL, OPTIMIZER + "."))
-            if not is_theirs or one.dtype == BYTES:
-                found.append(one)  # it has MindSpore's name, or none of a parameter's
-                continue
-            state = STATE_NAMES.get(state_of(one.name) or "")
-            base = parameter_of(one.name)
-            if wrapped or state:
-                base = base.removeprefix(MODEL)
-            found.append(replace(one, name=f"{state}.{base}" if state else base))
+            kind = STATE_NAMES.get(one.state.kind) if one.state is not None else None
+            is_theirs = one.state is None or is_below_root(one.name)
+            base = one.base_name.removeprefix(wrapper)
+            if one.dtype == BYTES or not is_theirs or (one.state is not None and kind is None):
+                found.append(one)  # no parameter's, or a state that MindSpore has no name for
+            elif kind is None:
+                found.append(one.renamed(base))
+            else:
+                state = State(kind, base, f"{kind}.")
+                found.append(replace(one, name=state.named(base), related=state))
         if steps and not any(one.name == _GLOBAL_STEP for one in found):
             first = Piece(0, (1,), (0,), (1,), (), (0,), (NO_AXIS,))
             made = Assembly((1,), (first if not steps[0].shape else Assembly.of((1,)).pieces[0],))
             source = steps[0].sources[0]
-            found.append(Tensor(_GLOBAL_STEP, "Int32", (1,), (source,), made, keeps_dtype=True))
+            found.append(
+                Tensor(
+                    _GLOBAL_STEP, "Int32", (1,), (source,), made, keeps_dtype=True, is_weight=False
+                )
+            )
         return found
+
+
+def _is_step(tensor: Tensor) -> bool:
+    """Tell whether a tensor is the step of one parameter, which other frameworks keep."""
+    return tensor.state is not None and tensor.state.kind == _STEP
+
+
+def wrapper_of(tensors: Sequence[Tensor]) -> str:
+    """Return what stands before a model's names, beside its optimizer's states; "" for nothing.
+
+    Names of a model may begin with ``model.`` themselves: what its states belong to tells. Without
+    states a second ``model.`` does, or one before the head.
+    """
+    names = {one.name for one in tensors}
+    resolved = {one.state.wrapper for one in tensors if one.state and one.state.parameter in names}
+    if resolved:
+        return max(resolved)
+    if any(one.state and one.state.wrapper for one in tensors):
+        return MODEL if any(name.startswith(MODEL) for name in names) else ""
+    has_second = any(name.startswith((MODEL + MODEL, MODEL + "lm_head.")) for name in names)
+    return MODEL if has_second else ""
 
 
 class FromMindSpore(Composition):
@@ -82,8 +108,9 @@ class FromMindSpore(Composition):
 
     renames = True
 
-    def __init__(self, names: str) -> None:
-        self._names = names
+    def __init__(self, names: str, excluded: Sequence[re.Pattern[str]] = ()) -> None:
+        """`excluded`: states without a name there that match one of these are left out."""
+        self._names, self._excluded = names, excluded
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         found = []
@@ -92,9 +119,15 @@ class FromMindSpore(Composition):
             if one.dropped or one.dtype == BYTES:
                 found.append(one)
                 continue
-            if state_of(one.name) in _OTHERS:
-                trained[parameter_of(one.name)] = None
-            found.append(replace(one, name=from_mindspore_name(one.name, self._names)))
+            if one.state is not None and one.state.kind in _OTHERS:
+                trained[one.base_name] = None
+            has_name = _has_name(one.state, self._names)
+            if not has_name and any(one_of.search(one.name) for one_of in self._excluded):
+                found.append(replace(one, dropped=NOT_CHOSEN))
+                continue
+            name = framework_name(one.name, one.state, self._names, is_weight=one.is_weight)
+            parameter = None if one.state is None else MODEL + one.state.parameter
+            found.append(one.renamed(name, parameter))
         step = next((one for one in tensors if one.name == _GLOBAL_STEP and not one.dropped), None)
         if step is not None and trained:
             found = [one for one in found if one.name != _GLOBAL_STEP]
@@ -104,34 +137,42 @@ class FromMindSpore(Composition):
             found += [
                 Tensor(
                     f"optimizer.state.{base}.step", "Float32", (), step.sources, made,
-                    keeps_dtype=True,
+                    keeps_dtype=True, is_weight=False,
                 )
                 for base in trained
             ]  # fmt: skip
         return found
 
 
-def from_mindspore_name(name: str, names: str) -> str:
+def _has_name(state: State | None, names: str) -> bool:
+    """Tell whether a framework has a name for a state of MindSpore's."""
+    if state is None or state.kind == OPTIMIZER or is_below_root(state.before):
+        return True
+    if state.kind == MASTER:
+        return names == HYPERPARALLEL
+    return state.kind in _OTHERS
+
+
+def framework_name(name: str, state: State | None, names: str, *, is_weight: bool) -> str:
     """Return what a framework calls a tensor of MindSpore's name. Raises RequestError.
 
-    >>> from_mindspore_name("adam_m.layers.0.w", "torch"), from_mindspore_name("w", "torch")
-    ('optimizer.state.layers.0.w.exp_avg', 'model.w')
+    >>> framework_name("adam_m.w", State("adam_m", "w", "adam_m."), "torch", is_weight=False)
+    'optimizer.state.w.exp_avg'
     """
-    state, base = state_of(name), parameter_of(name)
-    if name.startswith(OPTIMIZER + "."):
-        return name  # what no parameter has, such as param_groups
     if state is None:
-        return name if is_state(name) or name in _NOT_A_MODELS else MODEL + base
-    if state == MASTER and names == HYPERPARALLEL:
-        return MASTERS + base
-    other = _OTHERS.get(state)
-    if other is None or state == MASTER:
+        return name if not is_weight or name in _NOT_A_MODELS else MODEL + name
+    if state.kind == OPTIMIZER or name.startswith(OPTIMIZER + "."):
+        return name  # what no parameter has, such as param_groups
+    if state.kind == MASTER and names == HYPERPARALLEL:
+        return MASTERS + state.parameter
+    other = _OTHERS.get(state.kind)
+    if other is None or state.kind == MASTER:
         raise RequestError(
             f"{names} has no name for such a state",
-            f"leave it out (--exclude '^{state}[.]')",
+            f"--exclude '^{re.escape(state.before)}' to leave such states out",
             where=f"{name!r}",
         )
-    return f"optimizer.state.{base}.{other}"
+    return f"optimizer.state.{state.parameter}.{other}"
 
 
 def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Strategy:
@@ -141,11 +182,12 @@ def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Str
     """
     if names in (AS_STORED, MINDSPORE) or any(name in strategy for name in made):
         return strategy
+    states: States = strategy.states
     stages = tuple(
         {
-            from_mindspore_name(name, names): layout
+            framework_name(name, states.of(name), names, is_weight=states.is_weight(name)): layout
             for name, layout in some.items()
-            if state_of(name) is None or state_of(name) in _OTHERS
+            if _has_name(states.of(name), names)
         }
         for some in strategy.stages
     )
@@ -161,4 +203,7 @@ def to_mindspore(options: Mapping[str, Any]) -> Composition | None:
 def from_mindspore(options: Mapping[str, Any]) -> Composition | None:
     """Return the operation behind a map, if names of others are asked for."""
     names = options.get("names", AS_STORED)
-    return None if names in (AS_STORED, MINDSPORE) else FromMindSpore(names)
+    if names in (AS_STORED, MINDSPORE):
+        return None
+    excluded = [expression(text, "--exclude") for text in options.get("exclude", ())]
+    return FromMindSpore(names, excluded)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.names import expression, parameter_of, with_parameter
+from rankxform.layout.names import expression
 
 from .base import Operation, Tensor
 
@@ -21,26 +20,40 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
     optimizer state keeps its prefix, and gets the new name of its parameter. Raises UsageError.
 
     >>> renamed = rename({"rename": [r"^layers\.(\d+)=blocks.\1"]})
-    >>> renamed(Tensor.of("adam_m.layers.0.w")).name
-    'adam_m.blocks.0.w'
+    >>> renamed(Tensor.of("layers.0.w")).name
+    'blocks.0.w'
     """
     rules = [_rule(text) for text in options.get("rename", ())]
     if not rules:
         return None
 
     def renamed(tensor: Tensor) -> Tensor:
-        base = parameter_of(tensor.name)
-        name = base
-        for pattern, replacement in rules:
-            name = pattern.sub(replacement, name)
+        base = tensor.base_name
+        name = _applied(rules, base)
+        if name == base and tensor.state is None and tensor.related is not None:
+            # A copy that no rule names goes where its parameter goes.
+            parameter = _applied(rules, tensor.related.parameter)
+            return tensor.renamed(tensor.related.named(parameter), parameter)
         if not name or "\0" in name:
             what = "a NUL in the" if name else "no"
             raise UsageError(
                 f"--rename: leaves {what} name of {tensor.name!r}; \\g<0> is the match"
             )
-        return tensor if name == base else replace(tensor, name=with_parameter(tensor.name, name))
+        if name == base:
+            return tensor
+        if tensor.state is None and tensor.related is not None:
+            return tensor.renamed(name, _applied(rules, tensor.related.parameter))
+        if tensor.state is None:
+            return tensor.renamed(name)
+        return tensor.renamed(tensor.state.named(name), name)
 
     return renamed
+
+
+def _applied(rules: Iterable[tuple[re.Pattern[str], str]], name: str) -> str:
+    for pattern, replacement in rules:
+        name = pattern.sub(replacement, name)
+    return name
 
 
 def _rule(text: str) -> tuple[re.Pattern[str], str]:
@@ -58,8 +71,11 @@ def _rule(text: str) -> tuple[re.Pattern[str], str]:
 
 
 def unmatched(rules: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the rules that match none of `names`, each as the rules before it leave them."""
-    left, found = {parameter_of(name) for name in names}, []
+    """Return the rules that match none of `names`, each as the rules before it leave them.
+
+    `names` are those of parameters, without their states.
+    """
+    left, found = {*names}, []
     for text in rules:
         pattern, replacement = _rule(text)
         if not any(map(pattern.search, left)):

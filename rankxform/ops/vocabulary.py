@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.layout.names import parameter_of, state_of
 
 from .base import Composition, Tensor
 
@@ -38,7 +37,7 @@ class Vocabulary(Composition):
         shapes = {one.name: one.shape for one in tensors}
         found = []
         for one in tensors:
-            parameter = parameter_of(one.name)
+            parameter = one.base_name
             if parameter in own and not one.dropped:
                 if not one.shape or not one.shape[0]:
                     raise CheckpointError(f"{one.name!r} has shape {list(one.shape)}: no rows")
@@ -62,7 +61,7 @@ class Vocabulary(Composition):
         if have > self.rows:
             made = one.made_of.rows(0, self.rows)
         else:
-            repeat = self._fill == REPEAT_LAST and state_of(one.name) is None
+            repeat = self._fill == REPEAT_LAST and one.state is None
             made = one.made_of.with_rows(self.rows, repeat_last=repeat)
         return replace(one, shape=made.shape, assembly=made)
 
@@ -77,7 +76,7 @@ class Vocabulary(Composition):
             and one.assembly is not None
             and len(one.sources) == 1
             and one.sources[0].shape[0] > self.rows
-            and state_of(one.name) is None
+            and one.state is None
         ]
 
 

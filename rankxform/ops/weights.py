@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
-from rankxform.errors import CheckpointError
-from rankxform.layout.names import (
-    COUNTERS,
-    MASTER,
-    MODEL,
-    NOT_SAVED,
-    OPTIMIZER,
-    STATE_NAMES,
-    is_wrapped,
-    parameter_of,
-    state_of,
-)
+from rankxform.errors import CheckpointError, RequestError
+from rankxform.layout.names import summarize_names
+from rankxform.layout.states import MASTER, State, state_of_name
 
 from .base import Composition, Operation, Tensor
 
 NOT_WEIGHTS = "optimizer states and counters (--weights-only)"
-_AVERAGED = "pma_weight_"
+_HALVES = ("Float16", "BFloat16")
+_MASTER_KINDS = (MASTER, "fp32_param", "master_param")
 
 
 def weights_only(options: Mapping[str, Any]) -> Operation | None:
@@ -31,32 +25,16 @@ def weights_only(options: Mapping[str, Any]) -> Operation | None:
         return None
 
     def dropped(tensor: Tensor) -> Tensor:
-        name = tensor.name
-        master = options.get("masters") and is_master(name)
-        if master or not is_state(name):
+        if tensor.is_weight or (options.get("masters") and is_master(tensor.state)):
             return tensor
         return replace(tensor, dropped=NOT_WEIGHTS)
 
     return dropped
 
 
-def is_state(name: str) -> bool:
-    """Tell whether a tensor is no weight of a model, by its name.
-
-    >>> [is_state(name) for name in ("adam_m.w", "global_step", "layers.0.w")]
-    [True, True, False]
-    """
-    return (
-        state_of(name) is not None
-        or name in COUNTERS
-        or name.startswith(_AVERAGED)
-        or any(part in name for part in NOT_SAVED)
-    )
-
-
-def is_master(name: str) -> bool:
-    """Tell whether a tensor is the Float32 copy of a parameter, by its name."""
-    return STATE_NAMES.get(state_of(name) or "") == MASTER
+def is_master(state: State | None) -> bool:
+    """Tell whether a state is the Float32 copy of a parameter that an optimizer keeps."""
+    return state is not None and state.kind in _MASTER_KINDS
 
 
 class ModelOnly(Composition):
@@ -65,12 +43,11 @@ class ModelOnly(Composition):
     renames = False
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        names = [one.name for one in tensors]
-        has_states = any(name.startswith(OPTIMIZER + ".") for name in names)
-        if not has_states or not is_wrapped(names):
-            return [*tensors]
+        wrappers = {one.state.wrapper for one in tensors if one.state is not None} - {""}
         return [
-            one if one.dropped or one.name.startswith(MODEL) else replace(one, dropped=NOT_WEIGHTS)
+            replace(one, dropped=NOT_WEIGHTS)
+            if wrappers and not one.dropped and not one.name.startswith(tuple(wrappers))
+            else one
             for one in tensors
         ]
 
@@ -80,17 +57,59 @@ def model_only(options: Mapping[str, Any]) -> Composition | None:
     return ModelOnly() if options.get("weights_only") and not options.get("masters") else None
 
 
+class NoCopies(Composition):
+    """Refuses copies of parameters, which may be weights or not, unless the user says which."""
+
+    renames = False
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
+        if not copies:
+            return [*tensors]
+        prefixes = dict.fromkeys(one.related.before for one in copies if one.related)
+        pattern = "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
+        raise RequestError(
+            f"{summarize_names([one.name for one in copies], 2)} repeat other tensors' names and "
+            "shapes; --weights-only cannot tell whether they are weights",
+            f"--exclude {quote(pattern)} to leave them out",
+            "--include . to keep them as weights",
+            details="an average, a teacher and a twin tower look alike",
+        )
+
+
+def no_copies(options: Mapping[str, Any]) -> Composition | None:
+    """Return the operation that refuses copies where only weights are asked for.
+
+    With --include the user has said which tensors are meant.
+    """
+    return NoCopies() if options.get("weights_only") and not options.get("include") else None
+
+
 class Masters(Composition):
     """Takes the Float32 masters that an optimizer keeps in the place of the parameters."""
 
     renames = True
 
+    def __init__(self) -> None:
+        self._without: list[str] = []  # 16-bit weights that have no master
+
+    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
+        """Return what is known of the masters that were taken, and doubts."""
+        if not self._without:
+            return "", []
+        count, shown = len(self._without), summarize_names(self._without, 2)
+        text = f"--masters: {count} 16-bit weights have no master and stay as they are: {shown}"
+        return "", [text]
+
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         masters = {
-            parameter_of(one.name): one
-            for one in tensors
-            if is_master(one.name) and not one.dropped
+            one.base_name: one for one in tensors if is_master(one.state) and not one.dropped
         }
+        if not masters:  # what is called so belongs to no parameter of its shape
+            for one in tensors:
+                state = state_of_name(one.name)
+                if is_master(state) and state is not None and not one.dropped:
+                    masters[state.parameter] = one
         if not masters:
             raise CheckpointError(
                 f"the checkpoint has no masters ({MASTER}.*)", "leave out --masters"
@@ -105,11 +124,16 @@ class Masters(Composition):
                     f"{master.name!r} has shape {list(master.shape)}, and {name!r} is {has}; a "
                     "master takes the place of its parameter"
                 )
+        weights = [one for one in tensors if one.is_weight and not one.dropped]
+        self._without = [
+            one.name for one in weights if one.dtype in _HALVES and one.name not in masters
+        ]
         for one in tensors:
             if one.name in masters:
-                found.append(replace(masters[one.name], name=one.name))
+                master = masters[one.name]
+                found.append(replace(master, name=one.name, related=None, is_weight=True))
                 found.append(replace(one, dropped="replaced by its Float32 master (--masters)"))
-            elif parameter_of(one.name) not in masters or not is_master(one.name):
+            elif one.base_name not in masters or not is_master(one.state):
                 found.append(one)
         return found
 

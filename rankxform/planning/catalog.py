@@ -12,8 +12,9 @@ from dataclasses import field
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.grid import Cell, Tiling
+from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import Step
+from rankxform.ops.base import NO_STATES, Step
 from rankxform.values import dataclass
 
 from .description import Description
@@ -21,7 +22,7 @@ from .sharding import Composed, Sharding
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Parameter(Related):
     """One tensor, under the name and type that it has in the files, or gets at the destination.
 
     src_name, src_dtype: what the files call it, and their type. Of a tensor that is made of others:
@@ -38,6 +39,8 @@ class Parameter:
     src_names: tuple[str, ...] = ()
     steps: tuple[Step | None, ...] = ()
     follows: str | None = None
+    related: State | None = None  # what it is to another parameter
+    is_weight: bool = True  # neither a state nor a counter
 
     @property
     def shape(self) -> Shape:
@@ -103,6 +106,7 @@ class Catalog:
     undeclared: Mapping[str, Parameter]
     unreachable: Mapping[str, tuple[int, ...]]
     searched: str = ""
+    states: States = NO_STATES  # of all names that files or the strategy have
 
     @property
     def label(self) -> str:

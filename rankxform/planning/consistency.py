@@ -19,7 +19,7 @@ from rankxform.facts import Fact
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
-from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.values import dataclass
 
@@ -132,7 +132,7 @@ def own_candidates(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
     Running statistics, and counters of experts' load, are listed as any parameter that every rank
     holds whole, and no optimizer has states of them. They are small; larger ones are weights.
     """
-    with_states = {parameter_of(name) for name in catalog.declared if parameter_of(name) != name}
+    with_states = {one.base_name for one in catalog.declared.values() if one.state is not None}
     if not with_states or catalog.is_whole:
         return []
     return [
@@ -140,7 +140,8 @@ def own_candidates(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
         for p in chosen
         if p.declared
         and len(p.sharding.files) == 1 < len(p.holders)
-        and parameter_of(p.name) == p.name not in with_states
+        and p.state is None
+        and p.name not in with_states
         and is_small(p)
     ]
 

@@ -14,7 +14,10 @@ from .sharding import Composed, Sharding
 
 def tensors_of(catalog: Catalog, derivation: Derivation) -> list[Tensor]:
     """Return what becomes of the source's tensors, those dropped too."""
-    return derivation(Tensor.of(p.src_name, p.src_dtype, p.shape) for p in catalog.parameters)
+    states = catalog.states
+    return derivation(
+        Tensor.of(p.src_name, p.src_dtype, p.shape, states) for p in catalog.parameters
+    )
 
 
 class TensorMaker:
@@ -33,7 +36,10 @@ class TensorMaker:
             (own,) = sources
             if (own.name, own.dtype) == (tensor.name, tensor.dtype):
                 return own
-            return replace(own, name=tensor.name, dtype=tensor.dtype)
+            return replace(
+                own, name=tensor.name, dtype=tensor.dtype, related=tensor.related,
+                is_weight=tensor.is_weight,
+            )  # fmt: skip
         return Parameter(
             tensor.name,
             tensor.dtype,
@@ -42,6 +48,8 @@ class TensorMaker:
             sources[0].src_dtype,
             tuple(source.src_name for source in sources),
             steps,
+            related=tensor.related,
+            is_weight=tensor.is_weight,
         )
 
     def _assembly(self, tensor: Tensor) -> Assembly:

@@ -8,7 +8,7 @@ from math import prod
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
-from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.names import summarize_names
 
 from .catalog import Catalog, Parameter
 from .sharding import Sharding
@@ -37,7 +37,9 @@ def losses_error(
     the ranks whose files are not there. Parameters come before optimizer states, much before
     little.
     """
-    names = summarize_names(sorted(lost, key=lambda name: (parameter_of(name) != name, name)), 2)
+    states = catalog.states
+    ordered = sorted(lost, key=lambda name: (states.of(name) is not None, name))
+    names = summarize_names(ordered, 2)
     label, searched = catalog.label, catalog.searched
     groups = lost_slices(parameters)
     if not groups:
@@ -81,7 +83,7 @@ def _amount(nbytes: int) -> str:
 
 def _weight(loss: Loss) -> tuple[bool, int]:
     parameter, box = loss
-    return parameter_of(parameter.name) == parameter.name, box.size
+    return parameter.state is None, box.size
 
 
 def _nbytes(loss: Loss) -> int:

@@ -17,8 +17,7 @@ from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
-from rankxform.layout.names import parameter_of, pattern_of, ranges, state_of, summarize_names
-from rankxform.ops.weights import is_state
+from rankxform.layout.names import pattern_of, ranges, summarize_names
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
@@ -122,7 +121,7 @@ def _tied(
     for one in chosen:
         there = stages.get(one.name, ())
         large = content_bytes(one.src_dtype, one.shape) >= _LEAST_SAMPLE
-        if len(there) < 2 or not one.declared or not large or is_state(one.name):
+        if len(there) < 2 or not one.declared or not large or not one.is_weight:
             continue
         own = strategy.stages_of[one.name][0]
         held: dict[Cell, list[int]] = {}
@@ -157,13 +156,13 @@ def _kinds(chosen: Sequence[Parameter], catalog: Catalog) -> list[list[Parameter
     for one in chosen:
         large = content_bytes(one.src_dtype, one.shape) >= _LEAST_SAMPLE
         if one.declared and large and len(one.holders) > 1 and not catalog.is_whole:
-            key = id(one.sharding.files), state_of(one.name) is not None
+            key = id(one.sharding.files), one.state is not None
             found.setdefault(key, []).append(one)
 
     def telling(kind: list[Parameter]) -> tuple[bool, bool, bool]:
         files = kind[0].sharding.files
         replicated = any(len(some) > 1 for some in files.values())
-        return state_of(kind[0].name) is not None, not replicated, len(files) < 2
+        return kind[0].state is not None, not replicated, len(files) < 2
 
     return sorted(found.values(), key=telling)
 
@@ -209,11 +208,11 @@ def _may_be_own(chosen: Sequence[Parameter], catalog: Catalog) -> set[str]:
     Running statistics and counters of experts' load are small, and no optimizer has states of them.
     Where no states are there at all, a bias cannot be told from them.
     """
-    with_states = {parameter_of(name) for name in catalog.declared if parameter_of(name) != name}
+    with_states = {one.base_name for one in catalog.declared.values() if one.state is not None}
     return {
         one.name
         for one in chosen
-        if parameter_of(one.name) not in with_states
+        if one.base_name not in with_states
         and (len(one.shape) < 2 or (with_states and is_small(one)))
     }
 
@@ -237,13 +236,13 @@ _REPEATED = re.compile(
 )
 
 
-def may_repeat(name: str, axes: int) -> bool:
+def may_repeat(name: str, axes: int, *, is_weight: bool = True) -> bool:
     """Tell whether slices of a tensor may be equal, by its name and how many axes it has.
 
     Of experts that are made of one, which may be stacked, and of heads of keys and values, which
     are repeated where there are fewer than ranks; of vectors, tables, and optimizer states.
     """
-    return axes != _MATRIX or is_state(name) or bool(_REPEATED.search(name))
+    return axes != _MATRIX or not is_weight or bool(_REPEATED.search(name))
 
 
 # -- what samples say -----------------------------------------------------------------------------
@@ -385,8 +384,8 @@ def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples
     others = [
         one.name
         for one in (*equal, *copied)
-        if not may_repeat(one.name, len(one.parameter.shape))
-        or (_is_derived(catalog) and not _EXPERTS.search(one.name) and not is_state(one.name))
+        if not may_repeat(one.name, len(one.parameter.shape), is_weight=one.parameter.is_weight)
+        or (_is_derived(catalog) and not _EXPERTS.search(one.name) and one.parameter.is_weight)
     ]
     if others:
         raise CheckpointError(

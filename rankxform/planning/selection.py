@@ -12,7 +12,7 @@ from dataclasses import field
 from rankxform.errors import RequestError, UsageError
 from rankxform.formats.dtype import BYTES, content_bytes
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import COUNTERS, parameter_of, summarize_names
+from rankxform.layout.names import patterns, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
 from rankxform.values import dataclass
@@ -34,6 +34,13 @@ class LeftOut:
     why: str
     names: tuple[str, ...]
     nbytes: int
+    # Of states: name -> family, such as "adam_m.*".
+    families: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Why, patterns of the names, and bytes, for JSON."""
+        return {"why": self.why, "names": patterns(self.names), "nbytes": self.nbytes}
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def select(
         here = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
         if name in dst and declared:
             sharded[name] = parameter
-        elif declared and parameter_of(name) in dst:
+        elif declared and parameter.base_name in dst:
             reasons.setdefault(_STATE, []).append(parameter)
         elif not here and not there:
             replicated[name] = parameter
@@ -135,25 +142,25 @@ def select(
     )  # fmt: skip
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
     _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation), derivation)
-    _check_names(dst, [one.name for one in every])
+    _check_names(dst, every)
     return found
 
 
-def _check_names(dst: Strategy, names: Sequence[str]) -> None:
+def _check_names(dst: Strategy, tensors: Sequence[Tensor]) -> None:
     """Refuse tensors that a strategy hardly knows, where those that it does know are not there.
 
     One name may be the same in every naming of a model, such as that of its head.
     """
     if not dst.stages_of or isinstance(dst, WholeStrategy):
         return
-    own = {name for name in names if parameter_of(name) == name and name not in COUNTERS}
-    listed = {name for name in dst.stages_of if parameter_of(name) == name}
+    own = {one.name for one in tensors if one.is_weight}
+    listed = {name for name in dst.stages_of if dst.states.of(name) is None}
     both = own & listed
-    any_known = any(name in dst or parameter_of(name) in dst for name in names)
+    any_known = any(one.name in dst or one.base_name in dst for one in tensors)
     if any_known and (2 * len(both) >= len(own) or 2 * len(both) >= len(listed)):
         return
     some = f"{len(both)} of the {len(own)}" if both else "none of the"
-    unknown = next((name for name in names if name not in dst), names[0])
+    unknown = next((one.name for one in tensors if one.name not in dst), tensors[0].name)
     raise RequestError(
         f"{dst.label} lists {some} tensors, and not {unknown}; it lists "
         f"{summarize_names(sorted(listed - own) or list(dst.stages_of), 1)}",
@@ -164,7 +171,8 @@ def _check_names(dst: Strategy, names: Sequence[str]) -> None:
 
 def _is_in_no_strategy(parameter: Parameter) -> bool:
     """Tell whether no strategy lists such a thing: a counter, or what is no tensor."""
-    return parameter.dtype == BYTES or bool(COUNTERS & {parameter.name, parameter.src_name})
+    is_counter = not parameter.is_weight and parameter.state is None
+    return parameter.dtype == BYTES or is_counter
 
 
 def with_followers(
@@ -242,7 +250,8 @@ def _lost(
 
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
-    return LeftOut(reason, tuple(p.name for p in parameters), nbytes)
+    families = {p.name: p.state.family for p in parameters if p.state is not None}
+    return LeftOut(reason, tuple(p.name for p in parameters), nbytes, families)
 
 
 def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy) -> RequestError:

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.grid import Cell, overlaps
-from rankxform.layout.names import parameter_of, summarize_names
+from rankxform.layout.names import summarize_names
+from rankxform.layout.states import find_states
 from rankxform.values import dataclass
 
 from .assign import Assignment
@@ -76,7 +77,8 @@ class MethodUse:
     @property
     def which(self) -> str:
         """The names in short; those of states only where their parameters are not among them."""
-        own = [name for name in self.names if parameter_of(name) == name]
+        states = find_states(dict.fromkeys(self.names))
+        own = [name for name in self.names if states.of(name) is None]
         text = summarize_names(own or self.names, 2)
         return f"{text}, and states" if own and len(own) < len(self.names) else text
 

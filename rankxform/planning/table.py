@@ -18,7 +18,8 @@ from rankxform.geometry.box import Shape
 from rankxform.geometry.boxes import Boxes, tiling_of
 from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import NEVER_SAVED, parameter_of, pattern_of, state_of, summarize_names
+from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.states import NEVER_SAVED, find_states
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.values import without_collection
 
@@ -73,7 +74,7 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
     if not catalog.is_whole and strategy is not None:
         yield from _alike(catalog)
     for name, one in catalog.declared.items() if not catalog.is_whole else ():
-        base = catalog.declared.get(parameter_of(name), one)
+        base = catalog.declared.get(one.base_name, one)
         if len(base.shape) != len(one.shape) or one.shape == (1,):
             continue  # of an optimizer that keeps sums of rows and columns
         if base.shape != one.shape and base.holders and one.holders:
@@ -91,7 +92,7 @@ def _alike(catalog: Catalog) -> Iterator[Fact]:
     """
     alike: dict[tuple[str, Shape], dict[Shape, list[str]]] = {}
     for name, one in catalog.declared.items():
-        if not one.holders or state_of(name) is not None or 0 in one.shape or not one.shape:
+        if not one.holders or one.state is not None or 0 in one.shape or not one.shape:
             continue
         local = one.grid.box((0,) * len(one.shape)).shape if isinstance(one.grid, Grid) else ()
         of_kind = alike.setdefault((pattern_of(name), local), {})
@@ -129,7 +130,7 @@ def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> La
     shards alike.
     """
     layout = strategy.layout(name, stage, ndim)
-    base = strategy.stages[stage].get(parameter_of(name), layout)
+    base = strategy.stages[stage].get(strategy.states.base_name(name), layout)
     same = (base.device_matrix, base.tensor_map) == (layout.device_matrix, layout.tensor_map)
     if base.split_rows and not layout.split_rows and same:
         return replace(layout, split_rows=base.split_rows, split_offsets=base.split_offsets)
@@ -181,7 +182,34 @@ def _of_boxes(
             if name not in entries.get(file, ()) and name not in declared:
                 holders.setdefault(name, []).append(file)
     undeclared = {name: _undeclared(name, files, schemas, paths) for name, files in holders.items()}
-    return Catalog(description, None, paths, (), declared, undeclared, {}, searched)
+    return with_related(Catalog(description, None, paths, (), declared, undeclared, {}, searched))
+
+
+def with_related(catalog: Catalog) -> Catalog:
+    """Return a catalog whose parameters know what they are to others: decided here, once.
+
+    By all names of files and strategy, and by full shapes; of a tensor that no strategy lists the
+    full shape is not known.
+    """
+    listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
+    shapes: dict[str, Shape | None] = dict.fromkeys(listed)
+    shapes |= {name: one.shape for name, one in catalog.declared.items()}
+    is_known = catalog.is_whole or catalog.strategy is None
+    for name, one in catalog.undeclared.items():
+        shapes[name] = one.shape if is_known else None
+    states = find_states(shapes)
+    if not states.related and not states.counters:
+        return replace(catalog, states=states)
+    declared, undeclared = (
+        {
+            name: replace(one, related=states.related.get(name), is_weight=states.is_weight(name))
+            if name in states.related or name in states.counters
+            else one
+            for name, one in parameters.items()
+        }
+        for parameters in (catalog.declared, catalog.undeclared)
+    )
+    return replace(catalog, states=states, declared=declared, undeclared=undeclared)
 
 
 def _check_entry(name: str, one: StatedBox, dtype: str, schema: Schema, path: str) -> None:
@@ -290,17 +318,20 @@ class _Ranks:
             to = undeclared if listing is None else declared
             follows = self._follows.get(name)
             to[name] = Parameter(name, dtype, sharding, name, dtype, follows=follows)
-        saved = {state_of(name) for name in found}
+        states = strategy.states
+        saved = {states.kind(name) for name in found}
         absent = [
             name
             for name in strategy.stages_of
-            if name not in declared and (state_of(name) != NEVER_SAVED or NEVER_SAVED in saved)
+            if name not in declared and (states.kind(name) != NEVER_SAVED or NEVER_SAVED in saved)
         ]
         missing = {self._ranks.get(file, file) for file in wanted - frozenset(self._schemas)}
         lost = _unreachable(strategy, absent, frozenset(missing))
-        return Catalog(
-            self._description, strategy, self._paths, groups, declared, undeclared, lost,
-            self._searched,
+        return with_related(
+            Catalog(
+                self._description, strategy, self._paths, groups, declared, undeclared, lost,
+                self._searched,
+            )
         )  # fmt: skip
 
     def _groups(self) -> tuple[tuple[FileGroup, ...], ...]:
@@ -328,12 +359,12 @@ class _Ranks:
 
         A copy of a tied embedding is usual; a quarter of the parameters is another strategy's file.
         """
-        strategy = self._strategy
-        every = {parameter_of(name) for name in group.schema.names}
+        strategy, states = self._strategy, self._strategy.states
+        every = {states.base_name(name) for name in group.schema.names}
         foreign = {
             base
             for name in group.schema.names
-            if (base := parameter_of(name)) in strategy.stages_of
+            if (base := states.base_name(name)) in strategy.stages_of
             and not _lists(strategy, base, stage)
         }
         if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
@@ -450,18 +481,20 @@ def _following(
         stage = strategy.stage_of(ranks.get(file, file))
         if stage < len(strategy.stages) and (stage, schema) not in seen:
             seen.add((stage, schema))
-            found.update(_states(schema, strategy, stage))
+            if not strategy.stages_of.keys() >= schema.position.keys():
+                found.update(_states(schema, strategy, stage))
     return found
 
 
 def _states(schema: Schema, strategy: Strategy, stage: int) -> Iterator[tuple[str, str]]:
-    """Yield the states of one file that follow a parameter, and that parameter."""
+    """Yield the states and copies of one file that follow a parameter, and that parameter."""
     layouts = strategy.stages[stage]
-    for name, shape in zip(schema.names, schema.shapes):
-        base = parameter_of(name)
+    states = find_states(dict(zip(schema.names, schema.shapes)))
+    for name, state in states.related.items():
+        base = state.parameter
         if base == name or base not in layouts or base not in schema.position or name in strategy:
             continue
-        if schema.shapes[schema.position[base]] == shape:
+        if schema.shapes[schema.position[base]] == schema.shapes[schema.position[name]]:
             yield name, base
 
 

@@ -33,7 +33,8 @@ from rankxform.errors import (
 )
 from rankxform.facts import BOXES, FILES
 from rankxform.layout.differences import first_difference
-from rankxform.layout.names import NEVER_SAVED, ranges, state_of
+from rankxform.layout.names import ranges
+from rankxform.layout.states import NEVER_SAVED, States
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.description import Description
 from rankxform.planning.table import with_uneven_states
@@ -74,21 +75,16 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Narrow:
-    """What of a source is wanted; by default everything.
+    """Which part of a source is opened, and with which checks. Default: all of it, all checks."""
 
-    ranks: tells the ranks that are needed under a strategy, None if all are. drops: tells the
-    tensors that are not wanted, by name. preferred: names of ranks' files, which are chosen where
-    all of them are there. manifest: whether what rankxform noted of its own files is wanted.
-    extra_ranks: whether ranks beyond the strategy's are known to be there. beside: whether a
-    strategy that lies with the checkpoint is compared with the one that is given.
-    """
-
+    # Strategy of the source -> ranks that are needed; None: all.
     ranks: Callable[[Strategy], Sequence[int] | None] = lambda strategy: None
-    drops: Callable[[str], bool] = lambda name: False
-    preferred: Mapping[int, str] = field(default_factory=dict)
-    manifest: bool = True
-    extra_ranks: bool = False
-    beside: bool = True
+    # Its states -> whether a name is not converted, so that what is wrong with it does not count.
+    drops: Callable[[States], Callable[[str], bool]] = lambda states: lambda name: False
+    preferred: Mapping[int, str] = field(default_factory=dict)  # chosen if all of them exist
+    manifest: bool = True  # use what rankxform noted of its own files
+    extra_ranks: bool = False  # ranks beyond the strategy's are a notice, not a warning
+    beside: bool = True  # compare --src-strategy with output/strategy beside the checkpoint
 
 
 class Chosen(NamedTuple):
@@ -308,7 +304,8 @@ def _contradicted_beside(path: str, given: Strategy) -> Iterator[Fault]:
     found = with_checkpoint(path, given)
     own = with_uneven_states(found) if found is not None else None
     listed = own.stages_of if own is not None else ()
-    both = [n for n in listed if n in given.stages_of and state_of(n) != NEVER_SAVED]
+    kind = given.states.kind
+    both = [n for n in listed if n in given.stages_of and kind(n) != NEVER_SAVED]
     if own is None or own.ranks != given.ranks or not both:
         return  # it is another job's
     name = first_difference(own, with_uneven_states(given), both, {})

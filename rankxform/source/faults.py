@@ -15,7 +15,7 @@ from rankxform.formats.base import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.folded import without_defect
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import COUNTERS, NEVER_SAVED, NOT_SAVED, state_of
+from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.planning.description import Description
 
 _SHOWN = 3
@@ -35,7 +35,8 @@ def own_names(description: Description, indexes: Mapping[int, Index]) -> dict[in
         return schemas
     known = {n for file, one in schemas.items() if file != description.untracked for n in one.names}
     one = schemas[description.untracked]
-    kept = [i for i, n in enumerate(one.names) if n not in known and state_of(n) is None]
+    states = find_states(dict.fromkeys([*description.declared, *known, *one.names]))
+    kept = [i for i, n in enumerate(one.names) if n not in known and states.of(n) is None]
     schemas[description.untracked] = Schema(
         *(tuple(some[i] for i in kept) for some in (one.names, one.dtypes, one.shapes))  # type: ignore[arg-type]
     )
@@ -139,17 +140,16 @@ def _misplaced(
 
 
 def _is_never_saved(name: str) -> bool:
-    return state_of(name) == NEVER_SAVED or any(
-        part.endswith(NOT_SAVED) for part in name.split(".")
-    )
+    return name.startswith(f"{NEVER_SAVED}.") or is_never_saved(name)
 
 
 def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[Parts]:
     """Yield tensors among loose values that may be one rank's slices."""
+    counters = find_states(dict(zip(schema.names, schema.shapes))).counters
     large = [
         name
         for name, shape in zip(schema.names, schema.shapes)
-        if prod(shape) > 1 and name not in COUNTERS and not dropped(name)
+        if prod(shape) > 1 and name not in counters and not dropped(name)
     ]
     if large:
         yield Parts(
@@ -168,6 +168,8 @@ def _copies(
 ) -> Iterator[Parts]:
     """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
     of_rank: dict[tuple[int, str], int] = {}
+    every = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
+    states = find_states(dict.fromkeys([*description.declared, *every]))
     for file, schema in schemas.items():
         listed = set(description.listed.get(file, ()))
         rank = description.ranks[file]
@@ -175,7 +177,7 @@ def _copies(
             n
             for n in schema.names
             if n not in listed
-            and (n in description.declared or state_of(n) is not None)
+            and (n in description.declared or states.of(n) is not None)
             and not dropped(n)
         ]
         if more:

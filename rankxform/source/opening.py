@@ -27,6 +27,7 @@ from rankxform.errors import (
 )
 from rankxform.facts import FILES, contradictions
 from rankxform.formats.base import Index, Schema, Stated
+from rankxform.layout.states import find_states
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
@@ -200,9 +201,12 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
         schemas = faults.own_names(description, inside)
         meant = faults.repaired(description, schemas)
         notices += meant.notices[len(description.notices) :]
-        wrong = faults.file_faults(meant, schemas, paths, narrow.drops)
+        names = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
+        shapes = dict.fromkeys([*names, *meant.declared, *meant.refused])
+        drops = narrow.drops(find_states(shapes))
+        wrong = faults.file_faults(meant, schemas, paths, drops)
         found += (Fault(parts, inside=True) for parts in wrong)
-        refused = (why for name, why in meant.refused.items() if not narrow.drops(name))
+        refused = (why for name, why in meant.refused.items() if not drops(name))
         found += (Fault(Parts(text), inside=True) for text in refused)
     if (
         description is not None and meant.is_whole

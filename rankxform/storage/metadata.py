@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, FormatError, RequestError
@@ -23,7 +23,7 @@ from rankxform.formats.checkpoint2 import (
 from rankxform.geometry.box import Shape
 from rankxform.layout.folded import with_optimizer
 from rankxform.layout.layout import Layout, whole
-from rankxform.layout.names import COUNTERS, NEVER_SAVED, parameter_of, state_of
+from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
 from rankxform.values import dataclass
@@ -85,7 +85,7 @@ def _declared(found: Metadata, label: str) -> Declared:
         if key not in checked:
             checked[key] = _stages_of(name, one, layout, slices, size, ranks)
         where_held, lost = checked[key]
-        if lost is not None and state_of(name) != NEVER_SAVED:
+        if lost is not None and not name.startswith(f"{NEVER_SAVED}."):
             raise FormatError(f"does not say where slice {lost} is", where=f"{name!r}")
         for stage in where_held:
             stages += [{} for _ in range(stage + 1 - len(stages))]
@@ -173,16 +173,11 @@ class Slices:
         yield "".join(texts).encode()
 
     @classmethod
-    def of(
-        cls,
-        planner: Planner,
-        names: Mapping[int, str],
-        is_state: Callable[[str], bool],
-    ) -> Slices:
+    def of(cls, planner: Planner, names: Mapping[int, str]) -> Slices:
         """Return what the destination of `planner` is, of files with these `names` by id.
 
-        `is_state` tells the optimizer's parameters, which come after the network's. A gradient that
-        the strategy lists is stated like its parameter, though no file holds it: MindFormers does.
+        The optimizer's parameters come after the network's. A gradient that the strategy lists is
+        stated like its parameter, though no file holds it: MindFormers does.
         """
         parameters: dict[str, Written] = {}
         holders: dict[tuple[str, int], list[tuple[str, int]]] = {}
@@ -196,7 +191,7 @@ class Slices:
         for rank in range(planner.dst.ranks):
             stage = planner.dst.stage_of(rank)
             if stage not in known:
-                known[stage] = _in_stage(planner, stage, rank, is_state)
+                known[stage] = _in_stage(planner, stage, rank)
                 for name, one in known[stage]:
                     if parameters.setdefault(name, one).layout != one.layout:
                         raise RequestError(
@@ -212,7 +207,7 @@ class Slices:
             for name, one in known[stage]:
                 key = name, numbers[one.layout]
                 groups.setdefault(key, []).append(rank)
-                never = state_of(name) == NEVER_SAVED
+                never = name.startswith(f"{NEVER_SAVED}.")
                 file_name = of_state if never else held.get(name)
                 if file_name is not None and not (never and once_only and key in holders):
                     holders.setdefault(key, []).append((file_name, rank))
@@ -234,21 +229,21 @@ def _stores_once(planner: Planner, by_rank: Mapping[int, list[tuple[int, str]]])
     )
 
 
-def _in_stage(
-    planner: Planner, stage: int, rank: int, is_state: Callable[[str], bool]
-) -> list[tuple[str, Written]]:
+def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Written]]:
     """Return what the ranks of a stage hold: the network's parameters, then the optimizer's."""
     size = planner.dst.stage_size
     ranks = range(stage * size, (stage + 1) * size)
     layouts = planner.names_of(rank)
     listed = [
-        name for name in planner.dst.stages[stage] if name in layouts or _follows(name, layouts)
+        name
+        for name in planner.dst.stages[stage]
+        if name in layouts or _follows(planner.dst, name, layouts)
     ]
     order = dict.fromkeys([*listed, *layouts])
     found: tuple[list[tuple[str, Written]], list[tuple[str, Written]]] = ([], [])
     folded: dict[Layout, Layout] = {}
     for name in order:
-        own = name if name in layouts else parameter_of(name)
+        own = name if name in layouts else planner.dst.states.base_name(name)
         parameter, layout = planner.parameter(own), layouts[own]
         if not parameter.shape or not is_stated(planner, own):
             continue
@@ -258,15 +253,16 @@ def _in_stage(
             except RequestError as error:
                 raise RequestError(f"{name!r}: {error}", where=planner.dst.label) from error
         one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
-        found[is_state(name)].append((name, one))
+        found[own != name or not parameter.is_weight].append((name, one))
     return [*found[0], *found[1]]
 
 
 def is_stated(planner: Planner, name: str) -> bool:
     """Tell whether metadata.json states a parameter: not what no strategy lists, and no counter."""
     parameter = planner.parameter(name)
-    return parameter.declared and parameter.src_name not in COUNTERS
+    return parameter.declared and (parameter.is_weight or parameter.state is not None)
 
 
-def _follows(name: str, layouts: Iterable[str]) -> bool:
-    return state_of(name) == NEVER_SAVED and parameter_of(name) in layouts
+def _follows(strategy: Strategy, name: str, layouts: Iterable[str]) -> bool:
+    state = strategy.states.of(name)
+    return state is not None and state.kind == NEVER_SAVED and state.parameter in layouts

@@ -199,6 +199,24 @@ def store_at(address: str) -> Store:
     return storage_of(address).store(address)
 
 
+def is_litter(name: str) -> bool:
+    """Tell whether an entry of a folder is nobody's weights, index, strategy or adapter.
+
+    Copying and editing leave such files: macOS's ``._NAME``, NFS's ``.nfs...``, downloads. The
+    table of a DCP is the one hidden file that a checkpoint has.
+
+    >>> [is_litter(name) for name in ("._model.safetensors", "a.ckpt~", ".metadata", "a.ckpt")]
+    [True, True, False, False]
+    """
+    if name == ".metadata" or name.startswith(_OURS):
+        return False
+    return name.startswith(".") or name.endswith(_LEFT_BY_TOOLS) or name == "__MACOSX"
+
+
+_OURS = ".rankxform"  # records and part files, which are looked for
+_LEFT_BY_TOOLS = ("~", ".tmp", ".incomplete", ".lock")
+
+
 def expression_of(part: str) -> re.Pattern[str] | None:
     """Return what a part of a pattern matches; None for the folder above.
 

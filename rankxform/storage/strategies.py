@@ -18,7 +18,7 @@ from rankxform.errors import (
 from rankxform.formats import strategy_json, strategy_proto
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import natural, parameter_of
+from rankxform.layout.names import natural
 from rankxform.layout.strategy import (
     DERIVED,
     SHARD_PREFIX,
@@ -31,6 +31,7 @@ from rankxform.layout.strategy import (
 
 from . import metadata
 from .posix import is_same, likeliest, opened, range_reader, read_bytes, write_small
+from .store import is_litter
 
 SUFFIXES = (".ckpt", ".json")
 
@@ -84,7 +85,11 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
     for where in (folder.parent, folder):
         entries: list[Path] = []
         with suppress(OSError):
-            entries = [path for path in sorted(where.iterdir()) if "strategy" in path.name.lower()]
+            entries = [
+                path
+                for path in sorted(where.iterdir())
+                if "strategy" in path.name.lower() and not is_litter(path.name)
+            ]
         found += loadable(entries)
     fitting = [one for one in found if one[1].ranks >= ranks]
     return sorted(fitting, key=lambda one: one[1].ranks != ranks)
@@ -122,7 +127,9 @@ def files(path: Path) -> list[Path]:
 
 def in_folder(path: Path) -> list[Path]:
     """Return what may be strategy files in a folder, in their order."""
-    found = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
+    found = [
+        p for p in path.iterdir() if p.suffix in SUFFIXES and not is_litter(p.name) and p.is_file()
+    ]
     return sorted(found, key=lambda path: natural(path.name))
 
 
@@ -259,7 +266,7 @@ def folded(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
     def fold(name: str, layout: Layout) -> Layout:
         if layout.expanded_shape is None or not layout.may_be_nested:
             return replace(layout, expanded_shape=None)
-        shape = shapes.get(name, shapes.get(parameter_of(name)))
+        shape = shapes.get(name, shapes.get(strategy.states.base_name(name)))
         if shape is None:
             return layout
         try:

@@ -113,7 +113,7 @@ def _aimed(
     """Work out what is made; pure, and the same on every process."""
     request, operation, catalog = asked.request, asked.operation, source.table
     added, items = adapter.table if adapter else None, source.description.items
-    derivation = derivation_of(request, operation, added, items)
+    derivation = derivation_of(request, operation, added, items).with_states(catalog.states)
     _check_extra_names(source, asked.src)
     check_side(request, operation, source, derivation)
     tensors = tensors_of(catalog, derivation)

@@ -44,7 +44,7 @@ def _needed_of(asked: Asked) -> Narrow:
     derivation = derivation_of(asked.request, asked.operation)
     return Narrow(
         lambda src: _needed_ranks(src, asked, derivation),
-        derivation.drops,
+        lambda states: derivation.with_states(states).drops,
         extra_ranks=asked.request.accepts(EXTRA_RANKS),
         beside=not asked.request.accepts(CONTRADICTIONS),
     )
@@ -63,6 +63,7 @@ def _needed_ranks(src: Strategy, asked: Asked, derivation: Derivation) -> list[i
     all_names = request.map is not None or request.masters
     if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
         return list(range(src.ranks))
+    derivation = derivation.with_states(src.states)
     derivation.check_names(src.stages_of)
     name_of = derivation.name_of
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}

@@ -5,7 +5,9 @@ Pure, and the same on every process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement
@@ -20,11 +22,13 @@ from rankxform.facts import (
     Fact,
     contradictions,
 )
-from rankxform.layout.names import parameter_of, ranges, summarize_names
+from rankxform.layout.names import ranges, summarize_names
+from rankxform.layout.states import States, is_never_saved
 from rankxform.layout.strategy import Strategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
-from rankxform.ops.weights import is_state
+from rankxform.ops.naming import AS_STORED
+from rankxform.ops.weights import NOT_WEIGHTS
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import Evidence, sharded_by_pattern
@@ -52,10 +56,12 @@ def remarks(
     """Return what to know, and patterns that match nothing."""
     request, operation = asked.request, asked.operation
     matchless = [*_matchless(request, source.table, derivation, tensors)]
+    _check_numbered(request, tensors, source.table.states)
     added, doubts = _compositions(source, derivation)
     return Evidence(
         notices=(
             *_remarks(request, source, selection, operation),
+            *_without_effect(request, tensors),
             *assumptions(request, operation, derivation),
             *(text for option, text in matchless if option == "exclude"),
             *added,
@@ -63,9 +69,58 @@ def remarks(
         warnings=(
             *(text for option, text in matchless if option != "exclude"),
             *doubts,
+            *_like_states(source.table.states, tensors),
             *asked.doubts,
         ),
     )
+
+
+def _check_numbered(request: Request, tensors: Sequence[Tensor], states: States) -> None:
+    """Refuse to take numbered states for weights. Raises RequestError."""
+    names = [one.name for one in tensors if one.name in states.numbered and not one.dropped]
+    weights = [name for name in names if states.is_weight(name)]
+    if request.weights_only and weights:
+        family = weights[0].partition(".")[0]
+        raise RequestError(
+            f"{summarize_names(weights, 2)} are named like optimizer states, by numbers that "
+            "are no parameter's name",
+            f"--exclude {quote(f'^{re.escape(family)}[.]')} to leave them out",
+        )
+
+
+def _like_states(states: States, tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield which tensors may be states of parameters that are not there."""
+    written = {source.name for one in tensors if not one.dropped for source in one.sources}
+    for family, names in states.unrelated.items():
+        left = [name for name in names if name in written]
+        if left:
+            yield (
+                f"{summarize_names(left, 2)}: named like the states {family}, but belong to no "
+                "parameter of their shape; converting them as weights"
+            )
+    numbered = [name for name in states.numbered if name in written]
+    if numbered:
+        yield (
+            f"{summarize_names(numbered, 2)}: states by number, which name no parameter; they keep "
+            "these names and are sharded by them alone"
+        )
+
+
+def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield options that change nothing, and copies that an option leaves alone."""
+    if request.weights_only and not any(one.dropped == NOT_WEIGHTS for one in tensors):
+        yield "--weights-only leaves nothing out: there is no optimizer state and no counter"
+    own = [(one.name, one.sources[0].name) for one in tensors if not one.dropped and one.sources]
+    if request.names != AS_STORED and all(new == old for new, old in own):
+        yield f"--names {request.names} changes no name"
+    copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
+    if copies and request.dtype is not None:
+        prefixes = dict.fromkeys(one.related.before for one in copies if one.related)
+        pattern = "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
+        yield (
+            f"{summarize_names([one.name for one in copies], 2)} repeat other tensors' names and "
+            f"shapes and keep their type; --cast-states {quote(pattern)} casts them too"
+        )
 
 
 def _compositions(source: Source, derivation: Derivation) -> tuple[list[str], list[str]]:
@@ -108,19 +163,21 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
         return Evidence()
     schemas = {id(one.schema): one.schema for one in source.indexes.values()}
     there = {name for schema in schemas.values() for name in schema.names}
+    states = catalog.states
     absent = [
         name
         for name, stages in strategy.stages_of.items()
         if name not in there
-        and not is_state(name)
+        and states.is_weight(name)
+        and not is_never_saved(name)
         and any(catalog.groups[stage] for stage in stages)
         and not derivation.drops(name)
     ]
     if not absent:
         return Evidence()
-    weights = [name for name in strategy.stages_of if not is_state(name)]
+    weights = [name for name in strategy.stages_of if states.is_weight(name)]
     count = f"{len(absent)} of {len(weights)} weights"
-    if there and all(_ADAPTER in name or is_state(name) for name in there):
+    if there and all(_ADAPTER in name or not states.is_weight(name) for name in there):
         text = (
             f"{source.where.path}: holds an adapter alone, and {count} that {strategy.label} lists"
         )
@@ -151,7 +208,7 @@ def check_side(
         return
     from rankxform.formats.map_toml import HUGGINGFACE
 
-    names = [p.name for p in source.table.parameters if parameter_of(p.name) == p.name]
+    names = [p.name for p in source.table.parameters if p.state is None]
     if one.knows(names) and one.side_of(names) == HUGGINGFACE:
         raise UsageError(
             f"{source.where.path} has Hugging Face's names already, and "
@@ -190,7 +247,7 @@ def iterations(
 def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
     """Yield patterns of types that match nothing of which the type would change or stay."""
     written = [one.name for one in tensors if not one.dropped]
-    states = [name for name in written if is_state(name)]
+    states = [one.name for one in tensors if not one.dropped and not one.is_weight]
     for option, names, what in (
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
@@ -211,7 +268,8 @@ def _matchless(
     names = set(map(derivation.name_of, own))
     if derivation.renames:  # a source tensor that is left out keeps its name
         names = {one.name for one in tensors}
-    for rule in rename.unmatched(request.rename, own):
+    states = catalog.states
+    for rule in rename.unmatched(request.rename, map(states.base_name, own)):
         yield (
             "rename",
             f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rankxform.errors import RankxformError, StorageError, UsageError
 from rankxform.layout.layout import same_boxes
-from rankxform.layout.names import parameter_of
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
@@ -165,7 +164,7 @@ def _describes(ours: Strategy, target: Target) -> bool:
     if (ours.stage_size, len(ours.stages)) != (dst.stage_size, len(dst.stages)):
         return False
     for mine, theirs in zip(ours.stages, dst.stages):
-        if any(name not in mine for name in theirs if parameter_of(name) == name):
+        if any(name not in mine for name in theirs if dst.states.of(name) is None):
             return False
         if any(name not in theirs or not same_boxes(mine[name], theirs[name]) for name in mine):
             return False

@@ -17,7 +17,7 @@ from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.derivation.rules import parse_rule, rule_of
 from rankxform.errors import DerivationError, UsageError
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import parameter_of
+from rankxform.layout.states import state_of_name
 from rankxform.layout.strategy import Strategy
 from tests.compiled import (
     COMPILED,
@@ -127,7 +127,10 @@ def test_misstated_sizes_are_refused_or_change_nothing(family):
 def mutated(strategy, name, layout):
     """Return a strategy with another layout of a parameter and its states."""
     stages = tuple(
-        {n: layout if parameter_of(n) == name else one for n, one in layouts.items()}
+        {
+            n: layout if n == name or getattr(state_of_name(n), "parameter", None) == name else one
+            for n, one in layouts.items()
+        }
         for layouts in strategy.stages
     )
     return replace(strategy, stages=stages)
