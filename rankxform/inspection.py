@@ -29,7 +29,7 @@ from rankxform.source.choice import form_at, listing_at, look_at
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container, index
-from rankxform.storage.store import absolute, address_of, is_path
+from rankxform.storage.store import absolute, address_of, is_litter, is_path
 from rankxform.transport import Serial
 
 Found: TypeAlias = "dict[str, Any] | None"
@@ -183,7 +183,7 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
             steps = str(error)
         ours = ", written by rankxform" if (path / MANIFEST_NAME).exists() else ""
         return f"checkpoint of {len(ranks):,} ranks{ours}" + (f"; steps {steps}" if steps else "")
-    entries = sorted(path.iterdir())
+    entries = sorted(entry for entry in path.iterdir() if not is_litter(entry.name))
     if any(_is_strategy(entry) for entry in entries):
         return f"strategy, {strategies.load(str(path)).extent}"
     files = [e for e in entries if e.suffix in suffixes() and e.is_file()]
@@ -204,7 +204,7 @@ def _is_strategy(path: Path) -> bool:
 def _folder(place: str, pattern: str) -> Found:
     """Describe a folder of strategies, of a rank's files, or with some of these."""
     path = Path(place)
-    entries = sorted(path.iterdir())
+    entries = sorted(entry for entry in path.iterdir() if not is_litter(entry.name))
     found = [entry for entry in entries if _is_strategy(entry)]
     files = [e for e in entries if e.suffix in suffixes() and e not in found and e.is_file()]
     folders = (entry for entry in entries if entry.is_dir())

@@ -20,7 +20,7 @@ from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass
 
-from .base import DEFAULT_FORM, Arrangement, Naming, Needed, Selected, Step, Where
+from .base import DEFAULT_FORM, DEFAULT_PATTERN, Arrangement, Naming, Needed, Selected, Step, Where
 
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
@@ -82,7 +82,8 @@ class RankFolders:
         wanted = candidates if needed.ranks is None else needed.ranks
         ranks = [rank for rank in wanted if rank in candidates]
         others = candidates if needed.among is None else needed.among
-        found = _choose(candidates, ranks, others, _step(where.step, candidates), where.suffix)
+        step, is_given = _step(where.step, candidates), where.pattern != DEFAULT_PATTERN
+        found = _choose(candidates, ranks, others, step, where.suffix, is_given=is_given)
         if where.step == LATEST and found.newer:
             assert found.step is not None
             epoch, number = found.step
@@ -145,6 +146,7 @@ class _Candidate:
     path: str
     family: str
     starred: str
+    numbered: str  # the family with a star for every number that is the rank's, padded or not
     step: Step | None
 
 
@@ -156,7 +158,7 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
     parts = [expression_of(part) for part in pattern.split("/")]
     ends = suffixes()
     found: dict[int, list[str]] = {}
-    spelled: dict[int, set[str]] = {}
+    spelled: dict[int, tuple[str, ...]] = {}
     for name in listing.files:
         matches = (part and part.fullmatch(own) for part, own in zip(parts, name.split("/")))
         numbers = [number for match in matches if match for number in match.groups()]
@@ -164,8 +166,7 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
         if len(ranks) != 1 or not name.endswith(ends):
             continue
         rank = ranks.pop()
-        spelled.setdefault(rank, set()).update(numbers)
-        if len(spelled[rank]) > 1:
+        if spelled.setdefault(rank, tuple(numbers)) != tuple(numbers):
             a, b = listing.at(name), listing.at(found[rank][0])
             raise CheckpointError(f"{a} and {b} are both rank {rank}'s", "remove one")
         found.setdefault(rank, []).append(name)
@@ -179,7 +180,9 @@ def _candidate(name: str, rank: int, listing: Listing) -> _Candidate:
     step = (int(match["epoch"]), int(match["step"])) if match else None
     starred = re.sub(rf"(rank_?){rank}(?!\d)", r"\1*", family)
     starred = re.sub(rf"(?<!\d){rank}$", "*", starred)
-    return _Candidate(name, listing.at(name), family + suffix, starred + suffix, step)
+    numbered = re.sub(rf"(?<!\d)0*{rank}(?!\d)", "*", family)
+    families = family + suffix, starred + suffix, numbered + suffix
+    return _Candidate(name, listing.at(name), *families, step)
 
 
 def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> Step | None:
@@ -220,7 +223,10 @@ def _choose(
     among: Collection[int],
     step: Step | None,
     suffix: str | None,
+    *,
+    is_given: bool,
 ) -> Selected:
+    """Choose one file for each rank; `is_given`: the user's pattern says which files are meant."""
     kept = {
         rank: [
             c
@@ -239,11 +245,14 @@ def _choose(
                 f"rank {rank} has no checkpoint that matches --step and --suffix; "
                 + _listing(candidates[rank])
             )
-    families = _one_family([c for rank in needed or kept for c in kept[rank]])
+    every = [c for rank in needed or kept for c in kept[rank]]
+    families = _one_family(every, is_given=is_given and len(every) == len(needed or kept))
     newest = _common_step(kept, needed)
     names = {}
     for rank, files in kept.items():
-        match = [c for c in files if c.step == newest and families & {c.family, c.starred}]
+        match = [
+            c for c in files if c.step == newest and families & {c.family, c.starred, c.numbered}
+        ]
         if len(match) > 1 and rank in needed:
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
@@ -255,14 +264,21 @@ def _choose(
     return Selected(names, newest, tuple(others), {s: r for s, r in lacking.items() if r})
 
 
-def _one_family(every: list[_Candidate]) -> set[str]:
-    """Return the family of names that all files are of. Raises CheckpointError if there is none."""
+def _one_family(every: list[_Candidate], *, is_given: bool) -> set[str]:
+    """Return the family of names that all files are of. Raises CheckpointError if there is none.
+
+    `is_given`: the user's pattern matches one file for each rank, so that there is no question.
+    """
+    if is_given:
+        return {c.family for c in every}
     if len({c.step is None for c in every}) > 1:
         raise CheckpointError(
             "some of the files state an epoch and a step and some do not; choose by --suffix, "
             "--step or --src-pattern; " + _listing(every)
         )
-    families = min({c.starred for c in every}, {c.family for c in every}, key=len)
+    families = min(
+        {c.starred for c in every}, {c.family for c in every}, {c.numbered for c in every}, key=len
+    )
     if len(families) > 1:
         raise CheckpointError(
             f"the rank folders hold {len(families)} families of checkpoints "

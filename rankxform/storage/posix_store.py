@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from .store import (
     Version,
     address_of,
     expression_of,
+    is_litter,
 )
 
 _LARGEST_DOCUMENT = 1 << 30
@@ -100,6 +101,7 @@ class PosixStore:
             return Listing(str(root))
         with os.scandir(root) as found:
             own = sorted(found, key=lambda entry: entry.name)
+        own = [entry for entry in own if not is_litter(entry.name)]
         folders = [entry.name for entry in own if _is_folder(entry)]
         names = tuple(entry.name for entry in own)
         parts = [expression_of(part) for part in os.path.normpath(pattern).split("/")]
@@ -145,13 +147,32 @@ def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterato
         return
     with os.scandir(os.path.join(root, below)) as found:
         entries = sorted(found, key=lambda entry: entry.name)
+    names = {entry.name for entry in entries}
+    names_hidden = part.pattern.startswith(r"\.")  # the user's pattern does
     for entry in entries:
-        if not part.fullmatch(entry.name):
+        if not part.fullmatch(entry.name) or (is_litter(entry.name) and not names_hidden):
             continue
         if rest and _is_folder(entry):
             yield from _walk(root, f"{below}{entry.name}/", rest)
-        elif not rest and _is_file(entry):
+        elif not rest and _is_file(entry) and not _repeats(entry, names, part):
             yield below + entry.name
+
+
+def _repeats(entry: os.DirEntry[str], names: Collection[str], part: re.Pattern[str]) -> bool:
+    """Tell whether an entry is a link to another one of the same rank, such as ``latest``.
+
+    A link to another rank's file is a replica that is stored once.
+    """
+    if not entry.is_symlink():
+        return False
+    target = os.readlink(entry.path)
+    own, other = part.fullmatch(entry.name), part.fullmatch(target)
+    return (
+        target in names
+        and own is not None
+        and other is not None
+        and (own.groups() == other.groups())
+    )
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
