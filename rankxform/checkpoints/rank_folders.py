@@ -166,7 +166,8 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
         if len(ranks) != 1 or not name.endswith(ends):
             continue
         rank = ranks.pop()
-        if spelled.setdefault(rank, tuple(numbers)) != tuple(numbers):
+        spellings = {spelled.setdefault(rank, tuple(numbers)), tuple(numbers)}
+        if len(spellings) > 1:
             a, b = listing.at(name), listing.at(found[rank][0])
             raise CheckpointError(f"{a} and {b} are both rank {rank}'s", "remove one")
         found.setdefault(rank, []).append(name)

@@ -74,7 +74,7 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
     if not catalog.is_whole and strategy is not None:
         yield from _alike(catalog)
     for name, one in catalog.declared.items() if not catalog.is_whole else ():
-        base = catalog.declared.get(one.base_name, one)
+        base = catalog.declared.get(strategy.states.base_name(name) if strategy else name, one)
         if len(base.shape) != len(one.shape) or one.shape == (1,):
             continue  # of an optimizer that keeps sums of rows and columns
         if base.shape != one.shape and base.holders and one.holders:

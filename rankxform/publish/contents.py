@@ -22,7 +22,8 @@ def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
     """Return, for JSON, what the files of each pipeline stage hold.
 
     A parameter is the number of its kind: type, full shape, and the number of its layout. Of files
-    that hold some of a rank's parameters, the rank and the names are kept too.
+    that hold some of a rank's parameters, the rank and the names are kept too. What no strategy
+    listed stays unlisted, so that the way back is the identity.
     """
     dst = planner.dst
     stages: dict[str, Any] = {}
@@ -44,8 +45,15 @@ def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
         for file in files
         if planner.part(file).names is not None
     }
-    size = {"stage size": dst.stage_size, "stage count": len(dst.stages)}
-    return {**size, "stages": stages, **({"parts": parts} if parts else {})}
+    found: dict[str, Any] = {"stage size": dst.stage_size, "stage count": len(dst.stages)}
+    found["stages"] = stages
+    if parts:
+        found["parts"] = parts
+    names = {name for stage in stages.values() for name in stage["parameters"]}
+    undeclared = sorted(names.intersection(planner.selection.replicated))
+    if undeclared and len(undeclared) < len(names):
+        found["undeclared"] = undeclared
+    return found
 
 
 def expected(
@@ -91,7 +99,11 @@ def stated(manifest: Mapping[str, Any], label: str) -> Stated:
         stages = [_stated(manifest["stages"].get(str(at), _NOTHING)) for at in range(count)]
         shapes = {n: shape for some in stages for n, (_, shape, _) in some.items()}
         dtypes = {n: dtype for some in stages for n, (dtype, _, _) in some.items()}
-        layouts = tuple({n: one for n, (_, _, one) in some.items()} for some in stages)
+        undeclared = {*map(str, manifest.get("undeclared", ()))}
+        layouts = tuple(
+            {n: one for n, (_, _, one) in some.items() if n not in undeclared} for some in stages
+        )
+        shapes = {n: shape for n, shape in shapes.items() if n not in undeclared}
         strategy = Strategy(layouts, size, label, shapes=shapes) if all(stages) else None
         return Stated(strategy, dtypes)
     except _WRONG as error:

@@ -27,7 +27,7 @@ from rankxform.errors import (
 )
 from rankxform.facts import FILES, contradictions
 from rankxform.formats.base import Index, Schema, Stated
-from rankxform.layout.states import find_states
+from rankxform.layout.states import States, find_states
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
@@ -173,6 +173,12 @@ def _noted(paths: Mapping[int, str], own: Own | None) -> dict[int, Mapping[str, 
     return {file: known[path] for file, path in paths.items() if path in known}
 
 
+def _states_of(description: Description, schemas: Mapping[int, Schema]) -> States:
+    """Return which tensors of files and description are states, as far as names tell."""
+    names = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
+    return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
+
+
 def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
     found, description = [*source.faults], chosen.selected.description
@@ -201,9 +207,7 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
         schemas = faults.own_names(description, inside)
         meant = faults.repaired(description, schemas)
         notices += meant.notices[len(description.notices) :]
-        names = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
-        shapes = dict.fromkeys([*names, *meant.declared, *meant.refused])
-        drops = narrow.drops(find_states(shapes))
+        drops = narrow.drops(_states_of(meant, schemas))
         wrong = faults.file_faults(meant, schemas, paths, drops)
         found += (Fault(parts, inside=True) for parts in wrong)
         refused = (why for name, why in meant.refused.items() if not drops(name))

@@ -37,12 +37,13 @@ def digest_all(
         read = blocks(partial(ranges.read, path))
         for name in names:
             if name in index:
-                state, kept = blake2b(digest_size=16), b""
-                for part in read(index.spans(name)):
+                state, content = blake2b(digest_size=16), b""
+                is_number = index.nbytes(name) <= _ELEMENT
+                for part in read(index.spans(name)):  # a number too may lie in several records
                     state.update(part)
                     on_progress(len(part))
-                    kept = bytes(part[:_ELEMENT]) if len(part) <= _ELEMENT else b""
-                found[name] = Sample(state.digest(), content=kept)
+                    content += bytes(part) if is_number else b""
+                found[name] = Sample(state.digest(), content=content)
     return found
 
 

@@ -203,12 +203,12 @@ def is_litter(name: str) -> bool:
     """Tell whether an entry of a folder is nobody's weights, index, strategy or adapter.
 
     Copying and editing leave such files: macOS's ``._NAME``, NFS's ``.nfs...``, downloads. The
-    table of a DCP is the one hidden file that a checkpoint has.
+    table of a DCP, finished or not, is the one hidden file that a checkpoint has.
 
     >>> [is_litter(name) for name in ("._model.safetensors", "a.ckpt~", ".metadata", "a.ckpt")]
     [True, True, False, False]
     """
-    if name == ".metadata" or name.startswith(_OURS):
+    if name.startswith((".metadata", _OURS)):
         return False
     return name.startswith(".") or name.endswith(_LEFT_BY_TOOLS) or name == "__MACOSX"
 

@@ -110,8 +110,9 @@ def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str
     """Yield options that change nothing, and copies that an option leaves alone."""
     if request.weights_only and not any(one.dropped == NOT_WEIGHTS for one in tensors):
         yield "--weights-only leaves nothing out: there is no optimizer state and no counter"
-    own = [(one.name, one.sources[0].name) for one in tensors if not one.dropped and one.sources]
-    if request.names != AS_STORED and all(new == old for new, old in own):
+    written = [one for one in tensors if not one.dropped]
+    kept = [one for one in written if [one.name] == [source.name for source in one.sources]]
+    if request.names != AS_STORED and len(kept) == len(written):
         yield f"--names {request.names} changes no name"
     copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
     if copies and request.dtype is not None:
