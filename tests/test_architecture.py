@@ -139,8 +139,9 @@ def test_there_is_one_way_in():
         for name in names_used(path, {"PosixStore", "store_at", "Indexer"}):
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert found["PosixStore"] == {"storage/posix_store.py"}
-    # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written
-    assert found["store_at"] == {"source/choice.py", "source/by_node.py", "publish/companions.py",
+    # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written;
+    # hints: which folders below a place are checkpoints, for a message
+    assert found["store_at"] == {"source/choice.py", "source/by_node.py", "source/hints.py", "publish/companions.py",
                                  "storage/index.py", "storage/samples.py", "target/operation_inputs.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/opening.py", "job/verify_manifest.py", "job/strategies.py"}

@@ -123,7 +123,7 @@ class TestSamples:
         assert {n for some in held for n in some} == {*whole(tmp_path / "dst")}
         path = next(src.glob("*.safetensors"))
         path.write_bytes(b"PK\3\4" + bytes(path.stat().st_size))
-        with pytest.raises(RankxformError, match=r"no safetensors file but torch.save's \(ZIP\)"):
+        with pytest.raises(RankxformError, match=r"is a PyTorch pickle \(torch.save\)"):
             transformed(src, tmp_path / "other", dst_form="huggingface")
 
 

@@ -343,7 +343,7 @@ def test_a_wrong_layout_is_repaired_where_the_files_decide(tmp_path):
         (folder / f"model-{rank:07}-0000006.safetensors").unlink()
     assert rankxform.load(folder)["w"].tobytes() == full.tobytes()
     (folder / "model-0000001-0000006.safetensors").unlink()
-    with pytest.raises(rankxform.CheckpointError, match="is not there"):
+    with pytest.raises(rankxform.CheckpointError, match="is missing"):
         rankxform.load(folder)
 
 
@@ -416,7 +416,7 @@ def test_an_index_that_lies(tmp_path):
         (lambda names: names.update(ghost=first), "does not hold 'ghost'"),
         (lambda names: names.update(a=second), f"lists 'a' in {second}, and {first} holds it"),
         (lambda names: names.pop("a"), "holds 'a', which .* does not list"),
-        (lambda names: names.update(x="model-00003-of-00003.safetensors"), "is not there"),
+        (lambda names: names.update(x="model-00003-of-00003.safetensors"), "is missing"),
         (lambda names: names.update(x="../x.safetensors"), "not below its folder"),
         (lambda names: names.update(x=7), "names 7"),
     ):

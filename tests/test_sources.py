@@ -600,7 +600,9 @@ def test_the_only_checkpoint_in_a_folder_is_taken(tmp_path):
     assert report.src == str(tmp_path / "output" / "checkpoint")
     assert "the only checkpoint in it is" in report.notices[0]
     reference.write_checkpoint(tmp_path / "output" / "transformed", rows, params)
-    with pytest.raises(rankxform.CheckpointError, match=r"checkpoint \(2 ranks\) or .*transformed"):
+    with pytest.raises(
+        rankxform.CheckpointError, match=r"transformed \(2 ranks\), or .*checkpoint \(2"
+    ):
         rankxform.transform(tmp_path / "output", tmp_path / "dst", strategy, overwrite=True)
 
 

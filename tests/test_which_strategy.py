@@ -106,5 +106,5 @@ def test_a_folder_one_level_too_high(place):
     Path("out/other").mkdir()
     shutil.copytree("out/checkpoint/rank_0", "out/other/rank_0")
     said = refused("out", "dst", "four.ckpt")
-    assert f"; name {place}/out/checkpoint (4 ranks) or {place}/out/other (1 ranks)" in said
+    assert "; name out/other (1 rank), or name out/checkpoint (4 ranks)" in said
     assert "did you mean out/strategy?" in refused("out/checkpoint", "dst", "out")

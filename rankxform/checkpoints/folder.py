@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from posixpath import isabs, normpath
+from shlex import quote
 from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
@@ -13,6 +14,7 @@ from rankxform.formats.base import TensorSpec
 from rankxform.formats.base import suffixes as suffixes_of_files
 from rankxform.formats.dtype import INT4, content_bytes
 from rankxform.formats.json_stream import load
+from rankxform.formats.signatures import FIRST_BYTES, file_signature
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import natural
 from rankxform.planning.description import Description
@@ -35,6 +37,7 @@ def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) 
     folder, or is of another kind."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise CheckpointError(f"names {name!r}, which is no file", where=source)
+    name = name.removeprefix("./")  # as some tools write it
     if isabs(name) or ".." in name.split("/") or normpath(name) != name:
         raise CheckpointError(f"names {name!r}, which is not below its folder", where=source)
     if not name.endswith(tuple(suffixes)):
@@ -48,9 +51,9 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
 
     The members may be those of the document itself, as MindFormers' own conversion leaves them.
     """
-    total = None
+    total, data = None, store.read(name, listing.searched)
     try:
-        found = load(store.read(name, listing.searched))
+        found = load(data)
         if isinstance(found, dict):
             more = found.get("metadata")
             total = more.get("total_size") if isinstance(more, dict) else None
@@ -58,7 +61,13 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
         if not isinstance(found, dict) or not found:
             raise FormatError("holds no weight_map")
     except FormatError as error:
-        raise CheckpointError.of_parts(error.at(listing.at(name))) from error
+        signature = file_signature(data[:FIRST_BYTES])
+        if signature is None:
+            raise CheckpointError.of_parts(error.at(listing.at(name))) from error
+        raise CheckpointError(
+            f"expected an index, and it is {signature.title}", *signature.tries,
+            where=listing.at(name),
+        ) from error  # fmt: skip
     return {n: in_folder(file, listing.at(name)) for n, file in found.items()}, total
 
 
@@ -87,15 +96,10 @@ def whole_tensors(
         raise CheckpointError(
             f"holds no safetensors file{searched}", where=listing.at(below.rstrip("/"))
         )
-    gone = [name for name in names if name not in there]
-    if gone:
+    missing = [n for n in names if n not in there and not ("/" in n and store.has(below + n))]
+    if missing:
         assert index is not None
-        raise CheckpointError(
-            f"is not there, and {index} lists {len(listed[gone[0]])} parameters in it, "
-            f"such as {listed[gone[0]][0]!r}{searched}{more(gone, 'file')}",
-            "copy the missing files into the folder",
-            where=listing.at(gone[0]),
-        )
+        raise _missing_files(listing, index, missing, listed, [n for n in there if n not in names])
     others = [n for n in tensor_files(there) if n not in names and n != untracked]
     notices: tuple[str, ...] = ()
     if others:
@@ -116,6 +120,32 @@ def whole_tensors(
             facts=facts,
             notices=notices,
         ),
+    )
+
+
+def _missing_files(
+    listing: Listing,
+    index: str,
+    missing: Sequence[str],
+    listed: Mapping[str, Sequence[str]],
+    present: Sequence[str],
+) -> CheckpointError:
+    """Say which files of an index are missing, and which lie there that it does not list."""
+    others = tensor_files(present)
+    tries, details = ["copy the missing files into the folder"], ""
+    if others:
+        tries.insert(0, f"mv {quote(listing.at(index))} {quote(listing.at(index) + '.old')}")
+        details = (
+            f"{others[0]}{more(others, 'file')} lie there, and the index does not list them; "
+            "without an index all files in the folder are converted"
+        )
+    first = missing[0]
+    return CheckpointError(
+        f"is missing; {index} lists {len(listed[first])} parameters in it, such as "
+        f"{listed[first][0]!r}{listing.searched}{more(missing, 'file')}",
+        *tries,
+        where=listing.at(first),
+        details=details,
     )
 
 

@@ -7,7 +7,7 @@ Only one member of it is decoded at a time, by the standard library.
 from __future__ import annotations
 
 import json
-from codecs import getincrementaldecoder
+from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,7 +35,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def load(data: bytes) -> Any:
     """Decode a small document. Raises FormatError."""
     try:
-        return json.loads(data, object_pairs_hook=unique)
+        return json.loads(data.removeprefix(BOM_UTF8), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"is not JSON: {error}") from None
 

@@ -67,12 +67,6 @@ def zeros_of(dtype: str, shape: Shape, content: bytes) -> int | None:
 def read_index(read_at: ReadAt, size: int) -> Index:
     """Read the header of a file of `size` bytes. Raises FormatError where it does not hold."""
     prefix = read_at(0, 8)
-    if prefix.startswith(b"PK\3\4"):
-        raise FormatError(
-            "is no safetensors file but torch.save's (ZIP), as HyperParallel wrote "
-            "until March 2026",
-            "save it again with a newer version",
-        )
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER):
         raise FormatError(
@@ -83,7 +77,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
     if len(data) < length:
         raise FormatError(f"the header ends after {len(data)} of {length} bytes")
     header = _header(data)
-    metadata = header.pop(METADATA_KEY, {})
+    metadata = header.pop(METADATA_KEY, None) or {}  # null stands for none
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError("__metadata__ must hold texts only")
     entries = [_entry(name, item, metadata, 8 + length) for name, item in header.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 
-from rankxform.errors import RequestError, UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import BYTES, content_bytes
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import patterns, summarize_names
@@ -210,6 +210,8 @@ def _check(
         raise losses_error(catalog, found.sources(catalog), lost)
     if refused:
         raise _unmatched_error(refused, catalog, dst, derivation)
+    if not catalog.parameters:
+        raise CheckpointError("holds no tensor", where=_first(catalog.paths))
     if not found.parameters:
         raise UsageError("no parameter is left to convert", "check --include and --exclude")
     if not catalog.declared:

@@ -43,7 +43,7 @@ from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, 
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .hints import one_of_ranks, siblings_of, which_strategy, with_checkpoint
+from .hints import one_of_ranks, siblings_of, which_strategy, with_checkpoint, with_what_lies_there
 from .own import Own, gone, own_of
 
 
@@ -223,8 +223,9 @@ def _described(
     try:
         selected = form.select(listing, where, store, Needed())
     except (UsageError, CheckpointError) as error:
-        faults = *found, Fault(error.parts, type(error))
-        return Chosen(Selected({}), {}, (), None, faults)
+        is_empty = not listing.files and "metadata.json" not in listing.entries
+        parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
+        return Chosen(Selected({}), {}, (), None, (*found, Fault(parts, type(error))))
     description = selected.description
     assert description is not None
     names = selected.names
@@ -263,8 +264,10 @@ def _of_ranks(
     try:
         selected = _selected(where, form, listing, store, needed, narrow.preferred)
     except (UsageError, CheckpointError) as error:
-        faults = *found, Fault(error.parts, type(error))
-        return Chosen(Selected({}), {}, (), None, faults)
+        is_empty = listing is not None and not by_rank(listing, where.pattern)
+        is_empty = is_empty and where.pattern == DEFAULT_PATTERN
+        parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
+        return Chosen(Selected({}), {}, (), None, (*found, Fault(parts, type(error))))
     names = selected.names
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
     one = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""

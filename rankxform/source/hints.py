@@ -8,14 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from rankxform.checkpoints.base import Where
-from rankxform.errors import Parts
+from rankxform.checkpoints.base import DEFAULT_PATTERN, Where, recognized
+from rankxform.checkpoints.rank_folders import by_rank
+from rankxform.display.units import count
+from rankxform.errors import Parts, RankxformError, UsageError
 from rankxform.formats.base import suffixes
+from rankxform.formats.signatures import folder_signature
+from rankxform.layout.names import natural
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
-from rankxform.storage.store import is_path
+from rankxform.storage.posix import likeliest
+from rankxform.storage.store import FOLDER, Listing, is_litter, is_path, store_at
 
 _SHOWN = 2
+_MOST_CHILDREN, _MOST_LOOKED_AT = 3, 300
 _FOLDER = re.compile(r"rank_(\d+)")
 
 
@@ -47,6 +53,21 @@ def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[in
         where="" if where.files is not None else where.path,
         details=there if others and not any(is_tied(path, folder) for path, _ in beside) else "",
     )
+
+
+def with_what_lies_there(
+    parts: Parts, where: Where, listing: Listing | None, *, is_empty: bool
+) -> Parts:
+    """Return what is wrong with a place, with what lies there instead of a checkpoint.
+
+    `is_empty`: no file was found that could be one of a checkpoint.
+    """
+    if listing is None or not is_path(where.path) or not is_empty:
+        return parts
+    if listing.kind == FOLDER:
+        return what_lies_at(Path(where.path)) or parts
+    near = likeliest(Path(where.path))
+    return parts._replace(tries=(*near, *parts.tries))
 
 
 def one_of_ranks(where: Where, strategy: Strategy, siblings: Sequence[int]) -> Parts:
@@ -86,6 +107,78 @@ def with_checkpoint(path: str, given: Strategy) -> Strategy | None:
         return None
     found = strategies.loadable([beside] if beside.is_dir() else [])
     return found[0][1] if found else None
+
+
+def what_lies_at(folder: Path) -> Parts | None:
+    """Say what a folder without a checkpoint of its own holds: checkpoints below it, or another
+    tool's files. None if that is not known.
+    """
+    children = checkpoints_below(folder)
+    if children:
+        inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
+        return Parts(
+            f"holds no checkpoint itself, and {inside} in its folders",
+            tuple(map(_named, children[:_MOST_CHILDREN])),
+            where=str(folder),
+        )
+    for place in (folder, *_folders_in(folder)):
+        with suppress(OSError):
+            found = folder_signature([entry.name for entry in place.iterdir()])
+            if found is not None:
+                name, signature = found
+                title = f"{signature.title}: {shortly(place / name)}"
+                what = f"expected a checkpoint that rankxform reads, found {title}"
+                return Parts(what, signature.tries, where=str(folder))
+    return None
+
+
+def _named(child: Path) -> str:
+    """Return what to try: a folder, with how many ranks it has if these are rank folders."""
+    with suppress(RankxformError):
+        ranks = by_rank(store_at(str(child)).list(DEFAULT_PATTERN), DEFAULT_PATTERN)
+        if ranks:
+            return f"name {quote(shortly(child))} ({count(len(ranks), 'rank')})"
+    return f"name {quote(shortly(child))}"
+
+
+def checkpoints_below(folder: Path) -> list[Path]:
+    """Return the folders in a folder, or in its ``snapshots``, that are checkpoints.
+
+    Numbered ones the newest first; of a Hugging Face cache first the one that ``refs/main`` names.
+    """
+    caches = [one for one in _folders_in(folder) if (one / "snapshots").is_dir()]
+    if caches:
+        return [child for cache in caches for child in checkpoints_below(cache)]
+    cache = folder.parent if folder.name == "snapshots" else folder
+    snapshots = cache / "snapshots"
+    children = _folders_in(snapshots if snapshots.is_dir() else folder)
+    main = ""
+    with suppress(OSError):
+        main = (cache / "refs" / "main").read_text().strip()
+    by_number = sorted(children, key=lambda child: natural(child.name), reverse=True)
+    ordered = children if snapshots.is_dir() else by_number
+    return sorted(filter(_is_checkpoint, ordered), key=lambda child: child.name != main)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, by name; a few hundred at most."""
+    with suppress(OSError):
+        return sorted(one for one in folder.iterdir() if one.is_dir() and not is_litter(one.name))[
+            -_MOST_LOOKED_AT:
+        ]
+    return []
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    store = store_at(str(folder))
+    try:
+        if recognized(store.list("*"), store).described:
+            return True
+        return bool(by_rank(store.list(DEFAULT_PATTERN), DEFAULT_PATTERN))
+    except UsageError:
+        return True  # of two forms
+    except RankxformError:
+        return False
 
 
 def siblings_of(path: Path) -> list[int]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats.base import Format, Index, ReadAt, Stated, format_of, gaps
+from rankxform.formats.signatures import FIRST_BYTES, file_signature
 
 from .posix import AnyPath
 from .store import store_at
@@ -62,7 +63,13 @@ class Indexer:
                     templates.append(_Template(found, str(path)))
                 found = found.viewed(stated.views)
             except FormatError as error:
-                raise CheckpointError.of_parts(error.at(path)) from error
+                signature = file_signature(file.read_at(0, min(FIRST_BYTES, size)))
+                if signature is None or not kind.alone:
+                    raise CheckpointError.of_parts(error.at(path)) from error
+                raise CheckpointError(
+                    f"expected a {kind.name} file, and it is {signature.title}", *signature.tries,
+                    where=path,
+                ) from error  # fmt: skip
         return replace(found, modified=modified, inode=inode, changed=changed)
 
 
