@@ -95,7 +95,9 @@ def _check_preset(
     if preset is None:
         return
     unknown = [n for n in parameters if rule_for(request.all_rules, n, "spec") is None]
-    if parameters and len(unknown) == len(parameters):
+    # A rule may state a stage or the optimizer alone, and leave the rest to the source's strategy.
+    is_matched = any(rule.names.search(name) for name in parameters for rule in request.all_rules)
+    if parameters and not is_matched:
         others = " or ".join(f"--preset {name}" for name in presets.fitting(parameters))
         text = f"{preset.label} has no rule for any parameter"
         answer = f"Give {others}" if others else "Choose the network's own preset"

@@ -409,8 +409,9 @@ class NameMap(Composition):
                 every = [n for one in rule.parts.values() for n in one]
                 raise CheckpointError(
                     f"{tensor.name!r} has shape {list(tensor.shape)}; {self.sizes.label} "
-                    f"({self.sizes.stated(every)}) makes it {list(shape)}"
-                    + ("; --vocab N adds or takes padding" if rule.vocabulary else "")
+                    f"({self.sizes.stated(every)}) makes it {list(shape)}",
+                    *((f"--vocab {shape[0]}",) if rule.vocabulary else ()),
+                    "--config FILE of this model, if that is another's",
                 )
         types = {f"{t.dtype} (stored as {t.sources[0].src_dtype})": t.name for t in of}
         if len(types) > 1:

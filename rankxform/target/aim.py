@@ -41,6 +41,7 @@ from .operation_inputs import (
     map_in_words,
     tied_duplicates,
     truncated_vocab,
+    with_arrangement,
 )
 from .placement import unsafe_writers
 from .suggestions import suggesting
@@ -66,6 +67,8 @@ def aim(asked: Asked, source: Source, team: Team) -> Target:
     adapter = _adapter(asked, team)
     if adapter is not None and not asked.request.accepts(CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
+    arranged = team.agree(lambda: with_arrangement(asked.request, asked.operation, source))
+    asked = replace(asked, request=arranged)
     training = training_facts(asked.request, source, team)
     reference = _check_arrangement(asked, source, team)
     with suggesting(asked, source, team):

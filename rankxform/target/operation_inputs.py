@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankxform.formats.map_toml import MapTable
     from rankxform.ops.lora import Scaling
     from rankxform.ops.mapping import NameMap
+    from rankxform.source.opening import Source
 
 _MOST_BLOCK = 1 << 20
 _IS_SIZE = re.compile(
@@ -291,6 +292,51 @@ def name_map(request: Request, given: OperationInputs) -> NameMap | None:
     chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
     excluded = [expression(text, "--exclude") for text in request.exclude]
     return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
+
+
+MINDFORMERS_FORMS = ("ranks", "checkpoint2", "unified")
+"""Forms that only MindFormers' jobs write; a single file is one of rank folders."""
+
+_MEGATRON = {"qkv": "grouped", "gate_up": "contiguous"}
+"""How Megatron-Core joins them: q, k and v of a group together, gate before up."""
+
+
+def with_arrangement(request: Request, given: OperationInputs, source: Source) -> Request:
+    """Return the request with how joined tensors lie where the source's form tells.
+
+    What counts is the form whose tensors are joined, the source's or the destination's: MindFormers
+    joins them as its defaults say, Megatron otherwise, and other forms may be anybody's. Raises
+    UsageError where no form tells.
+    """
+    if given.table is None or not given.table.choices or request.like is not None:
+        return request
+    from rankxform.formats.map_toml import MINDFORMERS
+
+    names = [p.name for p in source.table.parameters if p.state is None]
+    taken = name_map(request, given)
+    assert taken is not None
+    if not taken.knows(names):
+        return request
+    is_source = taken.side_of(names) == MINDFORMERS
+    form = source.form if is_source else FORMS[request.dst_form or DEFAULT_FORM]
+    unsaid = [name for name in taken.choices if getattr(request, name) is None]
+    if not unsaid or form.name in MINDFORMERS_FORMS or (form.configured and not is_source):
+        return request  # what has Hugging Face's names gets no others in such a folder
+    if form.name == "torch_dist":
+        lies = {name: _MEGATRON.get(name) if name in unsaid else None for name in CHOICES}
+        qkv, gate_up = request.qkv or lies["qkv"], request.gate_up or lies["gate_up"]
+        return replace(request, qkv=qkv, gate_up=gate_up)
+    tries = [
+        " ".join(f"{flag_of(name)} {[*given.table.choices[name]][number]}" for name in unsaid)
+        for number in (0, 1)
+    ]
+    where = source.where.path if is_source else f"--dst-form {form.name}"
+    raise UsageError(
+        f"{given.table.label} joins tensors, and a {form.title} checkpoint does not say how",
+        f"{tries[0]}, as MindFormers joins them",
+        f"{tries[1]}, as most others do",
+        where=where,
+    )
 
 
 def assumptions(request: Request, given: OperationInputs, derivation: Derivation) -> Iterator[str]:
