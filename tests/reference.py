@@ -17,7 +17,7 @@ import numpy as np
 ITEM = {
     "Bool": 1, "Int8": 1, "UInt8": 1, "Int4": 1, "Int16": 2, "UInt16": 2, "Float16": 2,
     "BFloat16": 2, "Int32": 4, "UInt32": 4, "Float32": 4, "Int64": 8, "UInt64": 8, "Float64": 8,
-    "F8_E4M3": 1,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 WORD = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
@@ -234,7 +234,7 @@ def write_ckpt(path, entries):
 
 SAFE = {
     "Bool": "BOOL", "Int8": "I8", "UInt8": "U8", "Int4": "I8", "Int16": "I16", "UInt16": "U16",
-    "Float16": "F16", "BFloat16": "BF16", "F8_E4M3": "F8_E4M3", "Int32": "I32", "UInt32": "U32", "Float32": "F32",
+    "Float16": "F16", "BFloat16": "BF16", "F8_E4M3": "F8_E4M3", "F8_E5M2": "F8_E5M2", "F8_E8M0": "F8_E8M0", "Int32": "I32", "UInt32": "U32", "Float32": "F32",
     "Int64": "I64", "UInt64": "U64", "Float64": "F64",
 }  # fmt: skip
 

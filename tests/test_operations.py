@@ -145,6 +145,45 @@ def test_the_size_of_a_block_is_the_configurations(tmp_path):
         rankxform.transform(src, tmp_path / "no", dst_form="huggingface", dtype="fp32")
 
 
+@pytest.mark.parametrize("kind", ["one", "one 2d", "rows", "column", "blocks"])
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
+@pytest.mark.parametrize("factor", ["Float32", "BFloat16", "F8_E8M0"])
+@pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_inv", "scale"])
+def test_8_bit_floats_become_numbers_by_any_factors(kind, dtype, factor, suffix, tmp_path):
+    shape = {"one": (1,), "one 2d": (1, 1), "rows": (6,), "column": (6, 1), "blocks": (2, 3)}[kind]
+    codes = BITS.integers(0, 256, (6, 12)).astype("u1")
+    codes[(codes & 124 == 124) | (codes & 127 == 127)] = 3  # neither infinite nor no number
+    if dtype == "F8_E5M2":  # the upper half of a Float16
+        exact = (codes.astype("<u2") << 8).view("<f2").astype("f8")
+    else:
+        sign, power, rest = codes >> 7, (codes >> 3 & 15).astype(int), codes & 7
+        exact = np.where(power, (8 + rest) * 2.0 ** (power - 10), rest * 2.0**-9) * (1 - 2.0 * sign)
+    words = BITS.integers(120, 134, shape)
+    scales = 2.0 ** (words - 127.0)
+    stored = {
+        "Float32": scales.astype("<f4").view("<u4"), "F8_E8M0": words.astype("u1"),
+        "BFloat16": (scales.astype("<f4").view("<u4") >> 16).astype("<u2"),
+    }[factor]  # fmt: skip
+    tensors = {"l.weight": (dtype, codes), f"l.{suffix}": (factor, stored)}
+    tensors["l.input_scale"] = "Float32", np.ones(1, "<u4")
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [3, 4]}}
+    src = folder(tmp_path / "src", tensors, config)
+    rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", dtype="fp32")
+    have = found(tmp_path / "dst")
+    if kind == "blocks":
+        factors = np.repeat(np.repeat(scales, 3, 0), 4, 1)
+    else:
+        factors = scales.reshape(-1, 1)
+    assert [*have] == ["l.weight"]
+    np.testing.assert_array_equal(
+        values(have["l.weight"], "Float32"), (exact * factors).astype("f4")
+    )
+    with pytest.raises(CheckpointError, match="2 tensors of factors"):
+        tensors["l.scale" if suffix != "scale" else "l.weight_scale"] = "Float32", np.ones(1, "<u4")
+        two = folder(tmp_path / "two", tensors, config)
+        rankxform.transform(two, tmp_path / "no", dst_form="huggingface", dtype="fp32")
+
+
 def test_a_simulation_counts_the_factors_that_cross(tmp_path):
     """Two nodes, the factors in the file of one: it reads their 16 bytes once, and sends them."""
     codes = BITS.integers(0, 100, (256, 256)).astype("u1")

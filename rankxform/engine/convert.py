@@ -78,8 +78,8 @@ def converter(src: str, dst: str) -> Convert:
 
     The arrays have the types that `word_type` names; they need not be contiguous.
     """
-    if src == FLOAT8 and dst == EXACT:
-        return _from_float8
+    if src in FLOAT8 and dst == EXACT:
+        return _from_table(src)
     source = word_type(src)
     if src == "BFloat16" and dst == "BFloat16":
         return _copy
@@ -203,22 +203,38 @@ def _has_nan(values: Words) -> bool:
     return bool(values.size and np.isnan(values.max()))
 
 
-def _from_float8(into: Words, out: Words) -> None:
-    into[...] = _float8_values()[out]
+def _from_table(dtype: str) -> Convert:
+    """Return the conversion of 8-bit floats, each of which is looked up."""
+    values = _float8_values(dtype)
+
+    def convert(into: Words, out: Words) -> None:
+        into[...] = values[out]
+
+    return convert
 
 
 @cache
-def _float8_values() -> Any:
-    """Return the values of all F8_E4M3 (sign, 4 bits of exponent, 3 of mantissa; no infinity).
+def _float8_values(dtype: str) -> Any:
+    """Return the values of all 256 codes of an 8-bit float.
 
-    Micikevicius et al., FP8 Formats for Deep Learning, 2022.
+    E4M3 has no infinity, E5M2 has, and E8M0 is a power of two without sign. Micikevicius et al.,
+    FP8 Formats for Deep Learning, 2022; OCP Microscaling Formats 1.0, 2023.
     """
     bits = np.arange(256)
-    exponent, mantissa = (bits >> 3) & 15, bits & 7
+    if dtype == "F8_E8M0":
+        return np.where(bits == 255, np.nan, 2.0 ** (bits - 127.0))
+    width, bias = (3, 7) if dtype == "F8_E4M3" else (2, 15)
+    steps = 2**width
+    exponent, mantissa = (bits & 0x7F) >> width, bits % steps
     values = np.where(
-        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0)
+        exponent == 0,
+        mantissa / steps * 2.0 ** (1 - bias),
+        (1 + mantissa / steps) * 2.0 ** (exponent - float(bias)),
     )
-    values[(bits & 0x7F) == 0x7F] = np.nan
+    if dtype == "F8_E4M3":
+        values[(bits & 0x7F) == 0x7F] = np.nan
+    else:
+        values[exponent == 31] = np.where(mantissa[exponent == 31] == 0, np.inf, np.nan)
     return np.where(bits >> 7, -values, values)
 
 

@@ -142,11 +142,14 @@ class Copier:
     def _factors(self, step: Dequantize, place: Place) -> Any:
         """Return the factor of each element of a place, in the order of the copy."""
         assert self._operands is not None
+        axes = len(self._operands.shape(step.scales))  # fewer than two: of rows, or one of all
         blocks = [
             np.arange(r.start, r.stop, r.step) // size for r, size in zip(place.ranges, step.block)
         ]
-        box = Box(tuple(int(b[0]) for b in blocks), tuple(int(b[-1]) + 1 for b in blocks))
+        kept = blocks[:axes]
+        box = Box(tuple(int(b[0]) for b in kept), tuple(int(b[-1]) + 1 for b in kept))
         scales = self._operands.get(step.scales, box)
+        scales = scales.reshape(*scales.shape, *(1,) * (2 - axes))
         factors = scales[np.ix_(*(b - b[0] for b in blocks))]
         return factors.T if _is_turned(place) else factors
 

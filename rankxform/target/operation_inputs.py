@@ -77,7 +77,8 @@ def read_operation_inputs(request: Request, where: str) -> OperationInputs:
 def _read_map(request: Request, where: str) -> OperationInputs:
     if request.map is None:
         known = OperationInputs()
-        found = None if request.dtype is None else _config(request, where)
+        has_use = request.dtype is not None or request.lora is not None
+        found = _config(request, where) if has_use else None
         if found is not None:  # it may state a block's size
             known, request = OperationInputs(None, *found), replace(request, config=None)
         for name in ("config", "like", *CHOICES):
@@ -249,6 +250,7 @@ def derivation_of(
         "mapping": name_map(request, given),
         "adapter": made,
         "block": _block(given),
+        "scheme": _scheme(given),
         "items": kept,
     }
     return Derivation.of({**vars(request), **given.documents, **ready})
@@ -264,6 +266,12 @@ def _block(given: OperationInputs) -> tuple[int, int] | None:
     if not good or not all(0 < n < _MOST_BLOCK for n in size):
         raise UsageError(f"weight_block_size is {size!r}; expected two numbers", where=given.label)
     return size[0], size[1]
+
+
+def _scheme(given: OperationInputs) -> str:
+    """Return what the configuration calls the model's quantization; "" if it states none."""
+    stated = given.config.get("quantization_config")
+    return str(stated.get("quant_method") or "") if isinstance(stated, dict) else ""
 
 
 def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
