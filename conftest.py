@@ -5,6 +5,7 @@ import signal
 from hypothesis import settings
 
 pytest_plugins = ["tests.mpi_launch"]
+collect_ignore = ["tests/data"]  # programs that make inputs
 
 # Where a shell started the tests in the background, programs that they start would not hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

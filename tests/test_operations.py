@@ -178,9 +178,9 @@ def test_8_bit_floats_become_numbers_by_any_factors(kind, dtype, factor, suffix,
     np.testing.assert_array_equal(
         values(have["l.weight"], "Float32"), (exact * factors).astype("f4")
     )
+    tensors["l.scale" if suffix != "scale" else "l.weight_scale"] = "Float32", np.ones(1, "<u4")
+    two = folder(tmp_path / "two", tensors, config)
     with pytest.raises(CheckpointError, match="2 tensors of factors"):
-        tensors["l.scale" if suffix != "scale" else "l.weight_scale"] = "Float32", np.ones(1, "<u4")
-        two = folder(tmp_path / "two", tensors, config)
         rankxform.transform(two, tmp_path / "no", dst_form="huggingface", dtype="fp32")
 
 

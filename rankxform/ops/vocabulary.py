@@ -19,6 +19,11 @@ NAMES = frozenset((
 ZEROS, REPEAT_LAST = FILLS = ("zeros", "repeat-last")
 
 
+def is_vocabulary(tensor: Tensor) -> bool:
+    """Tell whether a tensor's rows are the vocabulary's, by its name or by a map."""
+    return tensor.vocabulary or tensor.name in NAMES
+
+
 class Vocabulary(Composition):
     """Gives tensors of the vocabulary, and their optimizer states, a number of rows."""
 
@@ -28,7 +33,7 @@ class Vocabulary(Composition):
         self.rows, self._fill = rows, fill
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        own = {one.name for one in tensors if not one.dropped and self._is_own(one)}
+        own = {one.name for one in tensors if not one.dropped and is_vocabulary(one)}
         if not own:
             raise CheckpointError(
                 "--vocab: no tensor of the checkpoint is known to have the vocabulary's rows; "
@@ -51,9 +56,6 @@ class Vocabulary(Composition):
             found.append(one)
         return found
 
-    def _is_own(self, one: Tensor) -> bool:
-        return one.vocabulary or one.name in NAMES
-
     def _resized(self, one: Tensor) -> Tensor:
         have = one.shape[0]
         if have == self.rows:
@@ -71,7 +73,7 @@ class Vocabulary(Composition):
             one
             for one in tensors
             if not one.dropped
-            and self._is_own(one)
+            and is_vocabulary(one)
             and one.shape[:1] == (self.rows,)
             and one.assembly is not None
             and len(one.sources) == 1

@@ -223,7 +223,7 @@ def _described(
     try:
         selected = form.select(listing, where, store, Needed())
     except (UsageError, CheckpointError) as error:
-        is_empty = not listing.files and "metadata.json" not in listing.entries
+        is_empty = not listing.files and error.parts.what.startswith("holds no")
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
         return Chosen(Selected({}), {}, (), None, (*found, Fault(parts, type(error))))
     description = selected.description

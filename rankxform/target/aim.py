@@ -17,6 +17,7 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
 from rankxform.ops.naming import named_strategy
+from rankxform.ops.vocabulary import is_vocabulary
 from rankxform.options import is_default
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.derived import tensors_of
@@ -130,8 +131,11 @@ def _aimed(
     check_shapes(source, selection, dst)
     absent = absent_weights(request, source, derivation)
     planner = Planner(catalog, dst, selection)
-    for rank in ranks:
-        planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
+    try:
+        for rank in ranks:
+            planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
+    except RequestError as error:
+        raise _with_vocabulary(error, tensors, dst) from error
     form, written, arrangement = _arranged(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
@@ -185,6 +189,24 @@ def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> Non
             "convert the checkpoint that they come from",
             where=source.paths[untracked],
         )
+
+
+def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strategy) -> RequestError:
+    """Return an error of a shape that does not divide, with the size of a vocabulary that does."""
+    for tensor in tensors:
+        if (
+            tensor.dropped
+            or not tensor.shape
+            or not is_vocabulary(tensor)
+            or tensor.name not in dst
+        ):
+            continue
+        layout = dst.layout(tensor.name, dst.stages_of[tensor.name][0], len(tensor.shape))
+        rows, shards = tensor.shape[0], layout.counts[0]
+        if rows % shards:
+            tries = (f"--vocab {-(-rows // shards) * shards}", *error.parts.tries)
+            return RequestError.of_parts(error.parts._replace(tries=tries))
+    return error
 
 
 # -- the destination's files ----------------------------------------------------------------------

@@ -248,7 +248,9 @@ def iterations(
 def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
     """Yield patterns of types that match nothing of which the type would change or stay."""
     written = [one.name for one in tensors if not one.dropped]
-    states = [one.name for one in tensors if not one.dropped and not one.is_weight]
+    states = [
+        one.name for one in tensors if not one.dropped and (one.related or not one.is_weight)
+    ]
     for option, names, what in (
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),

@@ -1,0 +1,403 @@
+"""Inputs after public bug reports (tests/data/cases): what is written, or what a message names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import rankxform
+from rankxform.cli.main import main
+from rankxform.errors import RankxformError
+from tests import reference
+
+CASES = Path(__file__).parent / "data" / "cases"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return the folder of a case, made once."""
+    folders = {}
+
+    def make(name):
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("cases") / name
+            words = [sys.executable, str(CASES / f"{name}.py"), str(folders[name]), sys.executable]
+            subprocess.run(
+                words, check=True, capture_output=True, env={**os.environ, "LC_ALL": "C"}
+            )
+        return folders[name]
+
+    return make
+
+
+@pytest.fixture
+def dst(tmp_path):
+    return tmp_path / "dst"
+
+
+def tensors(folder):
+    found = {}
+    for path in sorted(Path(folder).rglob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def convert(src, dst, *strategies, **options):
+    shutil.rmtree(dst, ignore_errors=True)
+    options.setdefault("dst_form", "huggingface")
+    report = rankxform.transform(src, dst, *strategies, fsync=False, **options)
+    return report, tensors(dst)
+
+
+def same(found, expected):
+    assert {*found} == {*expected}
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def refused(src, dst, *strategies, **options):
+    with pytest.raises(RankxformError) as caught:
+        convert(src, dst, *strategies, **options)
+    assert not dst.exists()
+    return caught.value.parts
+
+
+# -- states -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["adam", "nnadam", "lamb", "amsgrad", "rmsprop", "adadelta", "ftrl"]
+)
+def test_states_of_mindsporess_optimizers(kind, made, dst):
+    folder = made("ms_optimizers")
+    expected = load_file(folder / f"expect-{kind}.safetensors")
+    src, strategy = folder / kind, folder / f"{kind}.json"
+    same(convert(src, dst, strategy)[1], expected)
+    weights = {name: expected[name] for name in "wb"}
+    same(convert(src, dst, strategy, weights_only=True)[1], weights)
+    report, found = convert(src, dst, strategy, folder / "infer.json", dst_form="ranks")
+    same(found, weights)
+    assert {n for one in report.left_out for n in one.names} == {*expected} - {*weights}
+    renamed = convert(src, dst, strategy, rename=("^w$=layers.w",))[1]
+    assert {n.rpartition("w")[0] for n in renamed if n.endswith("layers.w")} == {
+        n.rpartition("w")[0] + "layers." for n in expected if n == "w" or n.endswith(".w")
+    }
+    cast = convert(src, dst, strategy, dtype="fp16")[1]
+    assert {n for n, one in cast.items() if one.dtype == np.float16} == {*"wb"}
+
+
+def test_states_of_a_chained_optimizer(made, dst):
+    src = made("mcore_chained") / "mcore"
+    every = convert(src, dst)[1]
+    weights = {n: one for n, one in every.items() if "optimizer" not in n}
+    assert len(weights) == 4 and len(every) == 16
+    same(convert(src, dst, weights_only=True)[1], weights)
+    cast = convert(src, dst, dtype="fp16")[1]
+    assert {n for n, one in cast.items() if one.dtype == np.float16} == {*weights}
+    renamed = convert(src, dst, rename=("^decoder=model",))[1]
+    assert not any("decoder" in name for name in renamed)
+
+
+def test_weights_that_are_named_like_states(made, dst):
+    src = made("state_like_weights")
+    report, found = convert(src, dst, weights_only=True)
+    same(found, tensors(src))
+    assert any("leaves nothing out" in text for text in report.notices) and not report.warnings
+
+
+COPIES = {"ema.w": 1, "ema.b": 2, "w": 3, "b": 4, "adam_m.w": 5, "adam_m.b": 6}
+
+
+@pytest.fixture
+def copies(tmp_path):
+    shapes = {"w": (8, 4), "b": (8,)}
+    arrays = {n: np.full(shapes[n[-1]], k, "f4") for n, k in COPIES.items()}
+    (tmp_path / "copies").mkdir()
+    save_file(arrays, tmp_path / "copies" / "model.safetensors")
+    return tmp_path / "copies", arrays
+
+
+def test_a_copy_of_the_parameters_is_never_dropped_by_guess(copies, dst, monkeypatch, tmp_path):
+    src, arrays = copies
+    same(convert(src, dst)[1], arrays)
+    parts = refused(src, dst / "none", weights_only=True)
+    assert parts.tries == (
+        "--exclude '^ema\\.' to leave them out", "--include . to keep them as weights"
+    )  # fmt: skip
+    found = convert(src, dst, weights_only=True, exclude=(r"^ema\.",))[1]
+    assert {*found} == {"w", "b"}
+    found = convert(src, dst, weights_only=True, include=(".",))[1]
+    assert {*found} == {"w", "b", "ema.w", "ema.b"}
+    report, found = convert(src, dst, dtype="fp16", rename=("^w$=layers.w",))
+    assert {*found} == {"layers.w", "b", "ema.layers.w", "ema.b", "adam_m.layers.w", "adam_m.b"}
+    assert {n for n, one in found.items() if one.dtype == np.float16} == {"layers.w", "b"}
+    assert any("keep their type" in text for text in report.notices)
+    found = convert(src, dst, dtype="fp16", cast_states=("^ema",))[1]
+    assert found["ema.w"].dtype == np.float16
+
+
+def test_a_copy_follows_its_parameters_sharding(copies, tmp_path, dst):
+    _, arrays = copies
+    rows = [{"w": ([4], [0, -1], 0, 0), "b": ([4], [0], 0, 0)}]
+    for rank in range(4):
+        folder = tmp_path / "ranks" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        parts = {
+            n: np.array_split(one * 1, 4)[rank] + np.float32(rank) for n, one in arrays.items()
+        }
+        save_file(parts, folder / "net.safetensors")
+    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
+    found = convert(tmp_path / "ranks", dst, a)[1]
+    for name, array in arrays.items():
+        steps = np.repeat(np.arange(4), 2).reshape(-1, *(1,) * (array.ndim - 1))
+        np.testing.assert_array_equal(found[name], array + steps)
+
+
+def test_numbered_states_are_told(tmp_path, dst):
+    (tmp_path / "src").mkdir()
+    arrays = {n: np.ones((2, 2), "f4") for n in ("w", "adam_m.0", "adam_m.1")}
+    save_file(arrays, tmp_path / "src" / "model.safetensors")
+    with pytest.warns(rankxform.RankxformWarning, match="states by number"):
+        same(convert(tmp_path / "src", dst)[1], arrays)
+    parts = refused(tmp_path / "src", dst / "none", weights_only=True)
+    assert parts.tries == ("--exclude '^adam_m[.]' to leave them out",)
+    assert [*convert(tmp_path / "src", dst, weights_only=True, exclude=("^adam_m[.]",))[1]] == ["w"]
+
+
+# -- names of files ---------------------------------------------------------------------------------
+
+PATTERNS = {
+    "a": "tp{rank}_model.safetensors", "b": "model-rank-{rank}-part-0.safetensors",
+    "c": "model_{rank}of2.safetensors", "d": "shard.{rank}.safetensors", "g": None, "i": None,
+    "e": "rank{rank}-net.safetensors", "f": "consolidated.{rank}.safetensors", "j": None, "k": None,
+    "h": "ckpt_{rank}/*.safetensors", "i named": "rank_{rank}/net_rank_{rank}.safetensors",
+    "h named": "ckpt_{rank}/net_rank{rank}.safetensors", "c open": "*_{rank}of*",
+    "j named": "rank_{rank}/net_rank_{rank}-1_5.*",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_ranks_number_stands_anywhere(kind, made, dst, tmp_path):
+    folder, pattern = made("rank_in_name"), PATTERNS[kind]
+    rows = [{"q.weight": ([2], [0, -1], 0, 0), "o.weight": ([2], [-1, 0], 0, 0)}]
+    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
+    options = {} if pattern is None else {"src_pattern": pattern}
+    found = convert(folder / kind[0], dst, a, **options)[1]
+    same(found, load_file(folder / "expect.safetensors"))
+
+
+def test_two_files_of_one_rank_by_other_spellings_are_refused(tmp_path, dst):
+    for name in ("rank_1", "rank_01", "rank_0"):
+        (tmp_path / "src" / name).mkdir(parents=True)
+        save_file({"w": np.ones(2, "f4")}, tmp_path / "src" / name / "net.safetensors")
+    assert "both rank 1's" in refused(tmp_path / "src", dst, "none").what
+
+
+@pytest.mark.parametrize("kind", ["index", "single", "noindex", "ranks", "link"])
+def test_what_copying_leaves_is_nobodys_weights(kind, made, dst, tmp_path):
+    a = None
+    if kind in ("ranks", "link"):
+        a = reference.write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0], 0, 0)}])
+    report, found = convert(made("litter") / kind, dst, a)
+    if a is None:
+        assert all((one == np.arange(4)).all() for one in found.values())
+    else:
+        parts = [load_file(made("litter") / kind / f"rank_{r}" / "net-1_5.safetensors")["w"]
+                 for r in (0, 1)]  # fmt: skip
+        np.testing.assert_array_equal(found["w"], np.concatenate(parts))
+    assert not report.warnings
+
+
+def test_a_link_to_another_ranks_file_is_a_replica(tmp_path, dst):
+    (tmp_path / "src").mkdir()
+    save_file({"w": np.arange(4, dtype="f4")}, tmp_path / "src" / "shard.0.safetensors")
+    (tmp_path / "src" / "shard.1.safetensors").symlink_to("shard.0.safetensors")
+    a = reference.write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [-1], 0, 0)}])
+    report, found = convert(tmp_path / "src", dst, a, src_pattern="shard.{rank}.safetensors")
+    assert report.src_ranks == 2 and found["w"].tolist() == [0, 1, 2, 3]
+
+
+# -- headers, indexes, and what lies there instead --------------------------------------------------
+
+LEGAL = ("empty", "null", "padded", "order", "zero", "unicode")
+ILLEGAL = {
+    "dup": "twice", "trailing": "longer", "numbers": "texts", "overlap": "starts at", "hole": "starts",
+    "short": "cut off", "onlymeta": "holds no tensor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LEGAL)
+def test_legal_headers(kind, made, dst):
+    found = convert(made("st_headers") / kind, dst)[1]
+    (w,) = (one for one in found.values() if one.shape == (2, 3))
+    assert w.tolist() == [[0, 1, 2], [3, 4, 5]] and found["b"].shape == () and found["b"] == 7
+
+
+@pytest.mark.parametrize("kind", ILLEGAL)
+def test_illegal_headers(kind, made, dst):
+    assert ILLEGAL[kind] in refused(made("st_headers") / kind, dst).what
+
+
+@pytest.mark.parametrize("spelling", ["./{}", "sub/{}", "{}"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_spellings_of_an_index(spelling, mark, tmp_path, dst):
+    src = tmp_path / "src"
+    (src / "sub").mkdir(parents=True)
+    names = {f"w{i}": spelling.format(f"model-0000{i}-of-00002.safetensors") for i in (1, 2)}
+    for name, file in names.items():
+        save_file({name: np.ones((2, 2), "f4")}, src / file)
+    text = json.dumps({"metadata": {"total_size": 32}, "weight_map": names}).encode()
+    (src / "model.safetensors.index.json").write_bytes(mark + text)
+    assert {*convert(src, dst)[1]} == {*names}
+
+
+def test_an_index_of_an_earlier_split(made, dst):
+    src = made("stale_index")
+    parts = refused(src, dst)
+    assert "model-00001-of-00002.safetensors" in parts.details and "is missing" in parts.what
+    program, *words = parts.tries[0].split()
+    subprocess.run([program, *words], check=True)
+    assert len(convert(src, dst)[1]) == 4
+
+
+THERE_INSTEAD = {
+    "not_weights/lfs": "git-lfs", "not_weights/lfsindex": "git-lfs", "not_weights/html": "HTML",
+    "not_weights/empty": "0 bytes", "not_weights/lfsnoindex": "git-lfs",
+    "other_formats/bin": "PyTorch pickles", "other_formats/verl": "verl", "other_formats/gguf": "GGUF",
+    "other_formats/orbax": "Orbax", "other_formats/legacy": "legacy", "other_formats/zarr": "zarr",
+    "other_formats/universal": "DeepSpeed", "other_formats/paddle": "Paddle",
+    "other_formats/npz": "NumPy", "other_formats/meta": "PyTorch pickles",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", THERE_INSTEAD)
+def test_what_lies_there_is_named(kind, made, dst):
+    name, _, inside = kind.partition("/")
+    parts = refused(made(name) / inside, dst)
+    assert THERE_INSTEAD[kind] in parts.what and parts.tries
+
+
+def test_a_byte_order_mark(made, dst):
+    assert convert(made("not_weights") / "bom", dst)[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "first"),
+    [("zero3_empty", "checkpoint-10"), ("variants/sub", "vae"), ("hf_cache", "snapshots/")],
+)
+def test_a_folder_above_checkpoints_lists_them(case, first, made, dst):
+    name, _, inside = case.partition("/")
+    folder = made(name) / inside
+    parts = refused(folder, dst)
+    assert parts.tries[0].startswith("name ") and first in parts.tries[0]
+    assert Path(parts.tries[0].split()[1]).is_dir()
+
+
+def test_the_newest_step_is_named_first(tmp_path, dst):
+    for step in (9, 10, 100):
+        folder = tmp_path / "src" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        save_file({"w": np.ones(2, "f4")}, folder / "model.safetensors")
+    tries = refused(tmp_path / "src", dst).tries
+    assert [one.rpartition("-")[2] for one in tries] == ["100", "10", "9"]
+    (tmp_path / "models--a--b" / "refs").mkdir(parents=True)
+    for commit in ("aaa", "bbb"):
+        shutil.copytree(
+            tmp_path / "src/checkpoint-9", tmp_path / f"models--a--b/snapshots/{commit}"
+        )
+    (tmp_path / "models--a--b/refs/main").write_text("bbb")
+    assert "snapshots/bbb" in refused(tmp_path / "models--a--b", dst).tries[0]
+
+
+def test_files_that_an_index_does_not_name_are_ignored(made, dst):
+    assert "of which one is meant" in refused(made("stray_file") / "quantized", dst).what
+    for kind in ("same", "other"):
+        report, found = convert(made("stray_file") / kind, dst)
+        assert len(found) == 4 and any("does not list it" in text for text in report.notices)
+
+
+def test_names_and_types(made, dst):
+    for kind in ("names", "types", "both"):
+        same(convert(made("odd_names") / kind, dst)[1], tensors(made("odd_names") / kind))
+
+
+def test_an_export_over_an_earlier_one(made, dst, capfd):
+    src = made("stale_output")
+    convert(src / "src", dst, max_shard=100)
+    options = ["--dst-form", "huggingface", "--overwrite", "--no-fsync"]
+    assert main(["transform", str(src / "src2"), str(dst), *options]) == 0
+    assert [path.name for path in dst.glob("*.safetensors*")] == ["model.safetensors"]
+    same(tensors(dst), tensors(src / "src2"))
+
+
+# -- arrangements, and quantized folders ------------------------------------------------------------
+
+RENAMED = (
+    r"self_attention\.linear_qkv\.layer_norm_weight$=input_layernorm.weight",
+    r"mlp\.linear_fc1\.layer_norm_weight$=pre_mlp_layernorm.weight",
+)
+
+
+def test_megatrons_fused_matrices(made, dst):
+    folder = made("mcore_to_hf")
+    expected = load_file(folder / "expect.safetensors")
+    options = {"map": "qwen3", "config": str(folder / "config.json"), "rename": RENAMED}
+    parts = refused(folder / "mcore", dst, **options)
+    assert parts.tries[0] == "--vocab 40"
+    same(convert(folder / "mcore", dst, vocab=40, vocab_cut=True, **options)[1], expected)
+    shutil.copytree(folder / "mcore", dst.parent / "dcp")
+    (dst.parent / "dcp" / "metadata.json").unlink()
+    names = {**options, "rename": (r"^decoder\.layers\.=x.", *RENAMED)}
+    assert names["rename"]
+    back = dst.parent / "back"
+    parts = refused(folder / "mcore", back, dst_form="dcp", **options)
+    assert parts.tries  # of the vocabulary, before anything is arranged
+
+
+def test_fused_matrices_of_no_known_framework(made, dst):
+    folder = made("mcore_to_hf")
+    plain = dst.parent / "plain"
+    convert(folder / "mcore", plain, rename=RENAMED)  # a folder with Megatron's names
+    options = {"map": "qwen3", "config": str(folder / "config.json"), "vocab": 40}
+    parts = refused(plain, dst, vocab_cut=True, **options)
+    assert "does not say how" in parts.what and "--gate-up contiguous" in parts.tries[1]
+    found = convert(
+        plain, dst, vocab_cut=True, qkv="grouped", gate_up="contiguous", **options
+    )[1]  # fmt: skip
+    same(found, load_file(folder / "expect.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["base-w8a8", "base-gptq", "base-bnb"])
+def test_a_quantized_folder_is_copied_or_refused(kind, made, dst):
+    src = made("quantized_base") / kind
+    same(convert(src, dst)[1], tensors(src))
+    scheme = json.loads((src / "config.json").read_text())["quantization_config"]["quant_method"]
+    parts = refused(src, dst / "none", dtype="bf16")
+    assert scheme in parts.what and parts.tries == ("leave out --dtype; a copy is exact",)
+    parts = refused(src, dst / "none", lora=str(made("quantized_base") / "lora"))
+    assert scheme in parts.what
+
+
+def test_a_vocabulary_that_no_tensor_parallel_size_divides(made, dst, tmp_path):
+    folder = made("odd_vocab") / "untied"
+    table = tmp_path / "table.toml"
+    shapes = {n: one.shape for n, one in tensors(folder).items()}
+    rows = {n: ([4], [0] + [-1] * (len(s) - 1), 0, 0) for n, s in shapes.items() if "norm" not in n}
+    whole = {n: ([4], [-1] * len(s), 0, 0) for n, s in shapes.items() if n not in rows}
+    b = reference.write_strategy(tmp_path / "b.ckpt", [{**rows, **whole}])
+    assert not table.exists()
+    options = {"dst_form": "ranks", "format": "safetensors"}
+    parts = refused(folder, dst, None, b, **options)
+    assert parts.tries[0] == "--vocab 40"
+    convert(folder, dst, None, b, vocab=40, **options)
+    found = convert(dst, tmp_path / "back", vocab=37, vocab_cut=True)[1]
+    same(found, tensors(folder))
