@@ -202,7 +202,8 @@ def _judged(request: Request, source: Source, rules: Sequence[Comparison], team:
             for name in some
         ]
         cost = Evidence(reads=len(sizes), bytes_read=sum(sizes), seen=sampled)
-        return sum((one for one in found if one is not None), cost + _judge_holes(source, seen))
+        noticed = cost + _judge_holes(source, seen) + _judge_content(source, sampled)
+        return sum((one for one in found if one is not None), noticed)
 
     return team.agree(judge)
 
@@ -311,6 +312,27 @@ def _judge_holes(source: Source, seen: Seen) -> Evidence:
                 f"written ({sum(lost[name] for name in doubted):,} bytes are holes)"
             )
     return Evidence(warnings=tuple(found[:_SHOWN]))
+
+
+def _judge_content(source: Source, sampled: Samples) -> Evidence:
+    """Warn of weights that are all zero, and of values that are infinite or no numbers."""
+    is_weight = source.table.states.is_weight
+    weights = {
+        name: one for seen in sampled.values() for name, one in seen.items() if is_weight(name)
+    }
+    warnings = []
+    if len(weights) > 1 and all(one.is_zero for one in weights.values()):
+        warnings.append(
+            f"{source.where.path}: all {len(weights)} sampled weights are zero, as before they are "
+            "loaded"
+        )
+    wrong = {name for seen in sampled.values() for name, one in seen.items() if not one.is_finite}
+    if wrong:
+        warnings.append(
+            f"{source.where.path}: {summarize_names(sorted(wrong), 2)} hold values that are "
+            "infinite or no numbers"
+        )
+    return Evidence(warnings=tuple(warnings))
 
 
 def _judge_values(

@@ -31,14 +31,13 @@ _LARGEST_OWN = 64 << 10
 
 
 class Sample(NamedTuple):
-    """What a file holds of a tensor: a digest, and of samples whether all bytes are equal.
-
-    content: the bytes themselves, of one small element that was read whole.
-    """
+    """What a file holds of a tensor: all of its bytes, or a sample of them."""
 
     digest: bytes
-    constant: bool = False
-    content: bytes = b""
+    constant: bool = False  # of a sample: all of its bytes are equal
+    content: bytes = b""  # the bytes themselves, of one small element that was read whole
+    is_zero: bool = False  # of a sample: all of its bytes are zero
+    is_finite: bool = True  # of a sample of floats: no value is infinite or no number
 
 
 Samples = Mapping[int, Mapping[str, Sample]]

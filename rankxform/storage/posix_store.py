@@ -32,6 +32,7 @@ from .store import (
     Version,
     address_of,
     expression_of,
+    is_hidden,
     is_litter,
 )
 
@@ -101,7 +102,7 @@ class PosixStore:
             return Listing(str(root))
         with os.scandir(root) as found:
             own = sorted(found, key=lambda entry: entry.name)
-        own = [entry for entry in own if not is_litter(entry.name)]
+        own = [entry for entry in own if not is_hidden(entry.name)]
         folders = [entry.name for entry in own if _is_folder(entry)]
         names = tuple(entry.name for entry in own)
         parts = [expression_of(part) for part in os.path.normpath(pattern).split("/")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -11,6 +12,7 @@ from zlib import crc32
 
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats.base import Index, locate
+from rankxform.formats.dtype import item_size
 from rankxform.planning.consistency import Sample
 
 from .index import container
@@ -67,9 +69,36 @@ def sample(
                     done += span.nbytes
                 data = bytes(room)
                 on_progress(len(data))
-                is_constant = not data.lstrip(data[:1])
-                found[name] = Sample(blake2b(data, digest_size=16).digest(), is_constant)
+                digest = blake2b(data, digest_size=16).digest()
+                dtype = index.schema.dtypes[index.schema.position[name]]
+                found[name] = Sample(
+                    digest,
+                    constant=not data.lstrip(data[:1]),
+                    is_zero=not data.lstrip(b"\0"),
+                    is_finite=is_finite(data[(-start) % item_size(dtype) :], dtype),
+                )
     return found
+
+
+_EXPONENTS = {
+    "Float16": ("H", 0x7C00), "BFloat16": ("H", 0x7F80), "Float32": ("I", 0x7F80_0000),
+    "Float64": ("Q", 0x7FF0_0000_0000_0000),
+}  # fmt: skip
+"""By type the words of its elements, and the bits of the exponent, all set of what is no number."""
+
+
+def is_finite(data: bytes, dtype: str) -> bool:
+    """Tell whether all whole elements of some content are finite numbers.
+
+    >>> is_finite(b"\\x00\\x00\\x80\\x7f", "Float32"), is_finite(b"\\x00\\x3c", "Float16")
+    (False, True)
+    """
+    if dtype not in _EXPONENTS:
+        return True
+    code, bits = _EXPONENTS[dtype]
+    words = array(code)
+    words.frombytes(data[: len(data) - len(data) % words.itemsize])
+    return not any(word & bits == bits for word in words)
 
 
 def holes(path: str, index: Index) -> dict[str, int]:

@@ -208,9 +208,14 @@ def is_litter(name: str) -> bool:
     >>> [is_litter(name) for name in ("._model.safetensors", "a.ckpt~", ".metadata", "a.ckpt")]
     [True, True, False, False]
     """
+    return is_hidden(name) or name.endswith(_LEFT_BY_TOOLS)
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether an entry is no part of what a person would see in a folder."""
     if name.startswith((".metadata", _OURS)):
         return False
-    return name.startswith(".") or name.endswith(_LEFT_BY_TOOLS) or name == "__MACOSX"
+    return name.startswith(".") or name == "__MACOSX"
 
 
 _OURS = ".rankxform"  # records and part files, which are looked for

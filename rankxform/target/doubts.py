@@ -33,6 +33,7 @@ from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import Evidence, sharded_by_pattern
 from rankxform.planning.selection import Selection
+from rankxform.planning.unusual import unusual_tensors
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.source.options import ABSENT
@@ -70,6 +71,7 @@ def remarks(
             *(text for option, text in matchless if option != "exclude"),
             *doubts,
             *_like_states(source.table.states, tensors),
+            *_unusual(source.table, tensors),
             *asked.doubts,
         ),
     )
@@ -104,6 +106,14 @@ def _like_states(states: States, tensors: Sequence[Tensor]) -> Iterator[str]:
             f"{summarize_names(numbered, 2)}: states by number, which name no parameter; they keep "
             "these names and are sharded by them alone"
         )
+
+
+def _unusual(catalog: Catalog, tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield which of the tensors that are converted are hardly weights."""
+    written = [one for one in tensors if not one.dropped and one.is_weight]
+    sources = {source.name for one in written for source in one.sources}
+    shapes = {p.name: p.shape for p in catalog.parameters if p.name in sources and p.is_weight}
+    yield from unusual_tensors(shapes, [one.name for one in written])
 
 
 def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -248,9 +258,7 @@ def iterations(
 def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
     """Yield patterns of types that match nothing of which the type would change or stay."""
     written = [one.name for one in tensors if not one.dropped]
-    states = [
-        one.name for one in tensors if not one.dropped and (one.related or not one.is_weight)
-    ]
+    states = [one.name for one in tensors if not one.dropped and (one.related or not one.is_weight)]
     for option, names, what in (
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
