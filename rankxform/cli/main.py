@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rankxform
 from rankxform.display.log import close_log, note, open_log
@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     except BaseException as error:
         message, code = _describe(error)
         note(f"rankxform: error: {message}")
+        if "--json" in argv and processes.rank == 0:
+            _print_document({"kind": type(error).__name__, "code": code, "message": message})
         processes.abort(message, code)
         raise
     speak()
@@ -123,18 +125,24 @@ def _help(argv: Sequence[str]) -> int:
 def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
     speak()
     if "--json" in argv:
-        facts = {
-            "kind": type(error).__name__,
-            "code": exit_code(error),
-            "message": str(error),
-            "fault": getattr(error, "fault", None),
-            **(_parts(error)._asdict() if isinstance(error, RankxformError) else {}),
-        }
-        with suppress(OSError):
-            os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
+        _print_document(
+            {
+                "kind": type(error).__name__,
+                "code": exit_code(error),
+                "message": str(error),
+                "fault": getattr(error, "fault", None),
+                **(_parts(error)._asdict() if isinstance(error, RankxformError) else {}),
+            }
+        )
     with suppress(OSError):
         os.write(2, _in_lines(error).encode(errors="backslashreplace"))  # one call: lines never mix
     return exit_code(error)
+
+
+def _print_document(facts: dict[str, Any]) -> None:
+    """Print an error as the one document of ``--json``."""
+    with suppress(OSError):
+        os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
 
 
 def _parts(error: BaseException) -> Parts:

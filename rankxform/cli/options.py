@@ -30,12 +30,12 @@ def add_strategies(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
-        dest="src_strategy", metavar="STRATEGY",
+        dest="src_strategy", metavar="STRATEGY", action=_Once,
         help="how SRC is sharded; required (it may be none) if SRC holds files of several ranks",
     )  # fmt: skip
     group.add_argument(
         "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
-        dest="dst_strategy", metavar="STRATEGY", help="how DST is sharded (default: none)",
+        dest="dst_strategy", metavar="STRATEGY", action=_Once, help="how DST is sharded (default: none)",
     )  # fmt: skip
 
 
@@ -87,7 +87,30 @@ def add_option(group: argparse._ActionsContainer, one: Field[Any], **more: Any) 
         known.update(action="append", default=[])
     if facts.kind.choices:
         known["choices"] = tuple(facts.kind.choices)
+    if one.name in _ONCE:
+        known["action"] = _Once
     group.add_argument(*flags, type=_parse(facts.kind), metavar=facts.metavar, **known)
+
+
+_ONCE = (
+    "src_strategy", "dst_strategy", "src_pattern", "step", "map", "config", "like", "lora",
+    "lora_strategy", "src_config", "dst_config",
+)  # fmt: skip
+"""Options that name what is read or written; of others the last one holds, as wrappers rely on."""
+
+
+class _Once(argparse.Action):
+    """Refuses a second, different value."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        given = vars(namespace).setdefault("given_once", {})
+        if given.setdefault(self.dest, value) != value:
+            raise UsageError(
+                f"{flag} is given twice: {given[self.dest]!s} and {value!s}", f"give one {flag}"
+            )
+        setattr(namespace, self.dest, value)
 
 
 def _parse(kind: Kind) -> Callable[[str], Any]:

@@ -196,12 +196,16 @@ class PatternStrategy(Strategy):
             count = int(ranks) if ranks.isdecimal() and len(ranks) < 8 else 0
             if not at or not 1 <= count <= MOST_RANKS or not name or not equals:
                 raise StrategyError(
-                    "expected shard:REGEX=AXIS@RANKS, such as shard:weight=0@4", where=f"{text!r}"
+                    "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS, such as shard:q_proj=0,o_proj=1@2",
+                    where=f"{text!r}",
                 )
             try:
                 found.append((re.compile(name), int(axis)))
             except (re.error, ValueError, OverflowError, RecursionError) as error:
-                raise StrategyError(f"{rule!r}: {error}", where=f"{text!r}") from error
+                again = "@RANKS stands once, at the end of all" if "@" in axis else ""
+                raise StrategyError(
+                    f"{rule!r}: {error}", where=f"{text!r}", details=again
+                ) from error
         return cls(({},), int(ranks), text, patterns=tuple(found))
 
     def over(

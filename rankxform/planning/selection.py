@@ -252,7 +252,8 @@ def _lost(
 
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
-    families = {p.name: p.state.family for p in parameters if p.state is not None}
+    states = {p.name: p.state for p in parameters if p.state is not None}
+    families = {name: one.family for name, one in states.items() if one.parameter != name}
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes, families)
 
 
