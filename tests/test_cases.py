@@ -452,3 +452,51 @@ def test_a_vocabulary_that_no_tensor_parallel_size_divides(made, dst, tmp_path):
     convert(folder, dst, None, b, vocab=40, **options)
     found = convert(dst, tmp_path / "back", vocab=37, vocab_cut=True)[1]
     same(found, tensors(folder))
+
+
+# -- steps, adapters, joined files ------------------------------------------------------------------
+
+
+def test_steps_that_differ_between_parameters(tmp_path, dst):
+    """A parameter that was unfrozen later: each keeps its step where the destination has it."""
+    (tmp_path / "plain").mkdir()
+    arrays = {f"model.{n}": np.full((2, 2), k, "f4") for k, n in enumerate("ab")}
+    arrays |= {f"optimizer.state.{n}.exp_avg": np.ones((2, 2), "f4") for n in "ab"}
+    arrays |= {
+        f"optimizer.state.{n}.step": np.array(k + 5, "f4") for k, n in enumerate("ab")
+    }
+    save_file(arrays, tmp_path / "plain" / "model.safetensors")
+    src = tmp_path / "src"
+    convert(tmp_path / "plain", src, dst_form="dcp")
+    for names in ("as-stored", "torch"):
+        convert(src, dst, dst_form="dcp", names=names)
+        same(convert(dst, tmp_path / "back")[1], arrays)
+    parts = refused(src, tmp_path / "none", names="mindspore")
+    assert parts.tries[0].startswith("--accept step ")
+    with_step = convert(src, dst, names="mindspore", accept=("step",))[1]
+    assert {*with_step} == {"a", "b", "adam_m.a", "adam_m.b", "global_step"}
+    assert with_step["global_step"] == 5
+    assert "global_step" not in convert(src, dst, names="mindspore", exclude=("^global_step$",))[1]
+
+
+def test_two_files_that_were_joined_are_refused(tmp_path, dst):
+    one = reference.write_checkpoint(
+        tmp_path / "src", None, {"a": ((2,), "Float32"), "b": ((2,), "Float32")}
+    )
+    (path,) = Path(one).rglob("*.ckpt")
+    path.write_bytes(path.read_bytes() * 2)
+    assert "'a' twice" in refused(path, dst, dst_form="ranks").what
+
+
+def test_an_adapter_as_the_source_is_told(made, dst):
+    with pytest.warns(rankxform.RankxformWarning, match="--lora merges it") as told:
+        convert(made("quantized_base") / "lora", dst)
+    assert len(told) == 1
+
+
+def test_an_option_that_names_what_is_read_is_given_once(capfd):
+    for flag in ("--step", "--map", "--src-strategy", "--like"):
+        assert main(["transform", "a", "b", flag, "x", flag, "y", "--json"]) == 2
+        assert json.loads(capfd.readouterr().out)["what"].startswith(f"{flag} is given twice")
+    assert main(["transform", "a", "b", "--step", "x", "--step", "x", "--json"]) == 2
+    assert "twice" not in json.loads(capfd.readouterr().out)["what"]

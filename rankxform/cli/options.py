@@ -35,7 +35,8 @@ def add_strategies(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
-        dest="dst_strategy", metavar="STRATEGY", action=_Once, help="how DST is sharded (default: none)",
+        dest="dst_strategy", metavar="STRATEGY", action=_Once,
+        help="how DST is sharded (default: none)",
     )  # fmt: skip
 
 

@@ -83,6 +83,11 @@ def read_index(read_at: ReadAt, size: int) -> Index:
         entry = _value(window, at, end)
         if entry.name == last:
             entry = _joined(entries[last], entry)
+        elif entry.name in entries:
+            raise FormatError(
+                f"names {entry.name!r} twice: at byte {start} another checkpoint begins",
+                "copy the file again: two files were joined",
+            )
         entries[entry.name] = entry
         at, last = end, entry.name
     return build(

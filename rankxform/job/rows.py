@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from rankxform.engine.convert import BRAIN, HALF, converter
@@ -11,11 +12,13 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.layout.names import summarize_names
+from rankxform.ops.naming import STEP_OF_ONE
 from rankxform.ops.weights import is_master
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import Evidence
 from rankxform.request import Request
 from rankxform.source.opening import Source
+from rankxform.source.options import STEP
 from rankxform.storage.sources import Sources
 from rankxform.target.reading import reading
 from rankxform.target.target import Target
@@ -50,7 +53,7 @@ def _checked(
         if target.truncated_vocab:
             _check_truncated(request, source, target, inputs.sources)
         if target.tied_duplicates and source.reach.is_full:
-            _check_tied(source, target, inputs.sources)
+            _check_tied(request, source, target, inputs.sources)
         if masters and source.reach.is_full:
             return _compare_masters(masters, inputs.sources)
     return Evidence()
@@ -89,8 +92,12 @@ def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sour
     return Evidence(warnings=(f"{text}another step, or of another rank?",))
 
 
-def _check_tied(source: Source, target: Target, sources: Sources) -> None:
-    """Compare some rows of tensors that are left out because each is the same as another."""
+def _check_tied(request: Request, source: Source, target: Target, sources: Sources) -> None:
+    """Compare some rows of tensors that are left out because each is the same as another.
+
+    Steps of single parameters differ if these were trained later; with --accept step the first is
+    taken for all.
+    """
     known = {p.src_name: p for p in source.table.parameters}
     for name, of in target.tied_duplicates:
         a, b = known[name], known.get(of)
@@ -104,6 +111,14 @@ def _check_tied(source: Source, target: Target, sources: Sources) -> None:
         for first in range(0, rows, stride) if alike else ():
             own, other = (_rows(one, sources, first, min(first + many, rows)) for one in (a, b))
             alike = alike and own.tobytes() == other.tobytes()
+        if not alike and a.state is not None and a.state.kind == STEP_OF_ONE:
+            if request.accepts(STEP, name):
+                continue
+            raise CheckpointError(
+                f"{name!r} and {of!r} differ, and the destination has one step for all",
+                "--accept step takes the first of them for all",
+                f"--exclude {quote('^global_step$')} leaves the step out",
+            )
         if not alike:
             raise CheckpointError(
                 f"{name!r} should be the same as {of!r} by {target.map_in_words or '--names'}, and "

@@ -33,7 +33,7 @@ STATE_NAMES = {
 AS_STORED, MINDSPORE = "as-stored", "mindspore"
 NAMES = (AS_STORED, MINDSPORE, TORCH, HYPERPARALLEL)
 
-_STEP, _GLOBAL_STEP = "step", "global_step"
+STEP_OF_ONE, _GLOBAL_STEP = "step", "global_step"
 _NOT_A_MODELS = ("rng", "rng_state")
 """What is kept with a model and its optimizer and is of neither, by its usual names."""
 _ONE_OF_MANY = "the same as global_step"
@@ -46,8 +46,9 @@ class ToMindSpore(Composition):
 
     renames = True
 
-    def __init__(self, *, always: bool) -> None:
-        self._always = always
+    def __init__(self, *, always: bool, keeps_steps: bool = False) -> None:
+        """`keeps_steps`: the destination has a step for each parameter, as the source has."""
+        self._always, self._keeps_steps = always, keeps_steps
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         wrapper = wrapper_of(tensors)
@@ -56,6 +57,9 @@ class ToMindSpore(Composition):
         steps = [one for one in tensors if _is_step(one) and not one.dropped]
         found = []
         for one in tensors:
+            if _is_step(one) and not one.dropped and self._keeps_steps:
+                found.append(one.renamed(one.name, one.base_name.removeprefix(wrapper)))
+                continue
             if _is_step(one) and not one.dropped:
                 same = "" if one is steps[0] else steps[0].sources[0].name
                 found.append(replace(one, dropped=_ONE_OF_MANY, same_as=same))
@@ -70,7 +74,7 @@ class ToMindSpore(Composition):
             else:
                 state = State(kind, base, f"{kind}.")
                 found.append(replace(one, name=state.named(base), related=state))
-        if steps and not any(one.name == _GLOBAL_STEP for one in found):
+        if steps and not self._keeps_steps and not any(one.name == _GLOBAL_STEP for one in found):
             first = Piece(0, (1,), (0,), (1,), (), (0,), (NO_AXIS,))
             made = Assembly((1,), (first if not steps[0].shape else Assembly.of((1,)).pieces[0],))
             source = steps[0].sources[0]
@@ -84,7 +88,7 @@ class ToMindSpore(Composition):
 
 def _is_step(tensor: Tensor) -> bool:
     """Tell whether a tensor is the step of one parameter, which other frameworks keep."""
-    return tensor.state is not None and tensor.state.kind == _STEP
+    return tensor.state is not None and tensor.state.kind == STEP_OF_ONE
 
 
 def wrapper_of(tensors: Sequence[Tensor]) -> str:
@@ -161,6 +165,8 @@ def framework_name(name: str, state: State | None, names: str, *, is_weight: boo
     """
     if state is None:
         return name if not is_weight or name in _NOT_A_MODELS else MODEL + name
+    if state.kind == STEP_OF_ONE and is_below_root(name):
+        return f"optimizer.state.{state.parameter}.{STEP_OF_ONE}"
     if state.kind == OPTIMIZER or name.startswith(OPTIMIZER + "."):
         return name  # what no parameter has, such as param_groups
     if state.kind == MASTER and names == HYPERPARALLEL:
@@ -196,8 +202,11 @@ def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Str
 
 def to_mindspore(options: Mapping[str, Any]) -> Composition | None:
     """Return the operation before a map, if names are asked for, or a map."""
-    asked = options.get("names", AS_STORED) != AS_STORED
-    return ToMindSpore(always=asked) if asked or options.get("mapping") else None
+    names, mapping = options.get("names", AS_STORED), options.get("mapping")
+    if names == AS_STORED and not mapping:
+        return None
+    keeps_steps = names in (TORCH, HYPERPARALLEL) and not mapping
+    return ToMindSpore(always=names != AS_STORED, keeps_steps=keeps_steps)
 
 
 def from_mindspore(options: Mapping[str, Any]) -> Composition | None:

@@ -40,6 +40,13 @@ def unusual_tensors(shapes: Mapping[str, Shape], names: Collection[str]) -> Iter
             f"{summarize_names(flat, 2)} hold many parameters in one row, without their names; "
             "save full or sharded state dicts"
         )
+    is_adapter = bool(shapes) and all("lora_" in name for name in shapes)
+    if is_adapter and any(name.startswith("base_model.model.") for name in shapes):
+        yield (
+            f"all {len(shapes)} tensors are an adapter's, such as {next(iter(shapes))!r}; --lora "
+            "merges it into the model that is given as SRC"
+        )
+        return
     for number, (text, tool, rule) in enumerate(_WRAPPERS):
         if number < _ANYWHERE:
             wrapped = [name for name in names if text in name]

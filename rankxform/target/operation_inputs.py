@@ -275,8 +275,17 @@ def _scheme(given: OperationInputs) -> str:
 
 
 def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
-    """Return the source tensors that are left out as the same as another, with that one."""
-    return tuple((one.sources[0].name, one.same_as) for one in tensors if one.same_as)
+    """Return the source tensors that are left out as the same as another, with that one.
+
+    Steps of parameters only where one of them is written.
+    """
+    every = [*tensors]
+    written = {source.name for one in every if not one.dropped for source in one.sources}
+    return tuple(
+        (one.sources[0].name, one.same_as)
+        for one in every
+        if one.same_as and (one.state is None or one.same_as in written)
+    )
 
 
 def truncated_vocab(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
