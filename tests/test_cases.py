@@ -462,9 +462,7 @@ def test_steps_that_differ_between_parameters(tmp_path, dst):
     (tmp_path / "plain").mkdir()
     arrays = {f"model.{n}": np.full((2, 2), k, "f4") for k, n in enumerate("ab")}
     arrays |= {f"optimizer.state.{n}.exp_avg": np.ones((2, 2), "f4") for n in "ab"}
-    arrays |= {
-        f"optimizer.state.{n}.step": np.array(k + 5, "f4") for k, n in enumerate("ab")
-    }
+    arrays |= {f"optimizer.state.{n}.step": np.array(k + 5, "f4") for k, n in enumerate("ab")}
     save_file(arrays, tmp_path / "plain" / "model.safetensors")
     src = tmp_path / "src"
     convert(tmp_path / "plain", src, dst_form="dcp")

@@ -76,7 +76,12 @@ def plan_work(
         return first, planner.transfers(assignment[team.rank], visible)
 
     first, separate = team.agree(own)
-    memory = request.memory - (first.nbytes if first else 0)
+    memory = request.memory
+    if first is not None:
+        # The tiles of an exchange follow from memory, and must be the same on all of its processes.
+        operand_bytes = first.nbytes
+        memory -= max(team.allgather(lambda: operand_bytes))
+        first = replace(first, memory=memory)
     policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
     requests = ExchangeRequests((), ())
     if not ascending:

@@ -172,6 +172,44 @@ def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch)
     assert not list((tmp / "dst").glob("*.safetensors"))
 
 
+@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+@pytest.mark.parametrize("seed", range(3))
+def test_operands_of_unequal_size_leave_all_processes_the_same_tiles(seed, tmp, monkeypatch):
+    """Each process makes another stage, of which one has a much larger adapter than the other."""
+    bits = np.random.default_rng(seed)
+    shapes = {"up": (2048, 256), "down": (256, 256), "mid": (1024, 256)}
+    arrays = {f"{n}.weight": words(bits.normal(0, 1, s), "Float32") for n, s in shapes.items()}
+    lora = adapter_of("mcore", shapes, "Float32", 64, bits)
+    names = [f"{n}.weight" for n in shapes]
+    rows = [dict.fromkeys(names, ([4], [0, -1], 0, 0))]
+    columns = [{name: ([2], [-1, 0], 0, 0)} for name in names]
+    if world().rank == 0:
+        for place, tensors, some in ((tmp / "src", arrays, rows), (tmp / "lora", lora, None)):
+            params = {n: (one.shape, "Float32") for n, one in tensors.items()}
+            reference.write_checkpoint(
+                place, some, params, None, "safetensors",
+                make=lambda name, shape, dtype, tensors=tensors: tensors[name],
+            )  # fmt: skip
+        reference.write_strategy(tmp / "a.ckpt", rows)
+        reference.write_stage_files(tmp / "b", columns)
+    world().Barrier()
+    options = {"lora": str(tmp / "lora"), "lora_strategy": "none", "lora_alpha": 1, "lora_rank": 64,
+               "read_method": "two-phase", "fsync": False}  # fmt: skip
+    from mpi4py import MPI
+
+    if world().rank == 0:
+        rankxform.transform(
+            tmp / "src", tmp / "one", tmp / "a.ckpt", tmp / "b", comm=MPI.COMM_SELF, **options
+        )
+    world().Barrier()
+    as_nodes(monkeypatch, 2, seed)
+    rankxform.transform(
+        tmp / "src", tmp / "dst", tmp / "a.ckpt", tmp / "b", memory=2 << 20, comm=world(), **options
+    )
+    for path in (tmp / "one").rglob("*.safetensors"):
+        assert (tmp / "dst" / path.relative_to(tmp / "one")).read_bytes() == path.read_bytes()
+
+
 @pytest.mark.mpi(min_size=1, sizes=(1, 2))
 @pytest.mark.parametrize("fill", ["zeros", "repeat-last"])
 def test_a_vocabulary_gets_padding_and_loses_it_again(fill, tmp):
