@@ -25,7 +25,7 @@ def add_json(verb: argparse.ArgumentParser) -> None:
 def add_strategies(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategies",
-        "a file; a folder of stage files; none: whole tensors; or shard:REGEX=AXIS@RANKS: equal "
+        "a file; a folder of stage files; none: whole tensors; or shard:REGEX=AXIS,...@RANKS: equal "
         "slices by pattern, optimizer states too",
     )
     group.add_argument(
