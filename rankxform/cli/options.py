@@ -25,8 +25,8 @@ def add_json(verb: argparse.ArgumentParser) -> None:
 def add_strategies(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategies",
-        "a file; a folder of stage files; none: whole tensors; or shard:REGEX=AXIS,...@RANKS: equal "
-        "slices by pattern, optimizer states too",
+        "a file; a folder of stage files; none: whole tensors; or shard:REGEX=AXIS,...@RANKS: "
+        "equal slices by pattern, optimizer states too",
     )
     group.add_argument(
         "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
