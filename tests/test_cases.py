@@ -498,3 +498,31 @@ def test_an_option_that_names_what_is_read_is_given_once(capfd):
         assert json.loads(capfd.readouterr().out)["what"].startswith(f"{flag} is given twice")
     assert main(["transform", "a", "b", "--step", "x", "--step", "x", "--json"]) == 2
     assert "twice" not in json.loads(capfd.readouterr().out)["what"]
+
+
+@pytest.mark.parametrize("kind", ["its weight", "other layers", "whole", "values"])
+def test_a_bias_of_zeros_that_no_strategy_lists(kind, tmp_path, dst):
+    """It is the same on all ranks, whole or sharded: its neighbours tell how long it should be."""
+    params = {"l.0.weight": ((8, 4), "Float32"), "l.0.bias": ((8,), "Float32")}
+    params |= {"l.1.weight": ((8, 4), "Float32"), "l.1.bias": ((8,), "Float32")}
+    rows = {n: ([2], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in params.items()}
+    if kind == "whole":
+        rows["l.1.bias"] = [2], [-1], 0, 0
+    if kind == "other layers":
+        rows["l.1.weight"] = [2], [-1, -1], 0, 0
+
+    def make(name, shape, dtype):
+        if name == "l.1.bias":
+            return np.tile(np.arange(4, dtype="<f4"), 2).view("<u4") * (kind == "values")
+        return np.random.default_rng(len(name)).uniform(1, 2, shape).astype("<f4").view("<u4")
+
+    reference.write_checkpoint(tmp_path / "src", [rows], params, make=make)
+    listed = {n: one for n, one in rows.items() if n != "l.1.bias"}
+    a = reference.write_strategy(tmp_path / "a.ckpt", [listed])
+    if kind in ("whole", "values"):
+        convert(tmp_path / "src", dst, a)
+        return
+    parts = refused(tmp_path / "src", dst, a)
+    assert parts.where == "'l.1.bias'" and "as long as a slice of" in parts.what
+    assert "l.1.bias" not in convert(tmp_path / "src", dst, a, exclude=(r"^l\.1\.bias$",))[1]
+    assert convert(tmp_path / "src", dst, a, unlisted="take-one")[1]["l.1.bias"].shape == (4,)

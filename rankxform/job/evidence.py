@@ -26,6 +26,7 @@ from rankxform.planning.consistency import (
     Wanted,
     check_each_differs,
     check_extra_ranks,
+    check_no_slices,
     check_undeclared,
     differing_values,
     extra_to_sample,
@@ -352,6 +353,8 @@ def _judge_values(
     others = {name: files for name, files in differing.items() if name not in listed}
     take_one = request.unlisted == "take-one"
     notices = check_undeclared(source.table, others, take_one, name_of)
+    if not take_one:
+        check_no_slices(source.table, seen, compared, name_of)
     if len(others) < len(differing):
         own = [name for name in differing if name in listed]
         notices.append(

@@ -19,7 +19,8 @@ from rankxform.facts import Fact
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
-from rankxform.layout.names import summarize_names
+from rankxform.geometry.grid import Grid
+from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.values import dataclass
 
@@ -34,7 +35,7 @@ class Sample(NamedTuple):
     """What a file holds of a tensor: all of its bytes, or a sample of them."""
 
     digest: bytes
-    constant: bool = False  # of a sample: all of its bytes are equal
+    constant: bool = False  # all of its bytes are equal
     content: bytes = b""  # the bytes themselves, of one small element that was read whole
     is_zero: bool = False  # of a sample: all of its bytes are zero
     is_finite: bool = True  # of a sample of floats: no value is infinite or no number
@@ -200,6 +201,45 @@ def check_undeclared(
         f"{catalog.rank_of(b)}; each destination rank gets one source rank's, as with MindSpore"
         for name, (a, b) in differing.items()
     ]
+
+
+def check_no_slices(
+    catalog: Catalog, samples: Samples, names: Iterable[str], name_of: Callable[[str], str] = str
+) -> None:
+    """Refuse unlisted tensors that are equal on all ranks and may be slices nonetheless.
+
+    A bias of zeros is the same on every rank, and so are its slices. What its shape should be, its
+    neighbours tell: its weight, or tensors of the same name in other layers, which the strategy
+    shards. Raises CheckpointError.
+    """
+    by_pattern: dict[str, Parameter] = {}
+    for listed in catalog.declared.values():
+        if listed.holders and isinstance(listed.grid, Grid):
+            by_pattern.setdefault(pattern_of(listed.name), listed)
+    for name in names:
+        parameter = catalog.undeclared.get(name)
+        if parameter is None or not _is_large(parameter):
+            continue
+        held = [samples[file][name] for file in parameter.holders if name in samples.get(file, {})]
+        if not held or not all(one.constant for one in held):
+            continue
+        weight = catalog.declared.get(name.removesuffix("bias") + "weight")
+        alike = by_pattern.get(pattern_of(name))
+        for neighbour in (alike, weight if name.endswith(".bias") else None):
+            if neighbour is None or not isinstance(neighbour.grid, Grid):
+                continue
+            axes = len(parameter.shape)
+            local = neighbour.grid.box((0,) * len(neighbour.shape)).shape[:axes]
+            if parameter.shape == local != neighbour.shape[:axes]:
+                raise CheckpointError(
+                    f"{catalog.label} does not list it, and it is as long as a slice of "
+                    f"{neighbour.name!r}",
+                    f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+                    "--unlisted take-one, which takes it as it is",
+                    details=f"all of its bytes are equal; {neighbour.name!r} has "
+                    f"{list(neighbour.shape)}, and its slices {list(local)}",
+                    where=f"{name!r}",
+                )
 
 
 def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:

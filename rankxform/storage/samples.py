@@ -40,12 +40,14 @@ def digest_all(
         for name in names:
             if name in index:
                 state, content = blake2b(digest_size=16), b""
-                is_number = index.nbytes(name) <= _ELEMENT
+                is_number, first, is_constant = index.nbytes(name) <= _ELEMENT, b"", True
                 for part in read(index.spans(name)):  # a number too may lie in several records
                     state.update(part)
                     on_progress(len(part))
                     content += bytes(part) if is_number else b""
-                found[name] = Sample(state.digest(), content=content)
+                    first = first or bytes(part[:1])
+                    is_constant = is_constant and not bytes(part).lstrip(first)
+                found[name] = Sample(state.digest(), constant=is_constant, content=content)
     return found
 
 
