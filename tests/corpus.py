@@ -284,11 +284,15 @@ def _full(layout):
     return tuple(64 for _ in layout[1])
 
 
-def wrong(runner):
-    """Inputs that are refused: the first line of each message."""
+SOURCES = ("src_a", "src_c", "lost", "cut", "foreign", "type", "shape", "extra", "steps", "twice",
+           "not there", "a")  # fmt: skip
+STRATEGIES = (None, "none", "a", "b", "c", "d", "other")
+
+
+def write_wrong(here):
+    """Write `SOURCES`, checkpoints in which one thing is wrong, and `STRATEGIES`."""
     from tests import reference
 
-    here = runner.tmp / "wrong"
     params = {f"layers.{i}.w": ((16, 16), "Float32") for i in range(4)}
     params |= {f"adam_m.layers.{i}.w": ((16, 16), "Float32") for i in range(4)}
     names = list(params)
@@ -301,39 +305,40 @@ def wrong(runner):
     kinds = {"a": stages(1, 4, 0), "b": stages(1, 2, 1), "c": stages(2, 2, 0), "d": stages(1, 3, 0)}
     other = [{"else.w": ([2], [0], 0, 0)}]
 
-    def write():
-        for name, some in kinds.items():
-            reference.write_stage_files(here / name, some)
-        reference.write_stage_files(here / "other", other)
-        for name in ("a", "c"):
-            reference.write_checkpoint(here / f"src_{name}", kinds[name], params)
-        for kind in ("lost", "cut", "foreign", "type", "shape", "extra", "steps", "twice"):
-            shutil.copytree(here / "src_a", here / kind)
-        shutil.rmtree(here / "lost" / "rank_2")
-        path = here / "cut" / "rank_1" / "checkpoint_1.ckpt"
-        path.write_bytes(path.read_bytes()[:500])
-        (here / "foreign" / "rank_1" / "checkpoint_1.ckpt").write_bytes(b"not a checkpoint")
-        small = {n: (s, "Float16") for n, (s, _) in params.items()}
-        reference.write_checkpoint(here / "small", kinds["a"], small)
-        shutil.copy(here / "small/rank_3/checkpoint_3.ckpt", here / "type/rank_3/checkpoint_3.ckpt")
-        wide = {n: ((16, 32), d) for n, (_, d) in params.items()}
-        reference.write_checkpoint(here / "wide", kinds["a"], wide)
-        shutil.copy(here / "wide/rank_3/checkpoint_3.ckpt", here / "shape/rank_3/checkpoint_3.ckpt")
-        shutil.copytree(here / "wide" / "rank_3", here / "extra" / "rank_4")
-        for rank in range(4):
-            (here / f"steps/rank_{rank}/checkpoint_{rank}.ckpt").rename(
-                here / f"steps/rank_{rank}/net-1_{1 + rank % 2}.ckpt"
-            )
-            shutil.copy(
-                here / f"twice/rank_{rank}/checkpoint_{rank}.ckpt",
-                here / f"twice/rank_{rank}/other_{rank}.ckpt",
-            )
+    for name, some in kinds.items():
+        reference.write_stage_files(here / name, some)
+    reference.write_stage_files(here / "other", other)
+    for name in ("a", "c"):
+        reference.write_checkpoint(here / f"src_{name}", kinds[name], params)
+    for kind in ("lost", "cut", "foreign", "type", "shape", "extra", "steps", "twice"):
+        shutil.copytree(here / "src_a", here / kind)
+    shutil.rmtree(here / "lost" / "rank_2")
+    path = here / "cut" / "rank_1" / "checkpoint_1.ckpt"
+    path.write_bytes(path.read_bytes()[:500])
+    (here / "foreign" / "rank_1" / "checkpoint_1.ckpt").write_bytes(b"not a checkpoint")
+    small = {n: (s, "Float16") for n, (s, _) in params.items()}
+    reference.write_checkpoint(here / "small", kinds["a"], small)
+    shutil.copy(here / "small/rank_3/checkpoint_3.ckpt", here / "type/rank_3/checkpoint_3.ckpt")
+    wide = {n: ((16, 32), d) for n, (_, d) in params.items()}
+    reference.write_checkpoint(here / "wide", kinds["a"], wide)
+    shutil.copy(here / "wide/rank_3/checkpoint_3.ckpt", here / "shape/rank_3/checkpoint_3.ckpt")
+    shutil.copytree(here / "wide" / "rank_3", here / "extra" / "rank_4")
+    for rank in range(4):
+        (here / f"steps/rank_{rank}/checkpoint_{rank}.ckpt").rename(
+            here / f"steps/rank_{rank}/net-1_{1 + rank % 2}.ckpt"
+        )
+        shutil.copy(
+            here / f"twice/rank_{rank}/checkpoint_{rank}.ckpt",
+            here / f"twice/rank_{rank}/other_{rank}.ckpt",
+        )
 
-    runner.make(write)
-    strategies = [None, "none", *(str(here / one) for one in ("a", "b", "c", "d", "other"))]
-    sources = ("src_a", "src_c", "lost", "cut", "foreign", "type", "shape", "extra", "steps",
-               "twice", "not there", "a")  # fmt: skip
-    for src in sources:
+
+def wrong(runner):
+    """Inputs that are refused: the first line of each message."""
+    here = runner.tmp / "wrong"
+    runner.make(lambda: write_wrong(here))
+    strategies = [one if one in (None, "none") else str(here / one) for one in STRATEGIES]
+    for src in SOURCES:
         for a, b in product(strategies, strategies):
             key = " ".join(Path(str(one)).name for one in (a, b))
             runner.run(f"wrong {src} {key}", here / src, a, b)

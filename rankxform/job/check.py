@@ -147,7 +147,7 @@ def _statements(source: Source) -> Iterator[Row]:
             text = "how its ranks shard tensors is not known; give --src-strategy"
             yield Row("strategy", NOT_CHECKED, text)
         else:
-            yield Row("statements", WRONG, fault.text)
+            yield Row("statements", WRONG, fault.text.replace("\n", "; "))
     if source.faults[_SHOWN:]:
         yield Row("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
     for text in source.warnings:

@@ -152,7 +152,7 @@ def _remarks(
     by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
     if by_pattern:
         yield f"{source.table.label} shards {summarize_names(by_pattern)}"
-    yield from unplaced(request, source)
+    yield from unplaced(request, source, [one.name for one in selection.parameters])
     form = FORMS[request.dst_form or DEFAULT_FORM]
     mapped = operation.table is not None
     if form.configured and not source.form.configured and CONFIG not in operation.companions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
@@ -42,13 +42,18 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     return training
 
 
-def unplaced(request: Request, source: Source) -> Iterator[str]:
-    """Yield what the source says of the training and the destination has no place for."""
+def unplaced(request: Request, source: Source, written: Collection[str]) -> Iterator[str]:
+    """Yield what the source says of the training and the destination has no place for.
+
+    `written` are the names of the tensors that the destination gets.
+    """
     description = source.description
     if request.dst is None:
         return
     step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
     if step is None or form.training is not None or _STEP in form.options:
+        return
+    if _STEP_KEY in written:
         return
     if not any(_STEP_KEY in one for one in source.indexes.values()):
         yield (
