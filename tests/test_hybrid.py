@@ -114,10 +114,10 @@ def test_words():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("shard:weight=0", "expected shard:REGEX=AXIS@RANKS"),
-        ("shard:weight=0@", "expected shard:REGEX=AXIS@RANKS"),
-        ("shard:weight=0@0", "expected shard:REGEX=AXIS@RANKS"),
-        ("shard:weight@4", "expected shard:REGEX=AXIS@RANKS"),
+        ("shard:weight=0", "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS"),
+        ("shard:weight=0@", "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS"),
+        ("shard:weight=0@0", "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS"),
+        ("shard:weight@4", "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS"),
         ("shard:weight=x@4", "'weight=x': invalid literal"),
         ("shard:(=0@4", r"'\(=0': missing"),
         ("shard:weight=2@4", "'weight' has 2 axes, and no axis 2"),

@@ -96,7 +96,7 @@ def whole_tensors(
         raise CheckpointError(
             f"holds no safetensors file{searched}", where=listing.at(below.rstrip("/"))
         )
-    missing = [n for n in names if n not in there and not ("/" in n and store.has(below + n))]
+    missing = [n for n in names if n not in there and not store.has(below + n)]
     if missing:
         assert index is not None
         raise _missing_files(listing, index, missing, listed, [n for n in there if n not in names])

@@ -21,7 +21,7 @@ It is decided once, on a source's own names and full shapes, and kept with the p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from math import prod
 from typing import NamedTuple
@@ -57,6 +57,18 @@ STATE_SUFFIXES = frozenset((
     "max_exp_avg_sq", "momentum_buffer", "square_avg",
 ))  # fmt: skip
 """What PyTorch's optimizers and Megatron's put behind a parameter's name, with a dot."""
+
+_UNMISTAKABLE = frozenset((
+    "accu_grads", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "fp32_param", "lamb_m", "lamb_v",
+    "main_param", "max_exp_avg_sq", "moment1", "moment2", "muon_m", "square_avg", "vhat",
+))  # fmt: skip
+"""Of these words the ones that hardly any module is called by."""
+
+_COMPANIONS = {
+    "linear": ("moments",), "prev": ("step_size",), "step_size": ("prev",), "stat": ("accum",),
+    "mu": ("ax_", "ax"), "eta": ("ax_", "ax"),
+}  # fmt: skip
+"""Ordinary words -> what the optimizer that uses them keeps too; alone they name a module."""
 
 _BELOW_A_ROOT = STATE_PREFIXES | STATE_SUFFIXES | frozenset((
     "col_var", "eta", "master_param", "mu", "mu_product", "row_var", "step", "sum", "variance",
@@ -103,6 +115,7 @@ _ROOT = re.compile(
     r"(?:^|\.)(?:opt_states?|optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:_?\d+)?)\.", re.IGNORECASE
 )
 _GROUP = re.compile(r"(?:\d+\.)?(?:_mixed_precision_optimizer\.)?")
+_MODULE = "module."
 _FP32 = "fp32_from_fp16_params."
 """What HyperParallel puts before a parameter's name for its master."""
 _SPELLED = frozenset(("param_groups", "gbuf"))
@@ -211,23 +224,20 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
     ('w', True)
     """
     related: dict[str, State] = {}
-    unrelated: dict[str, tuple[str, ...]] = {}
-    numbered: list[str] = []
+    unrelated, numbered = dict[str, tuple[str, ...]](), list[str]()
     families, names_by_root = _families(shapes)
     for root, names in names_by_root.items():
         states = _below_root(root, names, shapes)
         related.update(states)
         numbered += (n for n, one in states.items() if one.parameter == n and _is_numbered(n, root))
-    relating_by_family: dict[str, dict[str, State]] = {}
-    for family, states_by_name in families.items():
+    for states_by_name in families.values():
         for name in [n for n, one in states_by_name.items() if _is_placeholder(one, shapes[n])]:
             related[name] = State(OPTIMIZER, name)
             del states_by_name[name]
-        relating_by_family[family] = {
-            name: state
-            for name, state in states_by_name.items()
-            if _relates(shapes[name], state.parameter, shapes)
-        }
+    relating_by_family = {
+        family: {n: s for n, s in of_family.items() if _relates(shapes[n], s.parameter, shapes)}
+        for family, of_family in families.items()
+    }
     parameters = {
         state.parameter for relating in relating_by_family.values() for state in relating.values()
     }
@@ -239,18 +249,27 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
             if name in relating or name not in parameters
         }
         is_unmistakable = family == f"{NEVER_SAVED}.*"
+        kinds = {state.kind for state in states_by_name.values()}
+        if not kinds.isdisjoint(_COMPANIONS) and not _has_companion(kinds, relating_by_family):
+            continue
         if is_unmistakable or 2 * len(relating) >= len(states_by_name):
             related.update(states_by_name)
-        elif relating:
+        elif relating or not kinds.isdisjoint(_UNMISTAKABLE):
             related.update(relating)
-            unrelated[family] = tuple(n for n in states_by_name if n not in relating)
+            unrelated[family] = tuple(
+                name
+                for name, state in states_by_name.items()
+                if name not in relating and not state.parameter.isdecimal()
+            )
         numbered += (
             name
             for name, state in states_by_name.items()
-            if state.parameter.isdecimal() and state.parameter not in shapes
+            if state.parameter.isdecimal()
+            and state.parameter not in shapes
+            and state.kind in _UNMISTAKABLE
         )
     counters = frozenset(name for name, shape in shapes.items() if _is_counter(name, shape))
-    copies = _copies(shapes, related, counters)
+    copies = _copies(shapes, related, counters, parameters)
     for prefix, repeating in copies.items():
         related.update((name, State(_COPY, name[len(prefix) :], prefix)) for name in repeating)
     return States(related, counters, copies, unrelated, tuple(numbered))
@@ -275,13 +294,13 @@ def _families(
     families: dict[str, dict[str, State]] = {}
     names_by_root: dict[str, list[str]] = {}
     for name in shapes:
-        if "opt" in name.lower() and (match := _ROOT.search(name)):
-            names_by_root.setdefault(name[: match.end()], []).append(name)
-            continue
         prefix, dot, parameter = name.partition(".")
         if dot and prefix in STATE_PREFIXES:
             state = State(prefix, parameter, prefix + dot)
             families.setdefault(f"{prefix}.*", {})[name] = state
+            continue
+        if "opt" in name.lower() and (match := _ROOT.search(name)):
+            names_by_root.setdefault(name[: match.end()], []).append(name)
             continue
         if name.startswith(_JOINED_PREFIXES):
             prefix = next(one for one in _JOINED_PREFIXES if name.startswith(one))
@@ -338,6 +357,7 @@ def _below_root(
         found[name], is_resolved = _parsed(name, root, shapes)
         words = name[len(root) :].split(".")
         is_spelled = "state" in words[:-1] or not _SPELLED.isdisjoint(words) or _FP32 in name
+        is_spelled = is_spelled or not _UNMISTAKABLE.isdisjoint(words)
         relates = is_resolved and _relates(shapes[name], found[name].parameter, shapes)
         is_optimizer = is_optimizer or is_spelled or relates
     return found if is_optimizer else {}
@@ -356,7 +376,7 @@ def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[S
     rest, before = name[start:], name[:start]
     if rest.startswith(_FP32):
         own = rest[len(_FP32) :]
-        wrapper = _wrapper(own, (parent + MODEL, MODEL, parent, ""), shapes)
+        wrapper = _wrapper(own, (parent + MODEL, MODEL, parent, ""), shapes, shapes.get(name))
         state = State(MASTER, (MODEL if wrapper is None else wrapper) + own, before + _FP32)
         return state._replace(wrapper=MODEL if wrapper is None else wrapper), wrapper is not None
     first, dot, behind = rest.partition(".")
@@ -366,17 +386,17 @@ def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[S
     spellings = [
         (state, wrappers)
         for state, wrappers in (
-            (megatron, ("", parent, parent + MODEL, MODEL)),
-            (torch, (parent + MODEL, MODEL, parent, "")),
+            (megatron, ("", parent, parent + MODEL, MODEL, _MODULE)),
+            (torch, (parent + MODEL, MODEL, parent, "", _MODULE)),
         )
         if dot
     ]
     known = [pair for pair in spellings if pair[0].kind in _BELOW_A_ROOT]
     for state, wrappers in (*known, *spellings):
-        wrapper = _wrapper(state.parameter, wrappers, shapes)
+        wrapper = _wrapper(state.parameter, wrappers, shapes, shapes.get(name))
         if wrapper is not None:
             return state._replace(parameter=wrapper + state.parameter, wrapper=wrapper), True
-    if _wrapper(rest, ("",), shapes) is not None:
+    if _wrapper(rest, ("",), shapes, shapes.get(name)) is not None:
         return State(OPTIMIZER, rest, before), True
     for state, _ in known:
         if not state.parameter.isdecimal():
@@ -385,15 +405,33 @@ def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[S
     return State(OPTIMIZER, name), False
 
 
-def _wrapper(name: str, wrappers: Iterable[str], shapes: Mapping[str, Shape | None]) -> str | None:
-    """Return the first of `wrappers` before which a parameter of this name exists."""
-    return next((w for w in wrappers if w + name in shapes and not _ROOT.search(w + name)), None)
+def _wrapper(
+    name: str,
+    wrappers: Iterable[str],
+    shapes: Mapping[str, Shape | None],
+    shape: Shape | None,
+) -> str | None:
+    """Return the first of `wrappers` before which a parameter of this name exists.
+
+    One whose shape a state of `shape` relates to comes first.
+    """
+    existing = [w for w in wrappers if w + name in shapes and not _ROOT.search(w + name)]
+    relating = [w for w in existing if _relates(shape, w + name, shapes)]
+    return next(iter(relating or existing), None)
 
 
 def _is_numbered(name: str, root: str) -> bool:
     """Tell whether a name is spelled ``state.0.exp_avg``, with a number for the parameter."""
     first, second, *_ = [*name[len(root) :].split("."), ""]
     return first == "state" and second.isdecimal()
+
+
+def _has_companion(
+    kinds: Collection[str], relating_by_family: Mapping[str, Mapping[str, State]]
+) -> bool:
+    """Tell whether an ordinary word stands beside what its optimizer keeps too."""
+    present = {s.kind for relating in relating_by_family.values() for s in relating.values()}
+    return any(word in present for kind in kinds for word in _COMPANIONS.get(kind, ()))
 
 
 def _is_placeholder(state: State, shape: Shape | None) -> bool:
@@ -414,12 +452,16 @@ def _is_counter(name: str, shape: Shape | None) -> bool:
 
 
 def _copies(
-    shapes: Mapping[str, Shape | None], states: Mapping[str, State], counters: Iterable[str]
+    shapes: Mapping[str, Shape | None],
+    states: Mapping[str, State],
+    counters: Iterable[str],
+    trained: Collection[str],
 ) -> dict[str, tuple[str, ...]]:
     """Return the families that repeat the weights' names and shapes under a prefix of their own.
 
-    Prefixes have one or two parts, the shortest first. Small ones are accidents (a norm of a block
-    and that of the model), so a family has to repeat half of all other weights.
+    Prefixes have one or two parts that are no numbers, the shortest first. Small ones are accidents
+    (a norm of a block and that of the model), so a family has to repeat half of all other weights.
+    `trained`: what has states of its own is a weight.
     """
     left_out = {*states, *counters}
     weights = {name: shape for name, shape in shapes.items() if name not in left_out}
@@ -429,7 +471,8 @@ def _copies(
         names_by_prefix: dict[str, list[str]] = {}
         for name in weights:
             words = name.split(".", parts)
-            if len(words) > parts and name not in taken:
+            is_named = len(words) > parts and not any(map(str.isdecimal, words[:-1]))
+            if is_named and name not in taken:
                 names_by_prefix.setdefault(name[: -len(words[-1])], []).append(name)
         counts = {}
         for prefix, names in names_by_prefix.items():
@@ -439,7 +482,8 @@ def _copies(
                 if _relates(weights[name], name[len(prefix) :], weights, equal=True)
             ]
             has_values = any(prod(weights[name] or ()) > 1 for name in relating)
-            if has_values and 2 * len(relating) >= len(names):
+            is_trained = any(name in trained for name in names)
+            if has_values and not is_trained and 2 * len(relating) >= len(names):
                 counts[prefix] = len(relating)
         others = len(weights) - len(taken) - sum(len(names_by_prefix[prefix]) for prefix in counts)
         for prefix, count in counts.items():

@@ -110,7 +110,10 @@ class Tensor(Related):
         """Return the tensor under another name; `parameter`: that which it belongs to, if any."""
         related = self.related
         if related is not None:
-            related = related.renamed(name if parameter is None else parameter)
+            kept = related.parameter if related.is_copy else name
+            related = related.renamed(kept if parameter is None else parameter)
+        if related is not None and related.is_copy and name.endswith(related.parameter):
+            related = related._replace(before=name.removesuffix(related.parameter))
         return replace(self, name=name, related=related)
 
     @property

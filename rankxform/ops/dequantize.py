@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from rankxform.errors import CheckpointError
@@ -22,7 +23,9 @@ DEFAULT_BLOCK = (128, 128)
 APPLIED = "factors of 8-bit matrices, which are applied"
 OF_ACTIVATIONS = "factors of activations, which numbers need not"
 
-_INTEGERS = ("Int4", "Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64")
+_INTEGERS = ("Int4", "Int8", "UInt8", "Int32", "UInt32")
+_PACKED = re.compile(r"weight[^.]*$|_blocks$")
+"""Last parts of names of quantized matrices; other integers are tables and indexes."""
 _FACTOR_TYPES = ("Float32", "BFloat16", "F8_E8M0")
 _ACTIVATION = re.compile(r"(.*[._])?(input|output|activation|[qkv]|kv)_scale(_ub)?")
 _INTEGER_FACTOR = re.compile(
@@ -51,7 +54,7 @@ class Dequantized(Composition):
             return [*tensors]
         used, found, has_matrices = set[str](), [], False
         for one in tensors:
-            is_matrix = one.dtype in FLOAT8[:2] and not one.dropped and len(one.shape) > 1
+            is_matrix = one.dtype in FLOAT8[:2] and not one.dropped
             if is_matrix:
                 scales = self._factors_of(one, known)
                 used.add(scales.name)
@@ -59,16 +62,21 @@ class Dequantized(Composition):
             found.append(one)
         if not has_matrices:
             return [*tensors]
+        matrices = [name for name, one in known.items() if one.dtype in FLOAT8[:2]]
+        kept = [one for one in found if not one.dropped]
+        reasons = {one.name: _left_out(one, used, matrices) for one in kept}
         return [
-            one
-            if one.dropped or not (why := _left_out(one.name, used))
-            else replace(one, dropped=why)
+            replace(one, dropped=reasons[one.name]) if reasons.get(one.name) else one
             for one in found
         ]
 
     def _check_integers(self, known: Mapping[str, Tensor]) -> None:
         """Refuse matrices of integers that have factors beside them. Raises CheckpointError."""
-        matrices = [one for one in known.values() if one.dtype in _INTEGERS and len(one.shape) > 1]
+        matrices = [
+            one
+            for one in known.values()
+            if one.dtype in _INTEGERS and len(one.shape) > 1 and _PACKED.search(one.name)
+        ]
         if not matrices:
             return
         beside: dict[str, list[str]] = {}
@@ -130,11 +138,17 @@ class Dequantized(Composition):
         return (rows, columns) if scales.shape in ((), (1,), (1, 1)) else None
 
 
-def _left_out(name: str, used: set[str]) -> str:
-    """Return why a tensor is left out where matrices become numbers, "" if it is not."""
-    if name in used:
+def _left_out(one: Tensor, used: set[str], matrices: Sequence[str]) -> str:
+    """Return why a tensor is left out where matrices become numbers, "" if it is not.
+
+    A factor of activations is one number in a module that has 8-bit `matrices`.
+    """
+    if one.name in used:
         return APPLIED
-    return OF_ACTIVATIONS if _ACTIVATION.fullmatch(name) else ""
+    if prod(one.shape) != 1 or not _ACTIVATION.fullmatch(one.name):
+        return ""
+    module = one.name.rpartition(".")[0] + "."
+    return OF_ACTIVATIONS if any(name.startswith(module) for name in matrices) else ""
 
 
 def dequantize(options: Mapping[str, Any]) -> Composition | None:

@@ -320,16 +320,17 @@ class NameMap(Composition):
             key = one.related.kind, one.related.before, one.related.after
             families.setdefault(key, []).append(one)
         for (kind, before, after), some in families.items():
-            own = {
-                one.related.parameter: replace(one, name=one.related.parameter, keeps_dtype=True)
-                for one in some
-                if one.related is not None
-            }
+            own = {}
+            for one in some:
+                assert one.related is not None
+                parameter, is_copy = one.related.parameter, one.related.is_copy
+                own[parameter] = replace(one, name=parameter, keeps_dtype=not is_copy)
             for one in self._composed([*own.values()], own, side, some=True):
                 related = State(kind, one.name, before, after)
                 found.append(
                     replace(
-                        one, name=related.named(one.name), keeps_dtype=True, related=related,
+                        one, name=related.named(one.name), keeps_dtype=not related.is_copy,
+                        related=related,
                         is_weight=related.is_copy,
                     )
                 )  # fmt: skip

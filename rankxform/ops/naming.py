@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from rankxform.errors import RequestError
@@ -131,6 +132,10 @@ class FromMindSpore(Composition):
                 continue
             name = framework_name(one.name, one.state, self._names, is_weight=one.is_weight)
             parameter = None if one.state is None else MODEL + one.state.parameter
+            if one.related is not None and one.related.is_copy:
+                related = one.related._replace(before=MODEL + one.related.before)
+                found.append(replace(one, name=name, related=related))
+                continue
             found.append(one.renamed(name, parameter))
         step = next((one for one in tensors if one.name == _GLOBAL_STEP and not one.dropped), None)
         if step is not None and trained:
@@ -157,6 +162,12 @@ def _has_name(state: State | None, names: str) -> bool:
     return state.kind in _OTHERS
 
 
+def expression_of_family(state: State) -> str:
+    """Return an expression for all states that have a state's prefix and suffix."""
+    before = f"^{re.escape(state.before)}" if state.before else ""
+    return before + (f"{re.escape(state.after)}$" if state.after else "")
+
+
 def framework_name(name: str, state: State | None, names: str, *, is_weight: bool) -> str:
     """Return what a framework calls a tensor of MindSpore's name. Raises RequestError.
 
@@ -175,7 +186,7 @@ def framework_name(name: str, state: State | None, names: str, *, is_weight: boo
     if other is None or state.kind == MASTER:
         raise RequestError(
             f"{names} has no name for such a state",
-            f"--exclude '^{re.escape(state.before)}' to leave such states out",
+            f"--exclude {quote(expression_of_family(state))} to leave such states out",
             where=f"{name!r}",
         )
     return f"optimizer.state.{state.parameter}.{other}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError
 from rankxform.layout.names import summarize_names
-from rankxform.layout.states import MASTER, State, state_of_name
+from rankxform.layout.states import MASTER, MODEL, State, state_of_name
 
 from .base import Composition, Operation, Tensor
 
@@ -43,10 +43,16 @@ class ModelOnly(Composition):
     renames = False
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        wrappers = {one.state.wrapper for one in tensors if one.state is not None} - {""}
+        names = {one.name for one in tensors}
+        states = [one.state for one in tensors if one.state and one.base_name != one.name]
+        wrappers = {state.wrapper for state in states if state.parameter in names}
+        wrapper = next(iter(wrappers)) if len(wrappers) == 1 else ""
+        if not wrapper.endswith(MODEL):
+            return [*tensors]
+        parent = wrapper.removesuffix(MODEL)  # of "app.model." what lies in "app." beside it
         return [
             replace(one, dropped=NOT_WEIGHTS)
-            if wrappers and not one.dropped and not one.name.startswith(tuple(wrappers))
+            if not one.dropped and one.name.startswith(parent) and not one.name.startswith(wrapper)
             else one
             for one in tensors
         ]
@@ -66,8 +72,7 @@ class NoCopies(Composition):
         copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
         if not copies:
             return [*tensors]
-        prefixes = dict.fromkeys(one.related.before for one in copies if one.related)
-        pattern = "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
+        pattern = copies_pattern(copies)
         raise RequestError(
             f"{summarize_names([one.name for one in copies], 2)} repeat other tensors' names and "
             "shapes; --weights-only cannot tell whether they are weights",
@@ -75,6 +80,12 @@ class NoCopies(Composition):
             "--include . to keep them as weights",
             details="an average, a teacher and a twin tower look alike",
         )
+
+
+def copies_pattern(copies: Sequence[Tensor]) -> str:
+    """Return an expression that matches copies by the prefixes that they have now."""
+    prefixes = dict.fromkeys(one.related.before for one in copies if one.related)
+    return "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
 
 
 def no_copies(options: Mapping[str, Any]) -> Composition | None:

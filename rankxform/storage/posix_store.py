@@ -168,12 +168,9 @@ def _repeats(entry: os.DirEntry[str], names: Collection[str], part: re.Pattern[s
         return False
     target = os.readlink(entry.path)
     own, other = part.fullmatch(entry.name), part.fullmatch(target)
-    return (
-        target in names
-        and own is not None
-        and other is not None
-        and (own.groups() == other.groups())
-    )
+    if target not in names or is_litter(target) or own is None or other is None:
+        return False
+    return own.groups() == other.groups()
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -23,12 +23,12 @@ from rankxform.facts import (
     contradictions,
 )
 from rankxform.layout.names import ranges, summarize_names
-from rankxform.layout.states import States, is_never_saved
+from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
 from rankxform.ops.naming import AS_STORED
-from rankxform.ops.weights import NOT_WEIGHTS
+from rankxform.ops.weights import NOT_WEIGHTS, copies_pattern
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import Evidence, sharded_by_pattern
@@ -82,12 +82,19 @@ def _check_numbered(request: Request, tensors: Sequence[Tensor], states: States)
     names = [one.name for one in tensors if one.name in states.numbered and not one.dropped]
     weights = [name for name in names if states.is_weight(name)]
     if request.weights_only and weights:
-        family = weights[0].partition(".")[0]
+        found = dict.fromkeys(map(_family_expression, weights))
         raise RequestError(
             f"{summarize_names(weights, 2)} are named like optimizer states, by numbers that "
             "are no parameter's name",
-            f"--exclude {quote(f'^{re.escape(family)}[.]')} to leave them out",
+            f"--exclude {quote('|'.join(found))} to leave them out",
         )
+
+
+def _family_expression(name: str) -> str:
+    """Return an expression for all numbered states that have a state's prefix or suffix."""
+    state = state_of_name(name)
+    assert state is not None
+    return rf"^{re.escape(state.before)}\d+{re.escape(state.after)}$"
 
 
 def _like_states(states: States, tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -126,8 +133,7 @@ def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str
         yield f"--names {request.names} changes no name"
     copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
     if copies and request.dtype is not None:
-        prefixes = dict.fromkeys(one.related.before for one in copies if one.related)
-        pattern = "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
+        pattern = copies_pattern(copies)
         yield (
             f"{summarize_names([one.name for one in copies], 2)} repeat other tensors' names and "
             f"shapes and keep their type; --cast-states {quote(pattern)} casts them too"

@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Where
-from rankxform.errors import UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.facts import CONFIGURATION, SIZE, Fact, contradictions
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
@@ -19,6 +20,7 @@ from rankxform.ops.cast import WRITTEN_OUT
 from rankxform.ops.vocabulary import Vocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
+from rankxform.planning.derived import tensors_of
 from rankxform.request import Request
 from rankxform.source.choice import form_at
 from rankxform.storage import maps
@@ -325,16 +327,18 @@ def with_arrangement(request: Request, given: OperationInputs, source: Source) -
     joins them as its defaults say, Megatron otherwise, and other forms may be anybody's. Raises
     UsageError where no form tells.
     """
-    if given.table is None or not given.table.choices or request.like is not None:
+    if given.table is None or not given.table.choices:
         return request
     from rankxform.formats.map_toml import MINDFORMERS
 
-    names = [p.name for p in source.table.parameters if p.state is None]
     taken = name_map(request, given)
     assert taken is not None
-    if not taken.knows(names):
-        return request
-    is_source = taken.side_of(names) == MINDFORMERS
+    try:
+        is_source = taken.side_of(_names_before_a_map(request, source)) == MINDFORMERS
+    except (RequestError, CheckpointError):
+        return request  # what is wrong with the names, the map says
+    if request.like is not None and is_source:
+        return request  # the reference decides
     form = source.form if is_source else FORMS[request.dst_form or DEFAULT_FORM]
     unsaid = [name for name in taken.choices if getattr(request, name) is None]
     if not unsaid or form.name in MINDFORMERS_FORMS or (form.configured and not is_source):
@@ -354,6 +358,16 @@ def with_arrangement(request: Request, given: OperationInputs, source: Source) -
         f"{tries[1]}, as most others do",
         where=where,
     )
+
+
+def _names_before_a_map(request: Request, source: Source) -> list[str]:
+    """Return what the source's weights are called when a map takes them. Raises RequestError."""
+    options = {**vars(request), "mapping": True}
+    before = takewhile(lambda item: item[0] not in ("dequantize", "mapping"), OPERATIONS.items())
+    made = (make(options) for _, make in before)
+    derivation = Derivation((one for one in made if one is not None), source.table.states)
+    tensors = tensors_of(source.table, derivation)
+    return [one.name for one in tensors if one.is_weight and not one.dropped]
 
 
 def assumptions(request: Request, given: OperationInputs, derivation: Derivation) -> Iterator[str]:

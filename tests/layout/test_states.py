@@ -148,7 +148,12 @@ def test_half_of_a_family_decides_for_all_of_it():
     shapes = {**WEIGHTS, **{f"adam_m.{n}": s for n, s in WEIGHTS.items()}}
     found = find_states({**shapes, "adam_m.head.weight": (10, 8)})  # tied: in no file
     assert found.base_name("adam_m.head.weight") == "head.weight" and not found.unrelated
-    few = {"w": (2, 2), "stat.w": (2, 2), **{f"stat.net.{i}": (2, 2) for i in range(3)}}
+    few = {
+        "w": (2, 2),
+        "stat.w": (2, 2),
+        "accum.w": (2, 2),
+        **{f"stat.net.{i}": (2, 2) for i in range(3)},
+    }
     found = find_states(few)
     assert found.of("stat.w") and found.is_weight("stat.net.0")
     assert found.unrelated == {"stat.*": ("stat.net.0", "stat.net.1", "stat.net.2")}
@@ -187,4 +192,42 @@ def test_a_norm_of_a_block_is_no_copy_of_the_models():
     shapes = {"norm.weight": (8,), "head.weight": (9, 8), "emb.weight": (9, 8)}
     shapes |= {f"layers.{i}.{n}": (8,) for i in range(4) for n in ("norm.weight", "b")}
     shapes |= {f"layers.{i}.post.norm.weight": (8,) for i in range(4)} | {"mtp.norm.weight": (8,)}
+    assert not find_states(shapes).copies
+
+
+def test_an_ordinary_word_alone_names_a_module():
+    """FTRL's `linear` goes with `moments`, ASGD's `mu_` with `ax_`: alone they are a layer's."""
+    shapes = {"bias": (1,), "linear.weight": (1, 8), "linear.bias": (1,), "embedding.w": (8, 4)}
+    assert all(find_states(shapes).is_weight(name) for name in shapes)
+    heads = {"head.w": (4, 8), "head.b": (4,), "mu_head.w": (4, 8), "mu_head.b": (4,), "e": (8, 8)}
+    assert all(find_states(heads).is_weight(name) for name in heads)
+
+
+def test_a_module_that_is_called_optimizer_has_states():
+    shapes = {
+        "optimizer.w": (8, 4),
+        "a.w": (4, 4),
+        "adam_m.optimizer.w": (8, 4),
+        "adam_m.a.w": (4, 4),
+    }
+    found = find_states(shapes)
+    assert {n for n in shapes if found.is_weight(n)} == {"optimizer.w", "a.w"}
+
+
+def test_below_a_root_a_states_word_tells():
+    found = find_states({"net.w": (8, 4), "optimizer.exp_avg.w": (8, 4)})
+    assert not found.is_weight("optimizer.exp_avg.w")
+    found = find_states({"module.w": (8, 4), "optimizer.exp_avg.w": (8, 4)})
+    assert found.of("optimizer.exp_avg.w").named("module.v") == "optimizer.exp_avg.v"
+
+
+def test_the_parameter_of_the_states_shape_comes_first():
+    shapes = {"model.norm.w": (8,), "norm.w": (16,), "optimizer.state.norm.w.exp_avg": (16,)}
+    assert find_states(shapes).base_name("optimizer.state.norm.w.exp_avg") == "norm.w"
+
+
+def test_what_has_states_of_its_own_or_a_number_is_no_copy():
+    shapes = {"0.weight": (8, 8), "1.0.weight": (8, 8)}
+    assert not find_states(shapes).copies
+    shapes = {f"{s}{n}": (8, 8) for s in ("", "adam_m.") for n in ("decoder.w", "mtp.decoder.w")}
     assert not find_states(shapes).copies

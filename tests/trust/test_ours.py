@@ -118,7 +118,7 @@ def test_what_stands_in_a_file_does_not_depend_on_the_other_files_of_a_run(tmp_p
     for rank in range(4):
         name = "ab"[rank // 2]
         (src / f"rank_{rank}").mkdir(parents=True)
-        entries = {name: ("Float32", np.zeros((4, 4), np.float32))}
+        entries = {name: ("Float32", np.ones((4, 4), np.float32))}
         path = src / f"rank_{rank}" / f"checkpoint_{rank}.safetensors"
         reference.write_safetensors(path, entries, {"stage": name})
     strategy = tmp_path / "s"
