@@ -585,3 +585,14 @@ def test_a_link_that_an_index_names_is_a_file(tmp_path, dst):
     (src / ".blob").rename(hidden / ".blob")
     (hidden / "model.safetensors").symlink_to(".blob")
     assert {*convert(hidden, dst)[1]} == {"w"}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_shard_of_another_type_is_told(number, tmp_path, dst):
+    (tmp_path / "src").mkdir()
+    for i in (1, 2):
+        kind = "f2" if i == 1 + number else "f4"
+        arrays = {f"h.{i}.w": np.ones((2, 2), kind), f"h.{i}.norm": np.ones(2, "f4")}
+        save_file(arrays, tmp_path / "src" / f"model-0000{i}-of-00002.safetensors")
+    with pytest.warns(rankxform.RankxformWarning, match=r"^h\.\*\.w is Float.*, and Float"):
+        convert(tmp_path / "src", dst)

@@ -14,7 +14,7 @@ from rankxform.formats.base import PLACE
 from rankxform.layout.names import ranges, summarize_names
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.losses import lost_slices
-from rankxform.planning.unusual import unusual_tensors
+from rankxform.planning.unusual import types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
@@ -113,7 +113,8 @@ def check(
         judged, evidence = _judged(request, source, team)
         rows += judged
         shapes = {p.name: p.shape for p in source.table.parameters if p.is_weight}
-        rows += [Row("tensors", DOUBTFUL, text) for text in unusual_tensors(shapes, [*shapes])]
+        noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.table)]
+        rows += [Row("tensors", DOUBTFUL, text) for text in noticed]
     every = {**source.indexes, **source.extra}
     total = sum(one.size if full else looked_at(one) for one in every.values())
 

@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from shlex import quote
 
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import pattern_of, summarize_names
+
+from .catalog import Catalog
 
 _FLAT = ("flat_param", "_flat_param", "_fsdp_flat_param")
 _WRAPPERS = (
@@ -61,3 +63,21 @@ def unusual_tensors(shapes: Mapping[str, Shape], names: Collection[str]) -> Iter
             f"an adapter lies beside {len(layers)} layers, such as {layers[0]!r}, and is not "
             "merged; PEFT's merge_and_unload() does that before saving"
         )
+
+
+def types_by_file(catalog: Catalog) -> Iterator[str]:
+    """Yield, as warnings, tensors of one kind that have another type in other files.
+
+    Files of one checkpoint are saved alike: one that was not is of another.
+    """
+    files_by_type: dict[str, dict[str, set[int]]] = {}
+    for parameter in catalog.parameters:
+        if parameter.is_weight and parameter.shape:
+            of_kind = files_by_type.setdefault(pattern_of(parameter.name), {})
+            of_kind.setdefault(parameter.dtype, set()).update(parameter.holders)
+    for kind, files in files_by_type.items():
+        (a, in_a), (b, in_b), *_ = [*files.items(), ("", set[int]()), ("", set[int]())]
+        if in_a and in_b and in_a.isdisjoint(in_b):
+            first, second = catalog.paths[min(in_a)], catalog.paths[min(in_b)]
+            yield f"{kind} is {a} in {first}, and {b} in {second}"
+            return

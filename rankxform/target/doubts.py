@@ -33,7 +33,7 @@ from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.consistency import Evidence, sharded_by_pattern
 from rankxform.planning.selection import Selection
-from rankxform.planning.unusual import unusual_tensors
+from rankxform.planning.unusual import types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.source.options import ABSENT
@@ -121,6 +121,7 @@ def _unusual(catalog: Catalog, tensors: Sequence[Tensor]) -> Iterator[str]:
     sources = {source.name for one in written for source in one.sources}
     shapes = {p.name: p.shape for p in catalog.parameters if p.name in sources and p.is_weight}
     yield from unusual_tensors(shapes, [one.name for one in written])
+    yield from types_by_file(catalog)
 
 
 def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str]:
