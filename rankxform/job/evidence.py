@@ -318,14 +318,11 @@ def _judge_holes(source: Source, seen: Seen) -> Evidence:
 def _judge_content(source: Source, sampled: Samples) -> Evidence:
     """Warn of weights that are all zero, and of values that are infinite or no numbers."""
     is_weight = source.table.states.is_weight
-    weights = {
-        name: one for seen in sampled.values() for name, one in seen.items() if is_weight(name)
-    }
-    warnings = []
-    if len(weights) > 1 and all(one.is_zero for one in weights.values()):
+    weights = [(name, seen[name]) for seen in sampled.values() for name in seen if is_weight(name)]
+    count, warnings = len({name for name, _ in weights}), []
+    if count > 1 and all(one.is_zero for _, one in weights):
         warnings.append(
-            f"{source.where.path}: all {len(weights)} sampled weights are zero, as before they are "
-            "loaded"
+            f"{source.where.path}: all {count} sampled weights are zero, as before they are loaded"
         )
     wrong = {name for seen in sampled.values() for name, one in seen.items() if not one.is_finite}
     if wrong:

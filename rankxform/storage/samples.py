@@ -76,7 +76,7 @@ def sample(
                 found[name] = Sample(
                     digest,
                     constant=not data.lstrip(data[:1]),
-                    is_zero=not data.lstrip(b"\0"),
+                    is_zero=bool(data) and not data.lstrip(b"\0"),
                     is_finite=is_finite(data[(-start) % item_size(dtype) :], dtype),
                 )
     return found

@@ -285,7 +285,7 @@ def test_ranks_of_nothing_but_padding_get_zeros(method, tmp):
         assert part.tobytes() == want[8 * rank : 8 * rank + 8].tobytes()
 
 
-@pytest.mark.filterwarnings("ignore:.*masters looked at")
+@pytest.mark.filterwarnings("ignore:.*masters looked at", "ignore:.*have no master")
 @pytest.mark.mpi(min_size=1, sizes=(1, 2))
 def test_masters_take_the_place_of_parameters(tmp):
     bits = np.random.default_rng(4)
