@@ -137,7 +137,7 @@ def model(seed):
         dtype = rng.choice(TYPES)
         shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(0, 3)))
         words = reference.full_tensor(f"{seed} {number}", shape, dtype)
-        found[f"layers.{number}.w"] = dtype, words
+        found[f"layers.{number}.{dtype}"] = dtype, words  # a kind has one type in all files
     return found
 
 
