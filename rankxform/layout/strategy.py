@@ -8,6 +8,7 @@ which stage is missing.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -248,6 +249,10 @@ class PatternStrategy(Strategy):
         return Layout((self.stage_size,), tuple(axes))
 
 
+MOST_TIED = 2
+"""Parameters that pipeline stages usually share: an embedding, and one more."""
+
+
 def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
     """Merge the records of a job's strategy files, found at `label`.
 
@@ -274,6 +279,7 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
             where=label,
         )
     stages = tuple(chosen[s][0] for s in range(len(chosen)))
+    _check_one_job(stages, [chosen[s][1].label for s in range(len(chosen))])
     derived = any(record.derived for record in records)
     shapes = {
         name: _joined(layout.expanded_shape, chosen[stage][0][name])
@@ -283,6 +289,35 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
         if layout.expanded_shape and prod(layout.expanded_shape) and not layout.split_rows
     }
     return Strategy(stages, _stage_size(stages, label), label, derived, shapes)
+
+
+def _check_one_job(stages: Sequence[Mapping[str, Layout]], labels: Sequence[str]) -> None:
+    """Raise StrategyError where stages are of two jobs, one of which ran in the other's folder.
+
+    All stages of a job have as many ranks, and share a tied embedding at most. labels: of each
+    stage the file that describes it.
+    """
+    ranks = [max(layout.ranks for layout in layouts.values()) for layouts in stages]
+    other = next((stage for stage in range(1, len(stages)) if ranks[stage] != ranks[0]), 0)
+    why, pair = f"of {ranks[0]} and {ranks[other]} ranks", (0, other)
+    owners: dict[str, int] = {}
+    both = Counter[tuple[int, int]]()
+    for stage, layouts in enumerate(stages):
+        both.update((owners[name], stage) for name in layouts if name in owners)
+        owners.update(dict.fromkeys(layouts, stage))
+    for (a, b), _ in both.most_common(1) if not other else ():
+        states = find_states(dict.fromkeys([*stages[a], *stages[b]]))
+        one, two = ({*map(states.base_name, stages[stage])} for stage in (a, b))
+        if len(one & two) > MOST_TIED and 4 * len(one & two) >= min(len(one), len(two)):
+            pair, other, why = (a, b), b, f"which both list {len(one & two)} parameters"
+    if other:
+        files = " and ".join(dict.fromkeys(labels[stage] for stage in pair))
+        raise StrategyError(
+            f"pipeline stages {pair[0]} and {pair[1]} are of two jobs, {why}",
+            "name a folder with the files of one job",
+            "save the strategy again",
+            where=files,
+        )
 
 
 def _joined(expanded: tuple[int, ...], layout: Layout) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED, find_states
-from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.layout.strategy import MOST_TIED, PatternStrategy, Strategy, WholeStrategy
 from rankxform.values import without_collection
 
 from .catalog import Catalog, FileGroup, Parameter
@@ -29,9 +29,6 @@ from .sharding import IdentityDict, Placement, Sharding
 
 _MOST_LAYERS = 0.7
 """Share of the layers that are of one shape where others are doubted."""
-
-_FEW_TIED = 2
-"""Parameters that pipeline stages usually share: an embedding, and one more."""
 
 
 def catalog_of(
@@ -367,7 +364,7 @@ class _Ranks:
             if (base := states.base_name(name)) in strategy.stages_of
             and not _lists(strategy, base, stage)
         }
-        if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
+        if len(foreign) > MOST_TIED and 4 * len(foreign) >= len(every):
             raise CheckpointError(
                 f"holds {len(foreign)} parameters that {strategy.label} places in other "
                 f"pipeline stages than its {stage}, such as {summarize_names(foreign, 2)}",

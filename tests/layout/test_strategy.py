@@ -104,3 +104,40 @@ def test_merge_wants_the_format_of_its_inputs(tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES))
     with pytest.raises(UsageError, match="no JSON file of pipeline stage 0"):
         strategies.merge(folder, tmp_path / "m.json")
+
+
+def stages_of(ranks, *layers):
+    """Return pipeline stages of these layers, each with states and a tied embedding."""
+    names = [[f"layers.{n}.w" for n in some] + ["embedding"] for some in layers]
+    layouts = [([n], [0], 0, 0) for n in ranks]
+    return [
+        {state + name: layout for name in some for state in ("", "adam_m.", "adam_v.")}
+        for some, layout in zip(names, layouts)
+    ]
+
+
+class TestStagesOfTwoJobs:
+    """One job ran in the folder of another: each file is right, and their union is nobody's."""
+
+    def test_of_other_numbers_of_ranks(self, tmp_path):
+        folder = reference.write_stage_files(tmp_path / "s", stages_of([4, 2], [0, 1], [2, 3]))
+        with pytest.raises(StrategyError, match=r"0 and 1 are of two jobs, of 4 and 2 ranks"):
+            strategies.load(folder)
+
+    @pytest.mark.parametrize("kind", ["ckpt", "json"])
+    def test_of_other_layers(self, tmp_path, kind):
+        layers = [*range(4)], [4, 5, 6, 7], [4, 5], [6, 7]
+        folder = reference.write_stage_files(tmp_path / "s", stages_of([2] * 4, *layers), kind)
+        with pytest.raises(StrategyError, match="two jobs, which both list 3 parameters") as caught:
+            strategies.load(folder)
+        assert f"rank_1.{kind} and " in str(caught.value)
+
+    def test_merged_into_one_file(self, tmp_path):
+        stages = stages_of([2] * 3, [0, 1, 2, 3], [2, 3], [4, 5])
+        path = reference.write_strategy(tmp_path / "m.ckpt", stages)
+        with pytest.raises(StrategyError, match="stages 0 and 1 are of two jobs"):
+            strategies.load(path)
+
+    def test_a_tied_embedding_with_its_states_is_none(self, tmp_path):
+        path = reference.write_strategy(tmp_path / "m.ckpt", stages_of([2] * 2, [0], [1]))
+        assert len(strategies.load(path).stages) == 2
