@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+
+import numpy as np
 
 import rankxform
 from tests import reference
@@ -44,3 +47,27 @@ class Place:
     @property
     def manifest(self):
         return json.loads((self.dst / "rankxform.json").read_text())
+
+
+def of_another_step(path, *, keep_time=True):
+    """Write a file of the same size and headers under the name, as `cp -p` of another step does."""
+    status, data = path.stat(), path.read_bytes()
+    fresh = path.with_name(path.name + ".new")
+    if path.suffix == ".safetensors":
+        start = 8 + int.from_bytes(data[:8], "little")
+        content = np.frombuffer(data[start:], "u1")
+        fresh.write_bytes(data[:start] + (content ^ 1).tobytes())
+    else:
+        entries = reference.read_ckpt(path)
+        changed = {
+            name: (dtype, np.frombuffer(held, reference.WORD[reference.ITEM[dtype]]) ^ 1)
+            for name, (dtype, _, held) in entries.items()
+        }
+        shapes = {name: shape for name, (_, shape, _) in entries.items()}
+        reference.write_ckpt(
+            fresh, {n: (d, words.reshape(shapes[n])) for n, (d, words) in changed.items()}
+        )
+    assert fresh.stat().st_size == status.st_size
+    if keep_time:
+        os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.replace(fresh, path)

@@ -25,6 +25,8 @@ from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import words
 from tests.toy_uploads import Server
 
+# Values are random bits, of which some are no numbers.
+pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 DATA = Path(__file__).parent / "data" / "formats"
 SAMPLES = {"qwen3": DATA / "hf_qwen3", "qwen3_moe": DATA / "hf_qwen3_moe"}
 
@@ -561,7 +563,6 @@ class TestLike:
             self.convert(place, qkv="grouped", gate_up="interleaved")
 
 
-@pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 @pytest.mark.parametrize("side", ["hf", "mf"])
 def test_a_model_without_its_multi_token_prediction_layers(side, tmp_path):
     """Transformers saves DeepSeek-V3 without them, and its config.json still states them."""

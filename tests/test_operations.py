@@ -258,6 +258,7 @@ def test_inputs_are_never_destinations(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 def test_a_tied_head_that_differs_is_refused(tmp_path):
     model = Model("llama", 4, "BFloat16")
     model.config["tie_word_embeddings"] = True

@@ -40,6 +40,7 @@ from rankxform.planning.sampling import (
     check_boxes_differ,
     check_replicas_agree,
     entries_of,
+    to_know_again,
     to_look_at,
 )
 from rankxform.planning.selection import sources_of
@@ -171,7 +172,8 @@ def _comparisons(
         judge = partial(check_each_differs, catalog, names=by_pattern)
         yield Comparison(Wanted(dict.fromkeys(every, by_pattern), False), judge)
     looked = to_look_at(chosen, catalog, source.indexes)
-    wanted = Wanted(entries_of(looked), False)
+    schemas = {file: one.schema for file, one in source.indexes.items()}
+    wanted = Wanted(to_know_again(schemas, entries_of(looked)), False)
     accepted = [one.name for one in looked if request.accepts(CONTRADICTIONS, one.name)]
     agree = partial(check_replicas_agree, catalog, looked, accepted)
     yield Comparison(wanted, agree)

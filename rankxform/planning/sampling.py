@@ -11,9 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import islice
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError, RequestError
+from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
@@ -74,7 +76,7 @@ def to_look_at(
     every = frozenset(files)
     if len(every) < 2:
         return ()
-    most = min(_MOST_OF_FILE, max(_OF_FILE, _READS // len(every)))
+    most = _most_of(len(every))
     kinds = _kinds(chosen, catalog)
     of_file = Counter(file for some in kinds for file in some[0].holders)
     room, used = dict.fromkeys(every, most), Counter[int]()
@@ -217,6 +219,11 @@ def _may_be_own(chosen: Sequence[Parameter], catalog: Catalog) -> set[str]:
     }
 
 
+def _most_of(files: int) -> int:
+    """Return how many samples of each of so many files there are at most."""
+    return min(_MOST_OF_FILE, max(_OF_FILE, _READS // max(1, files)))
+
+
 def entries_of(looked: Iterable[Looked]) -> dict[int, list[str]]:
     """Return what is read: by file the entries that are looked at."""
     found: dict[int, dict[str, None]] = {}
@@ -225,6 +232,30 @@ def entries_of(looked: Iterable[Looked]) -> dict[int, list[str]]:
             for file in files:
                 found.setdefault(file, {})[one.parameter.entry(cell, file)] = None
     return {file: list(names) for file, names in found.items()}
+
+
+def to_know_again(
+    schemas: Mapping[int, Schema], entries: Mapping[int, Sequence[str]]
+) -> dict[int, list[str]]:
+    """Return by file the entries that are looked at, and others, to know the file again by them.
+
+    Whatever is done to a model changes all tensors of some kind: of every kind one is looked at,
+    while there is room.
+    """
+    most = _most_of(len(schemas))
+    kinds: dict[Schema, dict[str, list[str]]] = {}
+    found = {}
+    for file, schema in schemas.items():
+        if schema not in kinds:
+            kinds[schema] = {}
+            for name, nbytes in zip(schema.names, map(content_bytes, schema.dtypes, schema.shapes)):
+                if nbytes >= _LEAST_SAMPLE:
+                    kinds[schema].setdefault(pattern_of(name), []).append(name)
+        own = list(entries.get(file, ()))
+        known = {pattern_of(name) for name in own}
+        more = (some[len(some) // 2] for kind, some in kinds[schema].items() if kind not in known)
+        found[file] = [*own, *islice(more, max(0, most - len(own)))]
+    return found
 
 
 _MATRIX = 2

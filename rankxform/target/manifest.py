@@ -14,6 +14,7 @@ from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
 from rankxform.planning.catalog import Catalog, Parameter
+from rankxform.planning.consistency import Sample, Samples
 from rankxform.planning.sharding import Composed
 from rankxform.request import Request, affecting, option_table
 from rankxform.source.opening import Source
@@ -43,14 +44,15 @@ def identity(request: Request, source: Source, target: Target) -> dict[str, Any]
         "source strategy": described(planner.catalog),
         "destination strategy": digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
-        "source files": _files(source, source.where.path),
+        "source files": _files(source, source.where.path, target.evidence.seen),
         **(_adapter(adapter) if adapter else {}),
     }
 
 
 def _adapter(adapter: Source) -> dict[str, Any]:
     return {
-        "adapter files": _files(adapter, adapter.where.path),
+        "adapter files": _files(adapter, adapter.where.path, {}),
+        "adapter sample": adapter_digest(adapter),
         "adapter strategy": described(adapter.table),
     }
 
@@ -90,15 +92,30 @@ def check_not_applied(source: Source, adapter: Source) -> None:
         )
 
 
-def _files(source: Source, folder: str) -> dict[str, Any]:
+def _files(source: Source, folder: str, seen: Samples) -> dict[str, Any]:
     return {
         str(file): {
             "file": _below(source.paths[file], folder),
             "size": index.size,
             "modified": index.modified,
+            **_sampled(seen.get(file, {})),
         }
         for file, index in source.indexes.items()
     }
+
+
+def _sampled(seen: Mapping[str, Sample]) -> dict[str, str]:
+    """Return a digest of which tensors of a file were looked at, and one of what it holds of them.
+
+    Another request may look at others, and then the second says nothing.
+    """
+    if not seen:
+        return {}
+    names, contents = blake2b(digest_size=4), blake2b(digest_size=16)
+    for name in sorted(seen):
+        names.update(f"{name!r}".encode())
+        contents.update(seen[name].digest)
+    return {"sampled": names.hexdigest(), "sample": contents.hexdigest()}
 
 
 def _tensors(parameters: Iterable[Parameter]) -> str | None:

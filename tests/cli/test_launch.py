@@ -14,6 +14,7 @@ import pytest
 import rankxform
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
+from tests.place import of_another_step
 
 ROOT = Path(__file__).parents[2]
 PARAMS = {"w": ((8, 6), "Float32"), "adam_m.w": ((8, 6), "Float32")}
@@ -159,6 +160,9 @@ def test_mistakes(place, line, words):
 def test_an_inputs_change_is_said(place):
     launch(place, None, "plain")
     os.utime(place / "src/rank_2/checkpoint_2.ckpt", (time.time(), time.time()))
+    code, _, told = launch(place, None, "plain")
+    assert code == 0 and len(told) == 1  # copied: its bytes are the same
+    of_another_step(place / "src/rank_2/checkpoint_2.ckpt")
     code, output, told = launch(place, None, "plain")
     assert code == 4 and told == [] and "of rank 2 was changed" in output
     code, output, told = launch(place, None, "plain", options=["--overwrite"])

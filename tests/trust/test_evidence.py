@@ -270,12 +270,12 @@ def test_json_beside_protobuf_states_the_shapes(place, tmp_path):
     refused(place, r"the full shape of 'embed.weight' is \[32, 64\]", str(folder))
 
 
-def test_a_single_rank_is_not_sampled(tmp_path):
+def test_a_single_rank_is_looked_at_to_be_known_again(tmp_path):
     stages = [{"w": ([1], [-1, -1], 0, 0)}]
     reference.write_checkpoint(tmp_path / "src", stages, {"w": ((64, 64), "Float32")})
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
     report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
-    assert report.evidence == {"samples": 0, "percent": 0, "reads": 0, "bytes_read": 0}
+    assert report.evidence == {"samples": 0, "percent": 0, "reads": 1, "bytes_read": 4096}
 
 
 def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):

@@ -16,6 +16,7 @@ from rankxform.engine.file_sink import part_of
 from rankxform.publish import journal, records, target
 from rankxform.storage import posix as files
 from tests import reference
+from tests.place import of_another_step
 from tests.trust.test_resume import make_place, stop_after, two_copies_each
 
 destination = import_module("rankxform.target.folder")
@@ -106,7 +107,7 @@ def test_a_source_file_that_only_the_first_ranks_needed_is_remembered(tmp_path):
         rankxform.transform(src, tmp_path / "dst", strategy, strategy, ranks=ranks)
     known = json.loads((tmp_path / "dst/rankxform.json").read_text())["identity"]["source files"]
     assert sorted(known) == ["0", "1", "2", "3"]
-    os.utime(tmp_path / "src/rank_1/checkpoint_1.ckpt")
+    of_another_step(tmp_path / "src/rank_1/checkpoint_1.ckpt")
     with pytest.raises(rankxform.StorageError, match="of rank 1 was changed"):
         rankxform.transform(src, tmp_path / "dst", strategy, strategy, ranks=(0, 1))
 

@@ -15,7 +15,7 @@ from rankxform.publish import journal, target
 from rankxform.request import Request
 from rankxform.transport import Serial
 from tests import reference
-from tests.place import Place
+from tests.place import Place, of_another_step
 
 destination = import_module("rankxform.target.folder")
 
@@ -135,12 +135,11 @@ def test_changed_inputs_and_options_are_named(place, monkeypatch):
         with pytest.raises(rankxform.StorageError, match=words) as caught:
             rankxform.transform(place.src, place.dst, **given)
         assert "--overwrite" in str(caught.value)
-    shard = place.tmp / "src" / "rank_2" / f"checkpoint_2.{place.kind}"
-    os.utime(shard)
+    of_another_step(place.tmp / "src" / "rank_2" / f"checkpoint_2.{place.kind}")
     with pytest.raises(rankxform.StorageError, match=r"checkpoint_2\.\w+ of rank 2 was changed"):
         place.transform()
     report = place.transform(overwrite=True)
-    assert report.files_continued == 0 and place.good
+    assert report.files_continued == 0 and place.verify()
 
 
 def test_beginning_anew_leaves_nothing_of_the_old(place, monkeypatch):
@@ -307,3 +306,32 @@ def test_damaged_records_are_named(place):
     (place.dst / "rankxform.json").write_text("{}")
     with pytest.raises(rankxform.StorageError, match="rankxform.json: not a rankxform manifest"):
         place.transform()
+
+
+class TestTheSourceWasReplaced:
+    """By another step of the same size and time, as `cp -p` and `rsync -t` leave it."""
+
+    def test_it_is_said_and_nothing_is_kept(self, place):
+        place.transform()
+        of_another_step(place.tmp / "src" / "rank_2" / f"checkpoint_2.{place.kind}")
+        with pytest.raises(rankxform.StorageError, match=r"of rank 2 was changed or is another"):
+            place.transform()
+        report = place.transform(overwrite=True)
+        assert report.files_kept == 0
+
+    def test_a_copy_of_the_same_step_is_the_same_source(self, place):
+        place.transform()
+        for path in (place.tmp / "src").glob("rank_*/*"):
+            os.utime(path)
+        report = place.transform()
+        assert report.files_kept == 3 and place.good
+
+    def test_of_whole_tensors_in_one_file(self, tmp_path):
+        words = {n: ("Float32", reference.full_tensor(n, (64, 64), "Float32")) for n in NAMES}
+        src = tmp_path / "model.safetensors"
+        reference.write_safetensors(src, words)
+        for _ in range(2):
+            rankxform.transform(src, tmp_path / "dst", None, None)
+        of_another_step(src)
+        with pytest.raises(rankxform.StorageError, match=r"of rank 0 was changed or is another"):
+            rankxform.transform(src, tmp_path / "dst", None, None)

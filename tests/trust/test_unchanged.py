@@ -11,6 +11,7 @@ import pytest
 import rankxform
 from rankxform.storage.sources import Sources
 from tests import reference
+from tests.place import of_another_step
 
 PARAMS = {"a": ((64, 32), "Float32"), "b": ((64, 32), "Float32")}
 STAGES = [{name: ([2], [0, -1], 0, 0) for name in PARAMS}]
@@ -26,20 +27,6 @@ def block(path, keep_time=False):
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def all_bytes(path, keep_time=True):
-    """Write another file of the same size and headers under the name, with the old time."""
-    status, entries = path.stat(), reference.read_ckpt(path)
-    fresh = path.with_suffix(".new")
-    words = {
-        n: (d, np.frombuffer(data, "<u4").reshape(shape) ^ 1)
-        for n, (d, shape, data) in entries.items()
-    }
-    reference.write_ckpt(fresh, words)
-    if keep_time:
-        os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.replace(fresh, path)
-
-
 def append(path):
     with open(path, "ab") as file:
         file.write(b"\0" * 16)
@@ -51,8 +38,8 @@ def truncate(path):
 
 CHANGES = {
     "a block in place": block,
-    "replaced": lambda path: all_bytes(path, keep_time=False),
-    "replaced, and the time kept": all_bytes,
+    "replaced": lambda path: of_another_step(path, keep_time=False),
+    "replaced, and the time kept": of_another_step,
     "appended to": append,
     "truncated": truncate,
 }
