@@ -623,3 +623,77 @@ def test_a_file_that_cannot_be_read_and_an_earlier_step(tmp_path):
     ):
         rankxform.transform(src, tmp_path / "dst", strategy)
     rankxform.transform(src, tmp_path / "dst", strategy, step="1_100")
+
+
+class TestSeveralFilesOfARank:
+    """`--src-pattern` with `*` behind the rank: all that it matches is the rank's shard."""
+
+    @pytest.fixture
+    def split(self, tmp_path):
+        """Write ranks of two stages as parts of one tensor and of those that are left."""
+        write_checkpoint(tmp_path / "ranks", TIED, PARAMS, kind="safetensors")
+        for path in (tmp_path / "ranks").glob("rank_*/*"):
+            rank = int(path.parent.name.removeprefix("rank_"))
+            held = reference.read_safetensors(path)
+            for part, name in enumerate(held):
+                dtype, shape, data = held[name]
+                words = np.frombuffer(data, "<u4").reshape(shape)
+                (tmp_path / "src").mkdir(exist_ok=True)
+                reference.write_safetensors(
+                    tmp_path / f"src/model-rank-{rank}-part-{part}.safetensors",
+                    {name: (dtype, words)},
+                )
+        strategy = write_strategy(tmp_path / "a.ckpt", TIED)
+        return tmp_path / "src", strategy, {"src_pattern": "model-rank-{rank}-part-*"}
+
+    def test_are_its_shard(self, split, tmp_path):
+        src, strategy, options = split
+        options["format"] = "ckpt"
+        rankxform.transform(src, tmp_path / "dst", strategy, None, **options)
+        assert reference.wrong_slices(tmp_path / "dst", None, PARAMS) == []
+        assert rankxform.verify(src, tmp_path / "dst", strategy, None, **options)
+        del options["format"]
+
+    def test_only_those_of_the_ranks_that_are_needed_are_read(self, split, tmp_path):
+        src, strategy, options = split
+        for path in src.glob("model-rank-[01]-*"):
+            path.unlink()
+        rankxform.transform(src, tmp_path / "dst", strategy, strategy, ranks=(2, 3), **options)
+        for rank in (2, 3):
+            (path,) = (tmp_path / f"dst/rank_{rank}").iterdir()
+            want = shard(full_tensor("b", (8,), "Float32"), TIED[1]["b"], rank % 2)
+            assert reference.read_safetensors(path)["b"][2] == want.tobytes()
+
+    def test_a_part_that_is_missing_is_named_by_what_it_held(self, split, tmp_path):
+        src, strategy, options = split
+        (src / "model-rank-1-part-1.safetensors").unlink()
+        with pytest.raises(rankxform.CheckpointError, match="'(a|emb)'"):
+            rankxform.transform(src, tmp_path / "dst", strategy, None, **options)
+        assert not (tmp_path / "dst/rank_0").exists()
+
+    def test_a_name_in_two_of_them_is_refused(self, split, tmp_path):
+        src, strategy, options = split
+        shutil.copy(
+            src / "model-rank-0-part-0.safetensors", src / "model-rank-0-part-9.safetensors"
+        )
+        with pytest.raises(rankxform.CheckpointError, match=r"both rank 0's and both hold"):
+            rankxform.transform(src, tmp_path / "dst", strategy, None, **options)
+
+    def test_of_the_newest_step_that_all_ranks_have(self, tmp_path):
+        stage = {"w": ([2], [0], 0, 0), "adam_m.w": ([2], [0], 0, 0)}
+        params = dict.fromkeys(stage, ((8,), "Float32"))
+        for step, change in (("1_5", 1), ("2_5", 0)):
+            for rank in range(2):
+                for kind, name in (("net", "w"), ("opt", "adam_m.w")):
+                    words = shard(full_tensor(name, (8,), "Float32"), stage[name], rank) ^ change
+                    path = tmp_path / f"src/card{rank}/{kind}-{step}.ckpt"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_ckpt(path, {name: ("Float32", words)})
+        strategy = write_strategy(tmp_path / "a.ckpt", [stage])
+        options = {"src_pattern": "card{rank}/*.ckpt"}
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None, **options)
+        assert reference.wrong_slices(tmp_path / "dst", None, params) == []
+        for rank in range(2):
+            shutil.copytree(tmp_path / f"src/card{rank}", tmp_path / f"plain/rank_{rank}")
+        with pytest.raises(rankxform.CheckpointError, match="families"):  # no pattern says so
+            rankxform.transform(tmp_path / "plain", tmp_path / "no", strategy, None)

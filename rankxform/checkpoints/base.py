@@ -64,6 +64,7 @@ class Needed:
 class Selected:
     """The chosen files: their names by id, "" for the place itself, and their (epoch, step).
 
+    ranks: by id the rank that a file is of, where ranks have several files; {}: ids are ranks.
     skipped_steps: other steps that exist. incomplete: of this step and newer ones, those that some
     ranks lack, with these ranks. description: what the checkpoint says of itself; None of rank
     folders, which say nothing.
@@ -74,6 +75,16 @@ class Selected:
     skipped_steps: tuple[Step, ...] = ()
     incomplete: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
     description: Description | None = None
+    ranks: Mapping[int, int] = field(default_factory=dict)
+
+    def rank_of(self, file: int) -> int:
+        """Return the rank that a file of rank folders is of."""
+        return self.ranks.get(file, file)
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks rank folders are of, if the last one is there."""
+        return max(map(self.rank_of, self.names), default=-1) + 1
 
     @property
     def step_name(self) -> str | None:

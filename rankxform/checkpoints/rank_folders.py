@@ -9,7 +9,7 @@ reported. Which file is meant is never guessed from modification times or the or
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, normpath, splitext
 from typing import Any
@@ -82,8 +82,8 @@ class RankFolders:
         wanted = candidates if needed.ranks is None else needed.ranks
         ranks = [rank for rank in wanted if rank in candidates]
         others = candidates if needed.among is None else needed.among
-        step, is_given = _step(where.step, candidates), where.pattern != DEFAULT_PATTERN
-        found = _choose(candidates, ranks, others, step, where.suffix, is_given=is_given)
+        step = _step(where.step, candidates)
+        found = _choose(candidates, ranks, others, step, where.suffix, where.pattern)
         if where.step == LATEST and found.newer:
             assert found.step is not None
             epoch, number = found.step
@@ -224,10 +224,11 @@ def _choose(
     among: Collection[int],
     step: Step | None,
     suffix: str | None,
-    *,
-    is_given: bool,
+    pattern: str,
 ) -> Selected:
-    """Choose one file for each rank; `is_given`: the user's pattern says which files are meant."""
+    """Choose one file for each rank, or all that a pattern of the user's means."""
+    is_given = pattern != DEFAULT_PATTERN
+    has_parts = is_given and "*" in pattern.rpartition(RANK)[2]
     kept = {
         rank: [
             c
@@ -247,22 +248,42 @@ def _choose(
                 + _listing(candidates[rank])
             )
     every = [c for rank in needed or kept for c in kept[rank]]
-    families = _one_family(every, is_given=is_given and len(every) == len(needed or kept))
+    is_given = has_parts or (is_given and len(every) == len(needed or kept))
+    families = _one_family(every, is_given=is_given)
     newest = _common_step(kept, needed)
-    names = {}
+    chosen: dict[int, list[str]] = {}
     for rank, files in kept.items():
         match = [
             c for c in files if c.step == newest and families & {c.family, c.starred, c.numbered}
         ]
-        if len(match) > 1 and rank in needed:
+        if len(match) > 1 and rank in needed and not has_parts:
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
-            names[rank] = match[0].name
+            chosen[rank] = [c.name for c in match[: None if has_parts else 1]]
+    names, ranks = _identified(chosen, 1 + max((*candidates, *needed, *among), default=0))
     others = sorted({c.step for r in needed for c in kept[r] if c.step and c.step != newest})
     have = {r: {c.step for c in some} for r, some in kept.items() if r in needed or r in among}
     known = {step for some in have.values() for step in some if step and newest and step >= newest}
     lacking = {step: tuple(r for r, some in have.items() if step not in some) for step in known}
-    return Selected(names, newest, tuple(others), {s: r for s, r in lacking.items() if r})
+    incomplete = {step: lost for step, lost in lacking.items() if lost}
+    return Selected(names, newest, tuple(others), incomplete, ranks=ranks)
+
+
+def _identified(
+    chosen: Mapping[int, Sequence[str]], free: int
+) -> tuple[dict[int, str], dict[int, int]]:
+    """Return files by id, and the rank of each where some rank has several.
+
+    A rank's first file has the rank's number, and others have numbers from `free` on, which are no
+    rank's, there or not.
+    """
+    names = {rank: files[0] for rank, files in chosen.items()}
+    ranks = {rank: rank for rank in names}
+    for rank, files in chosen.items():
+        for name in files[1:]:
+            names[free], ranks[free] = name, rank
+            free += 1
+    return names, ranks if len(names) > len(chosen) else {}
 
 
 def _one_family(every: list[_Candidate], *, is_given: bool) -> set[str]:

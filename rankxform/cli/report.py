@@ -93,7 +93,9 @@ def samples_in_words(evidence: Mapping[str, int | None]) -> str:
 def _found(source: Source) -> str:
     description = source.selected.description
     if description is None:
-        return count(len(source.indexes), "rank")
+        selected, files = source.selected, f", {count(len(source.indexes), 'file')}"
+        found = count(len({*map(selected.rank_of, source.indexes)}), "rank")
+        return found + (files if selected.ranks else "")
     ranks = len({description.ranks[file] for file in source.indexes if file in description.ranks})
     found = f"{source.form.title}, {count(len(source.indexes), 'file')}"
     return found + (f" of {count(ranks, 'rank')}" if ranks > 1 else "")

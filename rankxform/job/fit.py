@@ -29,7 +29,7 @@ def already_fits(request: Request, source: Source, target: Target, team: Team) -
     """
     return team.bcast(
         lambda: (
-            not source.form.described
+            not (source.form.described or source.selected.ranks)
             and not _is_choice(request, source, target)
             and _same_slices(target.planner)
             and _at_home(target.planner.dst.ranks, source.reach, team.nodes)

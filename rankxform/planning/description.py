@@ -63,6 +63,11 @@ class Description:
     notices: tuple[str, ...] = ()
 
     @property
+    def lists_files(self) -> bool:
+        """Whether it says which file of which rank holds what, as Checkpoint 2.0 does."""
+        return bool(self.ranks and self.listed)
+
+    @property
     def is_whole(self) -> bool:
         """Whether all tensors are whole, each in one file."""
         return self.strategy is None and not self.boxes

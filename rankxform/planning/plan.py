@@ -370,9 +370,7 @@ class Planner:
         sharded: dict[str, Layout] = {}
         rest: dict[str, Layout] = {}
         names = self.catalog.names_in(self.source_stages(stage))
-        if (
-            self.catalog.description.ranks
-        ):  # a checkpoint that stores each slice once has counters once too
+        if self.catalog.description.lists_files:  # what stores slices once has counters once too
             names = list(dict.fromkeys([*names, *self.selection.replicated]))
         for name in (made for one in names for made in self.selection.in_place_of(one)):
             whole = name in self.selection.replicated

@@ -114,7 +114,12 @@ def _tied(
     One stage's are read for all, so that the others' must be the same, where they lie alike.
     """
     strategy = catalog.strategy
-    if strategy is None or catalog.is_whole or catalog.stages == 1 or catalog.description.ranks:
+    if (
+        strategy is None
+        or catalog.is_whole
+        or catalog.stages == 1
+        or catalog.description.lists_files
+    ):
         return
     stages: dict[str, list[int]] = {}
     for stage, groups in enumerate(catalog.groups):

@@ -291,6 +291,7 @@ class _Ranks:
 
     def catalog(self, wanted: frozenset[int]) -> Catalog:
         strategy, groups = self._strategy, self._groups()
+        lists_files = self._description.lists_files
         found: dict[str, list[tuple[int, FileGroup]]] = {}
         for stage, some in enumerate(groups):
             for group in some:
@@ -306,7 +307,7 @@ class _Ranks:
             if listing is None and name in strategy:
                 continue  # a copy outside the stages that list it, such as a tied embedding
             # Where files say themselves what they hold, all stages that list a tensor serve it.
-            here = [group for s, group in places if listing in (None, s) or self._ranks]
+            here = [group for s, group in places if listing in (None, s) or lists_files]
             dtype = _one_dtype(name, here, self._paths)
             if listing is None:
                 sharding = self._undeclared(name, here)

@@ -273,16 +273,17 @@ def _of_ranks(
     one = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
     siblings = siblings_of(Path(one)) if one and is_path(one) else []
     if src is None and (len(names) > 1 or siblings):
-        found.append(Fault(which_strategy(where, names, siblings), UsageError))
+        found.append(Fault(which_strategy(where, selected, siblings), UsageError))
     if src is not None and not whole and siblings and where.files is None:
         found.append(Fault(one_of_ranks(where, src, siblings), UsageError))
-    wanted = sorted(names) if needed.ranks is None else list(needed.ranks)
-    if not any(rank in names for rank in wanted):
+    there = dict.fromkeys(map(selected.rank_of, names))
+    wanted = sorted(there) if needed.ranks is None else list(needed.ranks)
+    if not any(rank in there for rank in wanted):
         what = f"none of the ranks {ranges(wanted)} is there{searched}"
         found.append(Fault(Parts(what, where=where.path)))
-    outside = [] if src is None or whole else [rank for rank in names if rank >= src.ranks]
+    outside = [] if src is None or whole else [rank for rank in there if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
-    kept = {rank: name for rank, name in names.items() if rank in keep}
+    kept = {file: name for file, name in names.items() if selected.rank_of(file) in keep}
     notices, warnings = list[str](), [*_newer(selected)]
     if outside:
         assert src is not None
@@ -290,14 +291,15 @@ def _of_ranks(
             f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} "
             f"of {src.label} and were not used"
         )
-    missing = [rank for rank in wanted if rank not in names]
+    missing = [rank for rank in wanted if rank not in there]
     if missing:
         notices.append(
             f"{where.path}: no file of rank {ranges(missing)}{searched}; copies on other ranks "
             "serve"
         )
+    files = [file for file in kept if selected.rank_of(file) not in outside]
     return Chosen(
-        selected, kept, tuple(wanted), src, tuple(found), tuple(notices), tuple(warnings),
+        selected, kept, (*files, *missing), src, tuple(found), tuple(notices), tuple(warnings),
         len(siblings),
     )  # fmt: skip
 

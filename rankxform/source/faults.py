@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from posixpath import basename
+from shlex import quote
 
 from rankxform.errors import Parts
 from rankxform.formats.base import Index, Schema
@@ -19,6 +21,8 @@ from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.planning.description import Description
 
 _SHOWN = 3
+_RANK = re.compile(r"(rank[-_]?)\d+", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+(?=\D)")
 _AGAIN = "copy both again from one checkpoint"
 
 Dropped = Callable[[str], bool]
@@ -203,7 +207,7 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
     for (a, b), names in found.items():
         yield Parts(
             f"both hold {_named(names)}",
-            ("remove one", "put each into its rank_N folder if these are ranks' files"),
+            (_as_ranks(paths[a], paths[b]), "remove one"),
             where=f"{paths[a]} and {paths[b]}",
             details="of whole tensors each is in one file",
         )
@@ -255,6 +259,38 @@ def _slices(
         name, a, b = other_types[0]
         what = f"{name!r} is {a}, and {description.source} says {b}"
         yield Parts(what, (_AGAIN,), where=path)
+
+
+def _as_ranks(*paths: str) -> str:
+    """Return the option by which files are two ranks', if their names say so, or what to do.
+
+    >>> _as_ranks("model-rank-0-part-1.pt", "model-rank-1-part-1.pt").partition(" if ")[0]
+    "--src-pattern 'model-rank-{rank}-part-*.pt'"
+    """
+    named = {_RANK.sub(r"\g<1>{rank}", basename(path)) for path in paths}
+    before, rank, rest = named.pop().rpartition("{rank}")
+    if named or not rank:
+        return "put each into its rank_N folder if these are ranks' files"
+    pattern = before + rank + _NUMBER.sub("*", rest)
+    return f"--src-pattern {quote(pattern)} if these are ranks' files"
+
+
+def in_two_files(
+    ranks: Mapping[int, int], schemas: Mapping[int, Schema], paths: Mapping[int, str]
+) -> Iterator[Parts]:
+    """Yield where two files of one rank hold a tensor of one name. ranks: by file, of its rank."""
+    holders: dict[tuple[int, str], int] = {}
+    pairs: dict[tuple[int, int], list[str]] = {}
+    for file, rank in ranks.items():
+        for name in schemas[file].names if file in schemas else ():
+            if (rank, name) in holders:
+                pairs.setdefault((holders[rank, name], file), []).append(name)
+            holders.setdefault((rank, name), file)
+    for (a, b), names in pairs.items():
+        yield Parts(
+            f"{paths[a]} and {paths[b]} are both rank {ranks[a]}'s and both hold {_named(names)}",
+            ("--src-pattern that means one of them", "--suffix, the end of one's name"),
+        )
 
 
 def _named(names: list[str]) -> str:

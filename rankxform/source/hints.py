@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from rankxform.checkpoints.base import DEFAULT_PATTERN, Where, recognized
+from rankxform.checkpoints.base import DEFAULT_PATTERN, Selected, Where, recognized
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.display.units import count
 from rankxform.errors import Parts, RankxformError, UsageError
@@ -28,15 +28,16 @@ _FOLDER = re.compile(r"rank_(\d+)")
 _LOST = "--src-config FILE and --preset NAME, that job's YAML, if its strategy is lost"
 
 
-def which_strategy(where: Where, names: Mapping[int, str], siblings: Sequence[int]) -> Parts:
+def which_strategy(where: Where, selected: Selected, siblings: Sequence[int]) -> Parts:
     """Say that files of several ranks need a strategy, and which lie beside the checkpoint.
 
     siblings: the ranks whose folders lie beside the one file that was named.
     """
-    folder, ranks = Path(where.path), max(names) + 1
-    what = f"holds the files of {len(names)} ranks"
+    folder, ranks = Path(where.path), selected.rank_count
+    count = len({*map(selected.rank_of, selected.names)})
+    what = f"holds the files of {count} ranks"
     if where.files is not None:
-        what = f"{len(names)} files are given, of as many ranks"
+        what = f"{count} files are given, of as many ranks"
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
         what = f"is the file of one of {len(siblings)} rank folders"

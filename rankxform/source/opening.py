@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from itertools import chain
 from posixpath import dirname
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +29,7 @@ from rankxform.errors import (
 from rankxform.facts import FILES, contradictions
 from rankxform.formats.base import Index, Schema, Stated
 from rankxform.layout.states import States, find_states
-from rankxform.layout.strategy import WholeStrategy
+from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
@@ -179,6 +180,12 @@ def _states_of(description: Description, schemas: Mapping[int, Schema]) -> State
     return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
 
 
+def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
+    """Return what is stated of files of ranks, which say nothing themselves."""
+    ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
+    return Description(strategy.label if strategy else source.where.path, strategy, ranks=ranks)
+
+
 def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
     found, description = [*source.faults], chosen.selected.description
@@ -195,23 +202,23 @@ def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
     inside = {
         file: one
         for file, one in source.indexes.items()
-        if described or strategy is None or file < strategy.ranks
+        if described or strategy is None or source.selected.rank_of(file) < strategy.ranks
     }
     extra = {file: one for file, one in source.indexes.items() if file not in inside}
     source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
     paths = source.paths
     if description is None:
-        meant = Description(strategy.label if strategy else source.where.path, strategy)
+        meant = _of_ranks(source, strategy)
         schemas = {file: one.schema for file, one in inside.items()}
+        wrong = faults.in_two_files(meant.ranks, schemas, paths)
     else:
         schemas = faults.own_names(description, inside)
         meant = faults.repaired(description, schemas)
         notices += meant.notices[len(description.notices) :]
         drops = narrow.drops(_states_of(meant, schemas))
-        wrong = faults.file_faults(meant, schemas, paths, drops)
-        found += (Fault(parts, inside=True) for parts in wrong)
-        refused = (why for name, why in meant.refused.items() if not drops(name))
-        found += (Fault(Parts(text), inside=True) for text in refused)
+        refused = (Parts(why) for name, why in meant.refused.items() if not drops(name))
+        wrong = chain(faults.file_faults(meant, schemas, paths, drops), refused)
+    found += (Fault(parts, inside=True) for parts in wrong)
     if (
         description is not None and meant.is_whole
     ):  # an id stands for a rank with all that it holds whole

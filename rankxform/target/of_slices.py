@@ -32,7 +32,7 @@ def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> S
         return None
     form, listing, selected = look_at(where)
     own = MANIFEST_NAME in (*listing.entries, *listing.files)
-    if form.described or own or len(selected.names) < 2:
+    if form.described or own or selected.rank_count < 2:
         return None
     given = source_request(options)
     paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}

@@ -96,7 +96,7 @@ def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
         return None
     if src is None:
         src = WholeStrategy()
-    ranks = max(source.selected.names) + 1
+    ranks = source.selected.rank_count
     given = strategies.path_of(request.src_strategy)
     fits = ranks == src.ranks or (request.accepts(EXTRA_RANKS) and ranks > src.ranks)
     if given is not None and not fits:
@@ -158,7 +158,7 @@ def _fits(strategy: Strategy, source: Source) -> bool:
 def _other_strategy(
     request: Request, source: Source, given: Path, src: Strategy, dst: object
 ) -> _Hint | None:
-    ranks = max(source.selected.names) + 1
+    ranks = source.selected.rank_count
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
         ways = ["exchange SRC and DST"]
