@@ -27,7 +27,7 @@ WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
 ALONE    = $(addprefix --ignore=,$(STARTING) tests/hosts) --deselect $(KILLS)::test_random_kills_under_mpirun
 # What they compare, bytes of forms and maps and pages, does not depend on the MPI library.
 SAME_ANYWHERE = $(addprefix --ignore=tests/,mpi/test_forms.py mpi/test_maps.py mpi/test_operations.py \
-          cli/test_json.py cli/test_page.py hosts/test_forms.py \
+          cli/test_cases.py cli/test_json.py cli/test_page.py hosts/test_forms.py \
           hosts/test_filesystems.py)
 JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.

@@ -29,7 +29,8 @@ def made(tmp_path_factory):
     def make(name):
         if name not in folders:
             folders[name] = tmp_path_factory.mktemp("cases") / name
-            words = [sys.executable, str(CASES / f"{name}.py"), str(folders[name]), sys.executable]
+            words = [sys.executable, str(CASES / f"{name}.py"), str(folders[name])]
+            words += ["3", "4"] if name == "many_tensors" else [sys.executable]
             subprocess.run(
                 words, check=True, capture_output=True, env={**os.environ, "LC_ALL": "C"}
             )
@@ -244,6 +245,19 @@ def test_a_ranks_number_stands_anywhere(kind, made, dst, tmp_path):
     options = {} if pattern is None else {"src_pattern": pattern}
     found = convert(folder / kind[0], dst, a, **options)[1]
     same(found, load_file(folder / "expect.safetensors"))
+
+
+def test_a_rank_of_vllm_has_several_files(made, dst, tmp_path):
+    folder = made("vllm_sharded")
+    rows = {"q.weight": ([2], [0, -1], 0, 0), "o.weight": ([2], [-1, 0], 0, 0)}
+    a = reference.write_strategy(tmp_path / "a.ckpt", [{**rows, "norm.weight": ([2], [-1], 0, 0)}])
+    for strategy in (None, a):
+        parts = refused(folder / "ckpt", dst, strategy)
+        flag, pattern = parts.tries[0].split(" if ")[0].split()
+        assert flag == "--src-pattern"
+    for one in (pattern.strip("'"), "model-rank-{rank}-part-*"):
+        found = convert(folder / "ckpt", dst, a, src_pattern=one)[1]
+        same(found, load_file(folder / "expect.safetensors"))
 
 
 def test_two_files_of_one_rank_by_other_spellings_are_refused(tmp_path, dst):
@@ -475,6 +489,74 @@ def test_two_files_that_were_joined_are_refused(tmp_path, dst):
     (path,) = Path(one).rglob("*.ckpt")
     path.write_bytes(path.read_bytes() * 2)
     assert "'a' twice" in refused(path, dst, dst_form="ranks").what
+
+
+MERGED = ("default", "gaussian", "eva", "rslora", "dropout", "patterns", "caret", "layers")
+NOT_MERGED = {
+    "pissa": "init_lora_weights", "pissa16": "init_lora_weights", "olora": "init_lora_weights",
+    "corda": "init_lora_weights", "loftq": "loftq_config", "dora": "use_dora", "other": "LOHA",
+    "lora_bias": "lora_bias", "target_parameters": "target_parameters", "named": "lora_A.other",
+    "token_indices": "trainable_token_indices", "replication": "layer_replication",
+    "alora": "alora_invocation_tokens", "qalora": "use_qalora",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MERGED)
+def test_adapters_of_peft(kind, made, dst):
+    folder = made("peft_configs")
+    found = convert(folder / "base", dst, lora=str(folder / kind))[1]
+    for name, array in load_file(folder / f"expect-{kind}.safetensors").items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NOT_MERGED)
+def test_adapters_that_are_more_than_a_product(kind, made, dst):
+    folder = made("peft_configs")
+    assert NOT_MERGED[kind] in refused(folder / "base", dst, lora=str(folder / kind)).what
+
+
+def test_an_adapter_into_tensor_parallel_ranks(made, dst, tmp_path):
+    folder = made("lora_into_ranks")
+    wanted = [load_file(folder / f"expect/rank_{rank}.safetensors") for rank in (0, 1)]
+    columns = ("linear_proj.weight", "linear_fc2.weight")
+    rows = {
+        name: ([2], [-1] if one.ndim == 1 else [-1, 0] if name.endswith(columns) else [0, -1], 0, 0)
+        for name, one in wanted[0].items()
+    }
+    b = reference.write_strategy(tmp_path / "b.ckpt", [rows])
+    options = {"map": "qwen3", "vocab": 40, "dtype": "bf16", "format": "safetensors"}
+    lora = str(folder / "lora")
+    rankxform.transform(folder / "hf", dst, None, b, lora=lora, fsync=False, **options)
+    for rank, expected in enumerate(wanted):
+        (path,) = (dst / f"rank_{rank}").iterdir()
+        found = reference.read_safetensors(path)
+        assert {*found} == {*expected}
+        for name, array in expected.items():
+            np.testing.assert_array_equal(np.frombuffer(found[name][2], "u2"), array.ravel(), name)
+
+
+def test_many_small_tensors_there_and_back(made, dst, tmp_path):
+    folder = made("many_tensors")
+    options = {"map": "qwen3_moe", "config": str(folder / "hf/config.json")}
+    stacked = convert(folder / "hf", dst, dst_form="unified", **options)[1]
+    assert len(stacked) == 30  # of 66: experts of a layer are in two
+    same(convert(dst, tmp_path / "back", **options)[1], tensors(folder / "hf"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_named(made, dst):
+    for kind in ("unreadable", "closed"):
+        assert kind in refused(made("modes") / kind, dst).where
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_what_is_written_obeys_the_umask(mask, mode, made, dst):
+    before = os.umask(mask)
+    try:
+        convert(made("modes") / "private", dst)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in dst.glob("*.*")} == {mode}
 
 
 def test_an_adapter_as_the_source_is_told(made, dst):

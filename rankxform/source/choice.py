@@ -43,7 +43,14 @@ from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, 
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .hints import one_of_ranks, siblings_of, which_strategy, with_checkpoint, with_what_lies_there
+from .hints import (
+    as_ranks,
+    one_of_ranks,
+    siblings_of,
+    which_strategy,
+    with_checkpoint,
+    with_what_lies_there,
+)
 from .own import Own, gone, own_of
 
 
@@ -233,7 +240,7 @@ def _described(
     found = found or [*_unfinished(folder)]
     strategy = description.strategy
     if where.strategy is not None:
-        found += _contradictions(description, where.strategy)
+        found += _contradictions(description, where.strategy, as_ranks(names.values()))
     wanted: set[int] = {*names, *description.ranks}
     needed = narrow.ranks(strategy) if strategy is not None and not found else None
     if needed is not None:
@@ -358,12 +365,18 @@ def _unfinished(folder: str) -> Iterator[Fault]:
         yield Fault(Parts(what, tries, folder))
 
 
-def _contradictions(description: Description, given: Strategy) -> Iterator[Fault]:
-    """Yield where a given strategy contradicts what a checkpoint says of itself."""
+def _contradictions(
+    description: Description, given: Strategy, otherwise: str = ""
+) -> Iterator[Fault]:
+    """Yield where a given strategy contradicts what a checkpoint says of itself.
+
+    otherwise: the option by which it is another checkpoint, "" if there is none.
+    """
     own = description.strategy
 
     def wrong(what: str) -> Fault:
-        return Fault(Parts(what, ("leave out --src-strategy",)), UsageError)
+        tries = filter(None, (otherwise, "leave out --src-strategy"))
+        return Fault(Parts(what, (*tries,)), UsageError)
 
     if own is None:
         if not isinstance(given, WholeStrategy):

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from posixpath import basename
-from shlex import quote
 
 from rankxform.errors import Parts
 from rankxform.formats.base import Index, Schema
@@ -20,9 +18,10 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.planning.description import Description
 
+from .hints import as_ranks
+
 _SHOWN = 3
-_RANK = re.compile(r"(rank[-_]?)\d+", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+(?=\D)")
+_FOLDERS = "put each into its rank_N folder if these are ranks' files"
 _AGAIN = "copy both again from one checkpoint"
 
 Dropped = Callable[[str], bool]
@@ -207,7 +206,7 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
     for (a, b), names in found.items():
         yield Parts(
             f"both hold {_named(names)}",
-            (_as_ranks(paths[a], paths[b]), "remove one"),
+            (as_ranks([paths[a], paths[b]]) or _FOLDERS, "remove one"),
             where=f"{paths[a]} and {paths[b]}",
             details="of whole tensors each is in one file",
         )
@@ -259,20 +258,6 @@ def _slices(
         name, a, b = other_types[0]
         what = f"{name!r} is {a}, and {description.source} says {b}"
         yield Parts(what, (_AGAIN,), where=path)
-
-
-def _as_ranks(*paths: str) -> str:
-    """Return the option by which files are two ranks', if their names say so, or what to do.
-
-    >>> _as_ranks("model-rank-0-part-1.pt", "model-rank-1-part-1.pt").partition(" if ")[0]
-    "--src-pattern 'model-rank-{rank}-part-*.pt'"
-    """
-    named = {_RANK.sub(r"\g<1>{rank}", basename(path)) for path in paths}
-    before, rank, rest = named.pop().rpartition("{rank}")
-    if named or not rank:
-        return "put each into its rank_N folder if these are ranks' files"
-    pattern = before + rank + _NUMBER.sub("*", rest)
-    return f"--src-pattern {quote(pattern)} if these are ranks' files"
 
 
 def in_two_files(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from posixpath import basename
 from shlex import quote
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, Selected, Where, recognized
@@ -18,11 +19,13 @@ from rankxform.layout.names import natural
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
 from rankxform.storage.posix import likeliest
-from rankxform.storage.store import FOLDER, Listing, is_litter, is_path, store_at
+from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
 
 _SHOWN = 2
 _MOST_CHILDREN, _MOST_LOOKED_AT = 3, 300
 _FOLDER = re.compile(r"rank_(\d+)")
+_RANK = re.compile(r"(rank[-_]?)\d+", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+(?=\D)")
 
 
 _LOST = "--src-config FILE and --preset NAME, that job's YAML, if its strategy is lost"
@@ -54,6 +57,19 @@ def which_strategy(where: Where, selected: Selected, siblings: Sequence[int]) ->
         where="" if where.files is not None else where.path,
         details=there if others and not any(is_tied(path, folder) for path, _ in beside) else "",
     )
+
+
+def as_ranks(paths: Iterable[str]) -> str:
+    """Return the option by which files are ranks', if their names say so; "" if they do not.
+
+    >>> as_ranks(["model-rank-0-part-1.pt", "model-rank-1-part-0.pt"]).partition(" if ")[0]
+    "--src-pattern 'model-rank-{rank}-part-*.pt'"
+    """
+    numbered = (_RANK.sub(r"\g<1>{rank}", basename(path)) for path in paths)
+    split = (name.rpartition(RANK) for name in numbered)
+    found = {before + rank + _NUMBER.sub("*", rest) if rank else "" for before, rank, rest in split}
+    pattern = found.pop() if len(found) == 1 else ""
+    return f"--src-pattern {quote(pattern)} if these are ranks' files" if pattern else ""
 
 
 def with_what_lies_there(
