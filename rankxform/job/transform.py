@@ -58,10 +58,10 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     target = aim(asked, source, team)
     phases.enter("compare")
     kind = destination_of(asked.request)
-    kind.check_free(asked.request, source, target, team)
+    told = kind.check_free(asked.request, source, target, team)
     evidence = examine(asked, source, target, team)
     phases.enter("plan")
-    target = target.with_evidence(evidence)
+    target = target.with_evidence(evidence, told)
     with kind.claim(asked.request, source, target, team) as destination:
         with suggesting(asked, source, team):
             work = plan_work(asked.request, source, target, destination.left, team, kind.ascending)

@@ -26,6 +26,7 @@ from .evidence import examine
 from .measure import plan_work
 from .transform import Begin, silent
 from .verdict import Verdict, wrong_checksums
+from .verify_beside import compare_beside
 from .verify_files import check_apart, files_there, open_described
 from .verify_manifest import notice_of_other_options
 
@@ -46,7 +47,8 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     work = plan_work(asked.request, source, files_of, assignment, team)
     show = begin(source, target, work.nbytes)
     differing, nbytes = compare(work, source, files_of, there, assignment, team, show)
-    differences = _each_once([*faults, *differing])
+    lacking, notices = compare_beside(asked.request, source, target, there, team)
+    differences = _each_once([*faults, *lacking, *differing])
     named = [*there.paths.values(), *(one.name for one in differences if one.whole_file)]
     other = notice_of_other_options(asked.request, source, target, team) if differences else []
     return Verdict(
@@ -57,7 +59,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
         bytes_compared=nbytes,
         seconds=time.monotonic() - began,
         processes=team.size,
-        notices=(*target.notices, *there.notices, *other),
+        notices=(*target.notices, *there.notices, *notices, *other),
         warnings=(*target.warnings, *foreign_warnings(target, named, team)),
         step=source.selected.step_name,
         evidence=evidence.facts,

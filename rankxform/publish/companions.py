@@ -113,6 +113,11 @@ def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
         write_small(path, content, durable=durable)
 
 
+def means(there: bytes, mark: bytes) -> bool:
+    """Tell whether a mark that is there leads readers to a checkpoint, or to a later one."""
+    return _number(there) >= _number(mark)
+
+
 def _number(mark: bytes) -> int:
     text = mark.strip()
     return int(text) if text.isdigit() and len(text) < _MOST_DIGITS else -1
@@ -129,6 +134,24 @@ def _digest_of(path: Path) -> str:
 def digest_of(content: bytes) -> str:
     """Return the digest of a small file by its content."""
     return blake2b(content, digest_size=_DIGEST).hexdigest()
+
+
+def copied(folder: Path, record: Mapping[str, Any]) -> frozenset[str]:
+    """Return the small files of a model that are as they were copied into a folder."""
+    known = record.get("beside", {})
+    own = {n: d for n, d in known.items() if Path(n).name == n} if isinstance(known, dict) else {}
+    there = {name: folder / name for name in own}
+    return frozenset(
+        name
+        for name, path in there.items()
+        if path.is_file() and not path.is_symlink() and _digest_of(path) == own[name]
+    )
+
+
+def remove_copied(folder: Path, record: Mapping[str, Any]) -> None:
+    """Remove the small files of a model whose tensors are replaced, but for those changed since."""
+    for name in copied(folder, record):
+        remove(folder / name)
 
 
 def doubts(folder: Path, record: Mapping[str, Any]) -> list[str]:

@@ -300,6 +300,7 @@ class TargetFolder:
                 self._stale.update(left)
                 self._write_job()
                 companions.remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
+                companions.remove_copied(self._folder, old)
                 remove(self._folder / MANIFEST_NAME)
             elif not left:
                 remove(self._folder / MANIFEST_NAME)

@@ -67,11 +67,16 @@ _COMPANIONS = (
 
 def companions(folder: Path) -> dict[str, bytes]:
     """Return the small files that belong to a published model, by name. Raises UsageError."""
-    paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
-    found = {path.name: read_bytes(path) for path in paths if path.is_file()}
+    found = {name: read_bytes(folder / name) for name in companion_names(folder)}
     if CONFIG not in found:
         raise UsageError(f"has no {CONFIG}", "give --like a published model", where=folder)
     return found
+
+
+def companion_names(folder: Path) -> list[str]:
+    """Return the names of a model's small files in a folder."""
+    paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
+    return [path.name for path in paths if path.is_file()]
 
 
 def config_bytes(path: Path) -> bytes:

@@ -76,8 +76,13 @@ class DestinationKind(Protocol):
 
     ascending: bool
 
-    def check_free(self, request: Request, source: Source, target: Target, team: Team) -> None:
-        """See that writing harms nothing. Collective. Raises UsageError or StorageError."""
+    def check_free(
+        self, request: Request, source: Source, target: Target, team: Team
+    ) -> Sequence[str]:
+        """See that writing harms nothing; return, as notices, what lies there. Collective.
+
+        Raises UsageError or StorageError.
+        """
 
     def claim(
         self, request: Request, source: Source, target: Target, team: Team
@@ -94,10 +99,12 @@ class Folders:
 
     ascending = False
 
-    def check_free(self, request: Request, source: Source, target: Target, team: Team) -> None:
+    def check_free(
+        self, request: Request, source: Source, target: Target, team: Team
+    ) -> Sequence[str]:
         from .free import check_free
 
-        check_free(request, source, target, team)
+        return check_free(request, source, target, team)
 
     def claim(
         self, request: Request, source: Source, target: Target, team: Team

@@ -20,11 +20,13 @@ from rankxform.storage.posix import inode, is_inside, is_same, lies_in, read_byt
 from rankxform.storage.store import is_path
 from rankxform.transport import Team
 
+from .model_files import check_model_files
 from .target import Target
 
 
-def check_free(request: Request, source: Source, target: Target, team: Team) -> None:
-    """See that writing will harm nothing, on every node. Collective.
+def check_free(request: Request, source: Source, target: Target, team: Team) -> list[str]:
+    """See that writing will harm nothing, on every node; return notices of what lies there.
+    Collective.
 
     Raises UsageError or StorageError.
     """
@@ -37,6 +39,7 @@ def check_free(request: Request, source: Source, target: Target, team: Team) -> 
 
     team.agree(check)
     _check_foreign_files(request, target, team)
+    return team.bcast(lambda: check_model_files(request, source, target))
 
 
 def _check_root(request: Request, target: Target) -> None:
@@ -54,7 +57,8 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
     Raises StorageError. Collective.
     """
     dst = Path(request.dst or "")
-    marks = dst / MANIFEST_NAME, dst / FOLDER_NAME / JOB_NAME
+    folders = dst, target.folder  # which is one iteration's
+    marks = [one / name for one in folders for name in (MANIFEST_NAME, f"{FOLDER_NAME}/{JOB_NAME}")]
     if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
         return
     found = _foreign_files(target, target.paths.values(), team)
@@ -62,7 +66,7 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
         raise StorageError(
             f"holds checkpoint files that rankxform did not write ({_few(found)})",
             "name an empty folder",
-            "say --overwrite to write beside them",
+            "move them away" if target.form.described else "say --overwrite to write beside them",
             "exchange SRC and DST, if they are in another order than meant",
             where=dst,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,13 +73,13 @@ class Target:
         """The path of each file that is made, by its id, where the place is a folder."""
         return {file: self.path(file) for file in self.files}
 
-    def with_evidence(self, found: Evidence) -> Target:
-        """Return what is made where bytes were found to say this of the source."""
+    def with_evidence(self, found: Evidence, notices: Sequence[str] = ()) -> Target:
+        """Return what is made where bytes were found to say this of the source; with notices."""
         own = found.own
         return replace(
             self,
             planner=self.planner.with_own(own) if own else self.planner,
             evidence=found,
-            notices=self.notices + found.notices,
+            notices=(*self.notices, *notices, *found.notices),
             warnings=self.warnings + found.warnings,
         )

@@ -1,0 +1,91 @@
+"""What a destination consists of beside its tensors: index, tracker, a model's small files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from posixpath import relpath
+
+from rankxform.engine.compare_sink import Difference
+from rankxform.errors import StorageError
+from rankxform.publish import companions
+from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.request import Request
+from rankxform.source.opening import Source
+from rankxform.storage import maps
+from rankxform.storage.posix import read_bytes
+from rankxform.target.model_files import of_another, own_config
+from rankxform.target.target import Target
+from rankxform.transport import Team
+
+
+def compare_beside(
+    request: Request, source: Source, target: Target, there: Source, team: Team
+) -> tuple[list[Difference], list[str]]:
+    """Compare what a destination consists of beside its tensors; return differences, and notices.
+    Collective.
+
+    What another tool wrote is asked for what its form needs, and no more.
+    """
+    return team.bcast(lambda: _compare(request, source, target, there))
+
+
+def _compare(
+    request: Request, source: Source, target: Target, there: Source
+) -> tuple[list[Difference], list[str]]:
+    if not target.form.described:
+        return [], []
+    folder, record, notices = Path(there.folder), None, list[str]()
+    with suppress(StorageError):
+        record = manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
+    if record is not None and record.get("form") == target.form.name:
+        wrong = list(companions.faults(folder, record).items())
+        wrong += _tracker(target, folder)
+        notices += companions.doubts(folder, record)
+    else:
+        wrong = [*_without_record(target, there, folder)]
+    if target.form.configured:
+        shapes = {
+            name: shape
+            for one in there.indexes.values()
+            for name, shape in zip(one.schema.names, one.schema.shapes)
+        }
+        if (folder / maps.CONFIG).is_file():
+            own = own_config(request, source, target)
+            is_part = bool(request.include or request.exclude)
+            why = of_another(folder, own, shapes, is_part=is_part)
+            wrong += [(maps.CONFIG, f"is of another model: {why}")] if why else []
+        known = {name for name, _ in wrong}
+        for name, content in target.companions.items():
+            path = folder / name
+            if name not in known and not (path.is_file() and read_bytes(path) == content):
+                state = "is not what it would be" if path.is_file() else "is not there"
+                notices.append(f"{path}: {state}, by --like or --config")
+    return [Difference(name, -1, why, whole_file=True) for name, why in wrong], notices
+
+
+def _without_record(target: Target, there: Source, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the companions without which no reader finds a destination's files.
+
+    Those that readers can do without are not asked for; others, the opening of it has asked for.
+    """
+    names = [relpath(path, folder) for path in there.paths.values()]
+    if target.form.configured and len(names) > 1:
+        for name in target.form.companion_names(names):
+            if not (folder / name).is_file():
+                yield name, "is missing, and readers find the files by it"
+
+
+def _tracker(target: Target, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield that the file by which readers find a destination is missing or means another."""
+    if target.arrangement.mark is None or target.dst is None:
+        return
+    name, content = target.arrangement.mark
+    path = Path(target.dst) / name
+    if folder.resolve() == Path(target.dst).resolve():
+        return  # one step's folder was named itself
+    if not path.is_file():
+        yield name, "is missing, and readers find the newest checkpoint by it"
+    elif not companions.means(read_bytes(path), content):
+        yield name, f"does not say {content.decode().strip()}, and readers find the newest by it"
