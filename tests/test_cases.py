@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 import rankxform
 from rankxform.cli.main import main
+from rankxform.engine import cache
+from rankxform.engine.piece_schedule import PieceSchedule
 from rankxform.errors import RankxformError
 from tests import reference
 
@@ -535,12 +537,21 @@ def test_an_adapter_into_tensor_parallel_ranks(made, dst, tmp_path):
             np.testing.assert_array_equal(np.frombuffer(found[name][2], "u2"), array.ravel(), name)
 
 
-def test_many_small_tensors_there_and_back(made, dst, tmp_path):
+def test_many_small_tensors_there_and_back(made, dst, tmp_path, monkeypatch):
     folder = made("many_tensors")
     options = {"map": "qwen3_moe", "config": str(folder / "hf/config.json")}
     stacked = convert(folder / "hf", dst, dst_form="unified", **options)[1]
     assert len(stacked) == 30  # of 66: experts of a layer are in two
+    schedules = []
+
+    class Counted(PieceSchedule):
+        def __init__(self, *given):
+            schedules.append(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(cache, "PieceSchedule", Counted)
     same(convert(dst, tmp_path / "back", **options)[1], tensors(folder / "hf"))
+    assert 3 <= len(schedules) <= 8  # each kind of slice has one, and not each of 66 tensors
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, zip_longest
+from math import prod
 from typing import TYPE_CHECKING
 
+from rankxform.formats.dtype import item_size
 from rankxform.geometry.tiles import Tiles
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.transfers import Transfer
@@ -14,7 +17,7 @@ from rankxform.planning.transfers import Transfer
 from .arena import arena
 from .piece_schedule import PieceSchedule
 from .schedule import Schedule
-from .tile_work import TileWork
+from .tile_work import Fetch, TileWork
 
 if TYPE_CHECKING:
     from .arena import Bytes
@@ -39,6 +42,25 @@ class Step:
         return self._made[arena]
 
 
+class MovedStep:
+    """A step for another slice of a stack: it reads so many bytes further on, and does the same."""
+
+    def __init__(self, step: Step, nbytes: int) -> None:
+        self._step, self._nbytes = step, nbytes
+
+    def on(self, arena: int) -> TileWork:
+        """Return the work as it is done in the arena of this number."""
+        work = self._step.on(arena)
+        return replace(
+            work,
+            fetches=[self._moved(one) for one in work.fetches],
+            direct=[(self._moved(fetch), write) for fetch, write in work.direct],
+        )
+
+    def _moved(self, fetch: Fetch) -> Fetch:
+        return fetch._replace(start=fetch.start + self._nbytes)
+
+
 class ScheduleCache:
     """Makes schedules, and keeps the short ones, which many small parameters share."""
 
@@ -50,9 +72,11 @@ class ScheduleCache:
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
         self._large = max(nbytes, memory - nbytes)
-        self._kept: dict[object, Sequence[tuple[Step, int]]] = {}
+        self._kept: dict[object, tuple[Sequence[tuple[Step, int]], int]] = {}
 
-    def turns(self, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Step, int]]:
+    def turns(
+        self, transfers: Sequence[Transfer]
+    ) -> Iterator[tuple[Transfer, Step | MovedStep, int]]:
         """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
         if len(transfers) == 1:
             (transfer,) = transfers
@@ -64,17 +88,22 @@ class ScheduleCache:
                 if one:
                     yield transfer, *one
 
-    def steps(self, transfer: Transfer) -> Iterable[tuple[Step, int]]:
+    def steps(self, transfer: Transfer) -> Iterable[tuple[Step | MovedStep, int]]:
         """Return what is done for `transfer`, in order, each with the number of its repetition."""
         parameter, exchange = transfer.parameter, transfer.exchange
+        in_stack = None if exchange or self._checked else _place_in_stack(transfer)
+        grid, start = in_stack or (parameter.grid, 0)
         key: object = (
-            parameter.grid, parameter.src_dtype, parameter.dtype, transfer.grid,
+            grid, parameter.src_dtype, parameter.dtype, transfer.grid,
             tuple(transfer.targets), any(parameter.steps),
         )  # fmt: skip
         if exchange:
             key = key, exchange.receivers, exchange.senders, exchange.forwarder
         if key in self._kept:
-            return self._kept[key]
+            kept, known = self._kept[key]
+            if start == known:
+                return kept
+            return [(MovedStep(step, start - known), repeat) for step, repeat in kept]
         kind = PieceSchedule if parameter.composed else Schedule
         made = self._steps(kind(transfer, self._method, self._checked))
         first = []
@@ -84,7 +113,7 @@ class ScheduleCache:
                 return chain(first, made)
         if len(self._kept) >= _MANY_SCHEDULES:
             self._kept.clear()
-        self._kept[key] = first
+        self._kept[key] = first, start
         return first
 
     @cached_property
@@ -103,3 +132,27 @@ class ScheduleCache:
             yield made[id(alike)], repeat
             if repeat + 1 == alike.count:
                 del made[id(alike)]
+
+
+def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
+    """Return of a tensor that is a slice of a stack what all of its slices share, and where it
+    begins in the file's content, in bytes; None of any other.
+
+    A mixture of experts has tens of thousands of such tensors, whose schedules differ in nothing
+    else. What is done to elements may depend on their place, and integrity is checked by it.
+    """
+    parameter = transfer.parameter
+    composed = parameter.composed
+    if composed is None or any(parameter.steps) or len(transfer.readers) != 1:
+        return None
+    grid, (cell,) = composed.pieces, transfer.readers
+    held, piece = grid.held(cell), grid.piece(cell)
+    first = piece.src_start
+    steps = [step for axis, step in zip(piece.axes, piece.src_step) if axis == 0]
+    if len(grid.assembly.pieces) > 1 or len(first) < 2 or steps not in ([], [1]):
+        return None
+    shared = (
+        cell, held, grid.box(cell), parameter.shape, piece.shape, piece.dst_start, piece.dst_step,
+        first[1:], piece.src_step, piece.axes,
+    )  # fmt: skip
+    return shared, first[0] * prod(held.shape[1:]) * item_size(parameter.src_dtype)

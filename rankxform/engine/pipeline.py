@@ -133,7 +133,8 @@ def execute(
     schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
-    turns = _turns(work, schedules, depth)
+    scheduling = {"plan": 0.0}
+    turns = _timed(_turns(work, schedules, depth), scheduling)
     if sources.ahead:
         turns, coming = tee(turns)
         sources.expect(reads_of(coming), work.memory // 2)
@@ -152,7 +153,12 @@ def execute(
     notices = sources.check_unchanged()
     written = sum(sink.written for sink in sinks.values())
     return before + Traffic(
-        sources.nbytes, written, pipeline.sent, pipeline.seconds, notices, copier.values
+        sources.nbytes,
+        written,
+        pipeline.sent,
+        pipeline.seconds | scheduling,
+        notices,
+        copier.values,
     )
 
 
@@ -165,6 +171,17 @@ def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Tur
             number += 1
         for transfer in some:
             yield transfer, None, 0
+
+
+def _timed(turns: Iterator[Turn], seconds: dict[str, float]) -> Iterator[Turn]:
+    """Yield turns, and add up what it takes to work them out."""
+    while True:
+        began = perf_counter()
+        turn = next(turns, None)
+        seconds["plan"] += perf_counter() - began
+        if turn is None:
+            return
+        yield turn
 
 
 @dataclass
