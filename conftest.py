@@ -4,7 +4,7 @@ import signal
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.mpi_launch"]
+pytest_plugins = ["tests.mpi_launch", "tests.tries"]
 collect_ignore = ["tests/data"]  # programs that make inputs
 
 # Where a shell started the tests in the background, programs that they start would not hear it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from shlex import quote
 from typing import Any
@@ -124,7 +125,7 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
                 f"{name!r} should be the same as {of!r} by {target.map_in_words or '--names'}, and "
                 "is not",
                 "give this model's configuration, if it is another's",
-                "--exclude, which leaves it out as it is",
+                f"--exclude {quote(f'^{re.escape(name)}$')} leaves it out",
             )
 
 

@@ -7,8 +7,10 @@ tensors correlate with the published ones, and in any other way they do not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
@@ -154,9 +156,11 @@ def _resemblance(
     text = f"{names}{more} would not resemble {reference}, and {len(every) - len(unlike)} others do"
     if not refused:
         return text
+    refuted = dict.fromkeys(pattern_of(name) for _, name in refused)
+    kinds = "|".join(re.escape(kind).replace(r"\*", r"\d+") for kind in refuted)
     raise CheckpointError(
         text,
-        "--accept contradictions:REGEX if they were trained anew",
+        f"--accept {quote(f'contradictions:^({kinds})$')} if they were trained anew",
         details="the checkpoint holds them in another order, or under other names, than the map "
         "takes it to",
     )

@@ -8,7 +8,6 @@ are left to the reader.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -21,9 +20,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from rankxform.cli.main import main
-from rankxform.options import facts_of, flag_of
-from rankxform.request import option_table
 from tests.corpus import SOURCES, STRATEGIES, write_wrong
+from tests.tries import flags_of, takes_value
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 OPTIONS = (
@@ -35,30 +33,6 @@ OPTIONS = (
 )  # fmt: skip
 FEWEST = {"provoked": 330, "tried": 100}
 """How many errors were provoked, and how many tries carried out; these may not become fewer."""
-
-
-def takes_value(flag):
-    for one in option_table():
-        if flag in (flag_of(one.name), *facts_of(one).aliases):
-            return facts_of(one).kind.stands_for is None
-    return True
-
-
-def flags_of(text):
-    """Return the options that a try begins with; [] if it is in words, or has a placeholder."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return []
-    found = []
-    while words and words[0].startswith("--"):
-        flag = words.pop(0).rstrip(",")
-        found.append(flag)
-        if takes_value(flag) and "=" not in flag:
-            if not words or re.fullmatch(r"[A-Z]+(\.\w+)?|REGEX.*|N", words[0].rstrip(",")):
-                return []
-            found.append(words.pop(0).rstrip(","))
-    return found
 
 
 def refused(words, dst, capfd):
