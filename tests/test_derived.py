@@ -593,3 +593,21 @@ def test_a_rules_file_of_ones_own(tmp_path):
     found = rankxform.derive(dst="dp=1,mp=4", shapes=tmp_path / "shapes.json", predict=True,
                              preset=tmp_path / "own.toml")  # fmt: skip
     assert [one.dst_layout for one in found.roles] == ["[4] [0, -1]", "[4] [0, -1]"]
+
+
+def test_a_derived_strategy_gets_a_frameworks_names(tmp_path):
+    params = dict.fromkeys(("w", "adam_m.w", "adam_v.w"), ((8, 4), "Float32"))
+    four, two = ([dict.fromkeys(params, ([n], [0, -1], 0, 0))] for n in (4, 2))
+    src = reference.write_checkpoint(tmp_path / "src", four, params)
+    a = reference.write_strategy(tmp_path / "a.ckpt", four)
+    b = reference.write_strategy(tmp_path / "b.ckpt", two)
+    rankxform.transform(src, tmp_path / "given", a, b, names="torch")
+    sizes = {"src_parallel": "dp=1,mp=4", "dst_parallel": "dp=1,mp=2"}
+    rankxform.transform(src, tmp_path / "derived", a, names="torch", **sizes)
+    for rank in range(2):
+        given, derived = (
+            tmp_path / kind / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+            for kind in ("given", "derived")
+        )
+        assert "model.w" in reference.read_ckpt(derived)
+        assert given.read_bytes() == derived.read_bytes()

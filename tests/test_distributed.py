@@ -574,3 +574,17 @@ class TestFoundByReview:
             found = rankxform.inspect(tmp_path)
             assert any("complete are 100, 200" in one for one in found["notices"]), text
             assert found["step"] == ("100" if text == "100" else "200")
+
+
+class TestVerifyOfWhatIsOnlyRead:
+    """A destination that another tool sharded is no whole tensors that differ."""
+
+    @pytest.mark.parametrize(
+        ("sample", "text"),
+        [("dcp_torch_mesh2x2", "no --dst-strategy says how"), ("dcp_mcore", "as a source alone")],
+    )
+    def test_is_refused(self, sample, text, tmp_path):
+        src = DATA / sample / "ckpt"
+        transformed(src, tmp_path / "whole", dst_form="huggingface")
+        with pytest.raises(rankxform.UsageError, match=text):
+            rankxform.verify(tmp_path / "whole", src)

@@ -544,3 +544,14 @@ def _natural(name):
     from rankxform.layout.names import natural
 
     return natural(name)
+
+
+def test_an_earlier_iteration_of_ours_is_no_other_tools(tmp_path):
+    params = {"w": ((8, 4), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", None, params)
+    options = {"dst_form": "checkpoint2", "iteration": 1}
+    rankxform.transform(src, tmp_path / "dst", **options)
+    b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    with pytest.raises(rankxform.StorageError, match="holds the work of an earlier run"):
+        rankxform.transform(src, tmp_path / "dst", None, b, **options)
+    rankxform.transform(src, tmp_path / "dst", None, b, **options, overwrite=True)

@@ -115,11 +115,11 @@ def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
         )
     if found.same:
         stands = samples_in_words(found.evidence)
-        what = f"every byte compared, {what}; "
+        what = f"every byte compared, {what}"
         if found.by_manifest:
-            what += "with the fingerprints of the conversion"
-        else:
-            what += f"SRC's strategy stands on {stands}"
+            what += "; with the fingerprints of the conversion"
+        elif found.evidence.get("samples"):
+            what += f"; SRC's strategy stands on {stands}"
         return "\n".join([*notices, labelled("same", what), *doubts])
     slices = [one for one in found.differences if not one.whole_file]
     files = {one.rank for one in found.differences if one.whole_file or found.by_manifest}

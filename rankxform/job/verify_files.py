@@ -14,6 +14,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
+from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
@@ -29,6 +30,8 @@ from rankxform.target.target import Target
 from rankxform.transport import Team
 
 from .verdict import unreadable
+
+_AS_WHOLE = "convert both to whole tensors and compare these"
 
 
 def record_folder(folder: Path) -> Path:
@@ -50,6 +53,10 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     """
     where = team.bcast(lambda: Where(str(Path(request.dst or "").absolute()), request.dst_form))
     form = FORMS[team.bcast(lambda: form_at(where, "--dst-form").name)]
+    if not form.is_written:
+        raise UsageError(
+            f"is {form.name}, which is read as a source alone", _AS_WHOLE, where=request.dst
+        )
     request = replace(request, dst_form=form.name)
     if not form.described:
         return request, None
@@ -136,7 +143,16 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
             if one.box.size and held.setdefault(one.file, {}).setdefault(name, one.box) != one.box:
                 raise UsageError(
                     f"a file has several boxes of {name}, as no rank of {planner.dst.label} has",
-                    "convert both to whole tensors and compare these",
+                    _AS_WHOLE,
+                    where=description.source,
+                )
+    if isinstance(planner.dst, WholeStrategy):
+        for name, boxes in description.boxes.items():
+            if len({one.box for one in boxes if one.box.size}) > 1:
+                raise UsageError(
+                    f"shards {name}, and no --dst-strategy says how",
+                    "--dst-strategy FILE or FOLDER of the job that wrote it",
+                    _AS_WHOLE,
                     where=description.source,
                 )
     known: dict[tuple[int, str], Box | None] = {}

@@ -16,7 +16,7 @@ from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
-from rankxform.ops.naming import named_strategy
+from rankxform.ops.naming import AS_STORED, MINDSPORE, named_strategy
 from rankxform.ops.vocabulary import is_vocabulary
 from rankxform.options import is_default
 from rankxform.planning.catalog import Catalog
@@ -263,17 +263,20 @@ def _wanted(
         tuple(one.dtype for one in made),
         tuple(one.shape for one in made),
     )
-    wanted = asked.dst
+    wanted, request = asked.dst, asked.request
+    names = [one.name for one in made if not one.dropped]
     if isinstance(wanted, Strategy):
-        names = [one.name for one in made if not one.dropped]
-        wanted = named_strategy(wanted, asked.request.names, names)
+        wanted = named_strategy(wanted, request.names, names)
         states = catalog.is_whole and not derivation.renames
         return None, written_out(wanted, [schema], states=states)
     from rankxform.derivation.asked import derive_from
 
     from .strategy_file import label_beside
 
-    if derivation.renames or catalog.is_whole or catalog.strategy is None:
+    is_named = request.names not in (AS_STORED, MINDSPORE)  # as a framework does, and no more
+    is_named = is_named and asked.operation.table is None and not request.masters
+    is_other = derivation.renames and not is_named
+    if is_other or catalog.is_whole or catalog.strategy is None:
         derived = derive_from(wanted, WholeStrategy(), {0: schema})
     else:
         schemas = {
@@ -284,9 +287,11 @@ def _wanted(
         }
         named = derivation.schemas(schemas)
         derived = derive_from(wanted, derivation.strategy(_without_followers(catalog)), named)
-    strategy = derived.strategy
-    if asked.request.dst is not None:
-        strategy = replace(strategy, label=label_beside(asked.request.dst))
+    strategy = (
+        named_strategy(derived.strategy, request.names, names) if is_named else derived.strategy
+    )
+    if request.dst is not None:
+        strategy = replace(strategy, label=label_beside(request.dst))
     return derived, strategy
 
 
