@@ -45,6 +45,7 @@ class LoadOptions(DeriveOptions, SourceOptions, total=False):
     like: str | None
     qkv: str | None
     gate_up: str | None
+    variant: str | Sequence[str]
     weights_only: bool
     masters: bool
     dtype: str | None

@@ -21,10 +21,15 @@ class Model:
     """A random model of one kind. config: its config.json; hf, mf: {name: words} of each naming.
 
     dtype: of all parameters but `float32`, which are Float32. qkv, gate_up: how these are joined.
+    variants: in which of its ways MindFormers has latent attention, experts and their bias.
     """
 
-    def __init__(self, kind, seed, dtype="BFloat16", qkv="grouped", gate_up="interleaved"):
+    def __init__(
+        self, kind, seed, dtype="BFloat16", qkv="grouped", gate_up="interleaved", variants=0
+    ):
         self.kind, self.dtype, self.qkv, self.gate_up = kind, dtype, qkv, gate_up
+        self.mla = ("concat", "apart")[variants & 1]
+        self.in_rows, self.bias = not variants & 2, ("router.", "")[variants >> 2 & 1]
         self._random = random.Random(f"{kind} {seed}")
         self._bits = np.random.default_rng(seed)
         self.hf, self.mf, self.float32 = {}, {}, set()
@@ -124,13 +129,14 @@ class Model:
             self.hf[f"{own}.down_proj.weight"] = down
             first.append(np.hstack([gate.T, up.T]))
             second.append(down.T)
-        self.mf[f"{mf}.mlp.experts.weight1"] = np.vstack(first)
-        self.mf[f"{mf}.mlp.experts.weight2"] = np.vstack(second)
+        joined = np.vstack if self.in_rows else np.stack
+        self.mf[f"{mf}.mlp.experts.weight1"] = joined(first)
+        self.mf[f"{mf}.mlp.experts.weight2"] = joined(second)
         self.same(f"{hf}.mlp.gate.weight", f"{mf}.mlp.router.weight", count, h)
 
     def shared(self, hf, mf, count):
         own = f"{hf}.mlp.gate.e_score_correction_bias"
-        self.same(own, f"{mf}.mlp.router.expert_bias", count, float32=True)
+        self.same(own, f"{mf}.mlp.{self.bias}expert_bias", count, float32=True)
         c = self.config
         if c["n_shared_experts"]:
             f = c["n_shared_experts"] * c["moe_intermediate_size"]
@@ -199,13 +205,21 @@ class Model:
         c = self.config
         h, heads, own = c["hidden_size"], c["num_attention_heads"], f"{mf}.self_attention"
         nope, rope, v = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+        down = {"q_a_proj": c["q_lora_rank"], "kv_a_proj_with_mqa": c["kv_lora_rank"] + rope}
+        if self.mla == "concat":
+            names = [f"{hf}.self_attn.{one}.weight" for one in down]
+            shapes = [(rows, h) for rows in down.values()]
+            self.both(names, f"{own}.linear_qkv.weight", lambda *parts: np.vstack(parts), *shapes)
+            called = {"q_b": "linear_qb", "kv_b": "linear_kvb", "kv": "k_layernorm"}
+        else:
+            called = {"q_b": "linear_q_up_proj", "kv_b": "linear_kv_up_proj", "kv": "kv_layernorm"}
+            for one, name in zip(down, ("linear_q_down_proj", "linear_kv_down_proj")):
+                self.same(f"{hf}.self_attn.{one}.weight", f"{own}.{name}.weight", down[one], h)
         for a, b, *shape in (
-            ("q_a_proj", "linear_q_down_proj", c["q_lora_rank"], h),
             ("q_a_layernorm", "q_layernorm", c["q_lora_rank"]),
-            ("q_b_proj", "linear_q_up_proj", heads * (nope + rope), c["q_lora_rank"]),
-            ("kv_a_proj_with_mqa", "linear_kv_down_proj", c["kv_lora_rank"] + rope, h),
-            ("kv_a_layernorm", "kv_layernorm", c["kv_lora_rank"]),
-            ("kv_b_proj", "linear_kv_up_proj", heads * (nope + v), c["kv_lora_rank"]),
+            ("q_b_proj", called["q_b"], heads * (nope + rope), c["q_lora_rank"]),
+            ("kv_a_layernorm", called["kv"], c["kv_lora_rank"]),
+            ("kv_b_proj", called["kv_b"], heads * (nope + v), c["kv_lora_rank"]),
             ("o_proj", "linear_proj", h, heads * v),
         ):
             self.same(f"{hf}.self_attn.{a}.weight", f"{own}.{b}.weight", *shape)

@@ -618,3 +618,71 @@ def test_one_name_that_both_namings_have_hides_nothing(tmp_path):
     mf = written(model, tmp_path)
     said = refused(mf, tmp_path, "llama")
     assert "Hugging Face's names already" not in said and "--map llama_legacy" in said
+
+
+class TestVariants:
+    """What MindFormers has in several ways: names and axes tell, or the destination's strategy."""
+
+    @pytest.fixture
+    def mixed(self):
+        """Return a model with experts in one layer at least, in all of PyNative's ways."""
+        every = (Model("deepseek_v3", seed, "Float32", variants=6) for seed in range(20))
+        return next(one for one in every if any("expert_bias" in name for name in one.mf))
+
+    def test_what_is_there_tells(self, mixed, tmp_path):
+        src = written(mixed, tmp_path)
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+        report = rankxform.transform(src, tmp_path / "hf", dst_form="huggingface", **options)
+        assert arrays(tmp_path / "hf", reference_forms.read_huggingface).keys() == mixed.hf.keys()
+        assert not any("MindFormers gets" in text for text in report.notices)
+
+    def test_the_destinations_strategy_tells(self, mixed, tmp_path):
+        src = written(mixed, tmp_path, "hf")
+        params = mixed.params("mf")
+        layouts = random_strategy(params, 2, 1, 1)
+        b = reference.write_stage_files(tmp_path / "b", layouts)
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+        rankxform.transform(src, tmp_path / "dst", None, b, format="ckpt", **options)
+        own = mixed.mf
+        wrong = reference.wrong_slices(
+            tmp_path / "dst", layouts, params, make=lambda name, *_: own[name]
+        )
+        assert wrong == []
+
+    def test_else_an_option_does_and_a_note_says_so(self, mixed, tmp_path):
+        src = written(mixed, tmp_path, "hf")
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+        options["dst_form"] = "unified"
+        report = rankxform.transform(src, tmp_path / "dst", **options)
+        told = "MindFormers gets experts=rows, bias=router, mla=concat"
+        assert any(told in text for text in report.notices)
+        ways = ("experts=axis", "bias=layer", "mla=concat")
+        rankxform.transform(src, tmp_path / "way", variant=ways, **options)
+        assert arrays(tmp_path / "way", reference_forms.read_unified).keys() == mixed.mf.keys()
+        for wrong in ("experts", "experts=x", "heads=2"):
+            with pytest.raises(UsageError, match="--variant"):
+                rankxform.transform(src, tmp_path / "no", variant=(wrong,), **options)
+
+    def test_a_bias_that_the_configuration_requires(self, mixed, tmp_path):
+        names = [name for name in mixed.mf if "expert_bias" in name]
+        mixed.config["topk_method"] = "noaux_tc"
+        for name in names:
+            del mixed.mf[name]
+        src = written(mixed, tmp_path)
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+        options["dst_form"] = "huggingface"
+        with pytest.raises(CheckpointError, match="lacks 'decoder.*expert_bias'"):
+            rankxform.transform(src, tmp_path / "dst", **options)
+        mixed.config["topk_method"] = "greedy"
+        (tmp_path / "config.json").write_text(json.dumps(mixed.config))
+        rankxform.transform(src, tmp_path / "dst", **options)
+
+    def test_counters_of_load_are_no_weights(self, mixed, tmp_path):
+        layer = next(name for name in mixed.mf if "expert_bias" in name).partition(".mlp.")[0]
+        for name in ("router.fi_accu", "router.expert_load", "tokens_per_expert", "ga_steps"):
+            mixed.mf[f"{layer}.mlp.{name}"] = mixed.new(4)
+        src = written(mixed, tmp_path)
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+        report = rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", **options)
+        (left,) = (one for one in report.left_out if "no weight" in one.why)
+        assert len(left.names) == 4

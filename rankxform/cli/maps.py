@@ -103,6 +103,8 @@ def _shown(name: str) -> tuple[str, Any]:
     for choice, ways in one.choices.items():
         listed = ", ".join(f"{way} ({step})" for way, step in ways.items())
         lines += ["", f"--{choice.replace('_', '-')}: {listed}; the first is the default"]
+    for variant, found in one.variants.items():
+        lines += ["", f"--variant {variant}={' or '.join(found)}; the first is the default"]
     rules = list(_rules(one))
     for rule in rules:
         lines += ["", rule["tensor"]]
@@ -111,6 +113,8 @@ def _shown(name: str) -> tuple[str, Any]:
         more = [*rule["operations"], *rule["marks"]]
         if more:
             lines.append("  " + ", ".join(more))
+    for ignored in one.ignored:
+        lines += ["", ignored.name, f"  in {', '.join(ignored.blocks)}: no weight, left out"]
     for copy in one.copies:
         condition = f", if {copy.condition.text}" if copy.condition else ""
         lines += ["", copy.name, f"  the same as {copy.of}{condition}"]
@@ -122,9 +126,12 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
 
     for rule in table.rules:
         for block in [one.names for one in table.blocks_of(rule)] or [{}]:
-            marks = [f"if {rule.condition.text}"] if rule.condition else []
-            marks += [word for word in ("optional", "vocabulary", "keep_dtype")
-                      if getattr(rule, word)]  # fmt: skip
+            marks = [f"{variant}={way}" for variant, way in rule.where.items()]
+            marks += [f"if {rule.condition.text}"] if rule.condition else []
+            if not isinstance(rule.optional, bool):
+                marks.append(f"optional if {rule.optional.text}")
+            marks += ["optional"] if rule.optional is True else []
+            marks += [word for word in ("vocabulary", "keep_dtype") if getattr(rule, word)]
             yield {
                 "tensor": rule.whole.replace("{block}", block.get(rule.side, "")),
                 "tensors": {

@@ -16,6 +16,9 @@
     grouped = "groups(kv_heads)"
     contiguous = "concat"
 
+    [variants]                             # in how many ways MindFormers has it, the default first
+    mla = ["concat", "apart"]              # which, names and numbers of axes tell
+
     [blocks.decoder]                       # what many rules have in common
     mindformers = "decoder.layers.{layer}"
     huggingface = "model.layers.{layer}"
@@ -32,11 +35,14 @@
 
 One side of a rule is one tensor, the other is its parts. The steps make the one of the parts:
 ``concat``, ``interleave`` and ``groups(n)`` join them along the first axis, ``transpose`` exchanges
-the axes, ``stack(variable)`` puts what was made for each value of a variable one after another.
-Read backwards, they take it apart. A rule with ``optional = true`` may find none of its tensors,
-in any layer; one with ``if`` holds where the expression does. ``vocabulary = true`` marks tensors
+the axes, ``stack(variable)`` puts what was made for each value of a variable one after another, and
+``pile(variable)`` along a first axis of its own.
+Read backwards, they take it apart. A rule with ``optional = true``, or an expression that holds,
+may find none of its tensors, in any layer; one with ``if`` holds where the expression does, one
+with ``where = { mla = "concat" }`` in that variant. ``vocabulary = true`` marks tensors
 whose rows are the vocabulary's, ``keep_dtype = true`` those that are never cast. ``[[copies]]``
-say that a tensor of one side is the same as another of that side.
+say that a tensor of one side is the same as another of that side, and ``[[ignored]]`` which tensors
+are no weights and are left out.
 """
 
 from __future__ import annotations
@@ -60,8 +66,11 @@ _MAP = {
 }  # fmt: skip
 _RULE = {
     "mindformers", "huggingface", "blocks", "steps", "for", "optional", "if", "vocabulary",
-    "keep_dtype",
+    "keep_dtype", "where",
 }  # fmt: skip
+_SECTIONS = (
+    "map", "sizes", "choices", "variants", "blocks", "rules", "copies", "ignored",
+)  # fmt: skip
 _NODES = (
     "Expression", "BinOp", "UnaryOp", "BoolOp", "Compare", "Name", "Constant", "Load", "Add", "Sub",
     "Mult", "FloorDiv", "Not", "And", "Or", "Eq", "Lt",
@@ -112,7 +121,7 @@ def _expression(text: str, where: str) -> Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UsageError(f"{text!r} is no expression", where=where) from None
     for node in ast.walk(tree):
-        good = not isinstance(node, ast.Constant) or type(node.value) is int
+        good = not isinstance(node, ast.Constant) or type(node.value) in (int, str)
         if type(node).__name__ not in _NODES or not good:
             raise UsageError(
                 f"{text!r}: only names, integers, + - * // == < and or not", where=where
@@ -149,7 +158,8 @@ class Rule:
     """One kind of tensor: the one tensor `whole` of side `side`, and its parts on the other.
 
     parts: by name, the shape. blocks: names in the table, none for a rule of its own. steps: as
-    (name, argument). ranges: of variables that only the parts have. condition: where it holds.
+    (name, argument). ranges: of variables that only the parts have. condition: where it holds;
+    where: in which variant. optional: whether its tensors may lack, or where they may.
     """
 
     side: str
@@ -159,9 +169,10 @@ class Rule:
     steps: tuple[tuple[str, str], ...] = ()
     ranges: tuple[Range, ...] = ()
     condition: Expression | None = None
-    optional: bool = False
+    optional: bool | Expression = False
     vocabulary: bool = False
     keep_dtype: bool = False
+    where: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,15 @@ class Copied:
 
 
 @dataclass(frozen=True)
+class Ignored:
+    """Tensors of one side that are no weights, such as counters of experts' load."""
+
+    side: str
+    name: str
+    blocks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class MapTable:
     """A mapping table, with what it extends. label: what messages call it."""
 
@@ -193,8 +213,10 @@ class MapTable:
     blocks: Mapping[str, Block] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     copies: tuple[Copied, ...] = ()
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: tuple[Ignored, ...] = ()
 
-    def blocks_of(self, rule: Rule) -> list[Block]:
+    def blocks_of(self, rule: Rule | Ignored) -> list[Block]:
         """Return the blocks that a rule holds for; [] of a rule of its own."""
         return [
             block
@@ -213,9 +235,8 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     """Read a mapping table; `bases` are those that it extends. Raises UsageError."""
     document = toml_document(data, label)
     for key in document:
-        if key not in ("map", "sizes", "choices", "blocks", "rules", "copies"):
-            known = "map, sizes, choices, blocks, rules, copies"
-            raise UsageError(f"{key!r} is none of {known}", where=label)
+        if key not in _SECTIONS:
+            raise UsageError(f"{key!r} is none of {', '.join(_SECTIONS)}", where=label)
     facts = _table(document.get("map", {}), f"{label}: [map]")
     for key, value in facts.items():
         if type(value) is not _MAP.get(key):
@@ -230,6 +251,11 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
         if not ways or not all(isinstance(step, str) for step in ways.values()):
             raise UsageError(f"choices.{name}: expected a step for each way, as texts", where=label)
         choices[name] = ways
+    variants = {n: v for base in bases for n, v in base.variants.items()}
+    for name, ways in _table(document.get("variants", {}), f"{label}: [variants]").items():
+        variants[name] = tuple(_texts(ways, f"{label}: variants.{name}"))
+        if not variants[name]:
+            raise UsageError(f"variants.{name}: expected a list of names", where=label)
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
     for name, one in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
         blocks[name] = _block(_table(one, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
@@ -240,6 +266,14 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     copies = [one for base in bases for one in base.copies]
     for number, one in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
         copies.append(_copied(_table(one, f"{label}, copy {number}"), f"{label}, copy {number}"))
+    ignored = [one for base in bases for one in base.ignored]
+    for number, one in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
+        where = f"{label}, ignored {number}"
+        ignored.append(_ignored(_table(one, where), where))
+    for rule in rules:
+        for name, way in rule.where.items():
+            if way not in variants.get(name, ()):
+                raise UsageError(f"where {name} = {way!r}: no such variant", where=label)
     requires = [one for base in bases for one in base.requires]
     requires += [expression(t, f"{label}: requires") for t in facts.get("requires", [])]
     return MapTable(
@@ -253,6 +287,8 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
         blocks,
         tuple(rules),
         tuple(copies),
+        variants,
+        tuple(ignored),
     )
 
 
@@ -279,13 +315,22 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
     ranges = tuple(
         _range(name, one, where) for name, one in _table(facts.get("for", {}), where).items()
     )
-    flags = {}
+    flags: dict[str, Any] = {}
     for name in ("optional", "vocabulary", "keep_dtype"):
         flags[name] = facts.get(name, False)
-        if not isinstance(flags[name], bool):
+        if name == "optional" and isinstance(flags[name], str):
+            flags[name] = expression(flags[name], where)
+        elif not isinstance(flags[name], bool):
             raise UsageError(f"{name} is {flags[name]!r}; expected true or false", where=where)
-    side = whole[0]
-    return Rule(side, facts[side], shapes, used, steps, ranges, condition, **flags)
+    side, variant = whole[0], _table(facts.get("where", {}), f"{where}: where")
+    return Rule(side, facts[side], shapes, used, steps, ranges, condition, where=variant, **flags)
+
+
+def _ignored(facts: Mapping[str, Any], where: str) -> Ignored:
+    side = next((side for side in SIDES if isinstance(facts.get(side), str)), None)
+    if side is None or set(facts) - {side, "blocks"}:
+        raise UsageError("expected mindformers or huggingface, and blocks", where=where)
+    return Ignored(side, facts[side], tuple(_texts(facts.get("blocks", []), where)))
 
 
 def _step(text: str, where: str) -> tuple[str, str]:

@@ -95,7 +95,7 @@ class Piece:
 
     def inverse(self, number: int) -> Piece:
         """Return the piece that makes the source of the made tensor, which is source `number`."""
-        assert not self.is_broadcast
+        assert all(n == 1 for n, axis in zip(self.shape, self.axes) if axis == NO_AXIS)
         order = [self.axes.index(axis) if axis in self.axes else -1 for axis in self._src_axes]
         assert -1 not in order, "an axis of the source that the made tensor lacks"
         return Piece(
@@ -225,6 +225,23 @@ def concatenated(parts: Sequence[Assembly]) -> Assembly:
         pieces += [_moved(piece, rows) for piece in one.pieces]
         rows += one.shape[0]
     return Assembly((rows, *parts[0].shape[1:]), tuple(pieces))
+
+
+def piled(parts: Sequence[Assembly]) -> Assembly:
+    """Return tensors one after another, along a first axis of their own."""
+    pieces = [
+        replace(
+            piece,
+            shape=(1, *piece.shape),
+            dst_start=(number, *piece.dst_start),
+            dst_step=(1, *piece.dst_step),
+            src_step=(0, *piece.src_step),
+            axes=(NO_AXIS, *piece.axes),
+        )
+        for number, one in enumerate(parts)
+        for piece in one.pieces
+    ]
+    return Assembly((len(parts), *parts[0].shape), tuple(pieces))
 
 
 def interleaved(parts: Sequence[Assembly]) -> Assembly:

@@ -27,7 +27,7 @@ from rankxform.formats.map_toml import (
     expression,
 )
 from rankxform.geometry.box import Shape
-from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses
+from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses, piled
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import COUNTERS, State
 from rankxform.values import dataclass
@@ -84,17 +84,39 @@ class NameMap(Composition):
             if chosen not in known:
                 raise UsageError(f"{name} {chosen!r}: {self.table.label} has {', '.join(known)}")
             self.choices[name] = chosen
+        self.variants = dict[str, str]()
+        for name, ways in self.table.variants.items():
+            way = choices.get(name) or ways[0]
+            if way not in ways:
+                there = ", ".join(ways)
+                raise UsageError(f"--variant {name}={way}: {self.table.label} has {there}")
+            self.variants[name] = way
         self._assemblies: dict[tuple[int, tuple[Shape, ...]], Assembly] = {}
         self._inverses: dict[int, list[Assembly]] = {}
         self._absent: list[str] = []
         self.links = [link for rule in self.table.rules for link in self._links(rule)]
         self.copies = [copy for one in self.table.copies for copy in self._copies(one)]
+        self._ignored = {side: {*self._no_weights(side)} for side in SIDES}
         self._names = self._by_side()
 
     # -- what the table says ----------------------------------------------------------------------
 
+    def _holds(self, rule: Rule) -> bool:
+        in_variant = all(self.variants[name] == way for name, way in rule.where.items())
+        return in_variant and self.sizes.holds(rule.condition)
+
+    def _no_weights(self, side: str) -> Iterator[str]:
+        """Yield what one side calls tensors that are no weights."""
+        for one in self.table.ignored:
+            within = self.table.blocks_of(one) if one.side == side else []
+            for block in within:
+                for variables in self._values([block.range]):
+                    yield self._name(one.name, block.names[side], variables)
+            if one.side == side and not one.blocks:
+                yield one.name
+
     def _links(self, rule: Rule) -> Iterator[Link]:
-        if not self.sizes.holds(rule.condition):
+        if not self._holds(rule):
             return
         for name in rule.blocks:
             if name not in self.table.blocks:
@@ -163,18 +185,19 @@ class NameMap(Composition):
             if name == "transpose":
                 parts = [one.transposed() for one in parts]
                 continue
-            if name == "stack":
+            if name in ("stack", "pile"):
                 if argument not in {one.variable for one in rule.ranges}:
                     raise UsageError(
-                        f"{rule.whole!r}: stack({argument}) is about no variable of `for`",
+                        f"{rule.whole!r}: {name}({argument}) is about no variable of `for`",
                         where=self.table.label,
                     )
-                parts = [self._joined(rule, "concat", "", parts)]
+                one = piled(parts) if name == "pile" else self._joined(rule, "concat", "", parts)
+                parts = [one]
                 continue
             if name not in _JOINING:
                 raise UsageError(
                     f"{rule.whole!r} has a step {name!r}; expected "
-                    f"{', '.join((*_JOINING, 'transpose', 'stack', *self.table.choices))}",
+                    f"{', '.join((*_JOINING, 'transpose', 'stack', 'pile', *self.table.choices))}",
                     where=self.table.label,
                 )
             groups = [parts[at : at + each] for at in range(0, len(parts), each)]
@@ -230,6 +253,35 @@ class NameMap(Composition):
                     names[side][name] = link
         return names
 
+    def told(self, axes: Mapping[str, int]) -> dict[str, str]:
+        """Return by variant which way MindFormers' names tell, and how many axes the tensors have.
+
+        axes: of each tensor, by name. What is told by none, or by several alike, is not in it.
+        """
+        found = dict[str, str]()
+        for variant, ways in self.table.variants.items():
+            counts = dict.fromkeys(ways, 0)
+            for rule in self.table.rules:
+                way = rule.where.get(variant)
+                if (
+                    way is not None
+                    and rule.side == MINDFORMERS
+                    and self.sizes.holds(rule.condition)
+                ):
+                    shape = next(iter(rule.parts.values()))
+                    count = len(shape) + any(name == "pile" for name, _ in rule.steps)
+                    counts[way] += sum(axes.get(name) == count for name in self._wholes(rule))
+            best = max(ways, key=lambda way: counts[way])
+            if counts[best] and [*counts.values()].count(counts[best]) == 1:
+                found[variant] = best
+        return found
+
+    def _wholes(self, rule: Rule) -> Iterator[str]:
+        """Yield the names of a rule's one tensor, in every layer."""
+        for block in self.table.blocks_of(rule):
+            for variables in self._values([block.range]):
+                yield self._name(rule.whole, block.names[rule.side], variables)
+
     # -- what it makes of a checkpoint ------------------------------------------------------------
 
     def side_of(self, names: Iterable[str]) -> str:
@@ -284,7 +336,8 @@ class NameMap(Composition):
             sizes = self.sizes
             for entry in self._absent:
                 sizes = sizes.without(entry)
-            reduced = NameMap(sizes, self.choices, self._excluded, free_rows=self._free_rows)
+            chosen = {**self.choices, **self.variants}
+            reduced = NameMap(sizes, chosen, self._excluded, free_rows=self._free_rows)
             if reduced._lacking(known):
                 raise UsageError(
                     f"unless {self._absent[0]!r}: a block is there even where that is 0; expected "
@@ -366,13 +419,17 @@ class NameMap(Composition):
         for link in self.links:
             alike.setdefault(id(link.rule), []).append(link)
         for links in alike.values():
+            rule = links[0].rule
             if some:
                 links = [one for one in links if any(name in known for name in one.names(side))]
             names = [name for link in links for name in link.names(side)]
             missing = [name for name in names if name not in known]
-            if missing and not (links[0].rule.optional and len(missing) == len(names)):
+            optional = rule.optional
+            if not isinstance(optional, bool):
+                optional = self.sizes.holds(optional)
+            if missing and not (optional and len(missing) == len(names)):
                 self._check_model(known, side)
-                raise self._missing(missing, len(names), links[0].rule)
+                raise self._missing(missing, len(names), rule)
             if names and not missing:
                 yield links
 
@@ -483,6 +540,8 @@ class NameMap(Composition):
     def _left(self, side: str, rest: Sequence[Tensor]) -> list[Tensor]:
         found = []
         for one in rest:
+            if not one.dropped and one.name in self._ignored[side]:
+                one = replace(one, dropped="left out: no weight of the model")
             if not one.dropped:
                 if not any(pattern.search(one.name) for pattern in self._excluded):
                     raise self._unknown(side, one.name)
@@ -494,7 +553,7 @@ class NameMap(Composition):
         """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
         leave = f"--exclude {quote(f'^{re.escape(name)}$')}"
         for rule in self.table.rules:
-            if not self.sizes.holds(rule.condition):
+            if not self._holds(rule):
                 continue
             names = [rule.whole] if side == rule.side else list(rule.parts)
             for block_name in rule.blocks or ("",):

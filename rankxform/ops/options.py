@@ -67,6 +67,12 @@ class OperationOptions:
         None, ON_THE_WAY, "how gate and up are joined, which no file records (default: "
         "interleaved, as in MindFormers)", *_ALL, kind=one_of(("interleaved", "contiguous")),
     )  # fmt: skip
+    variant: tuple[str, ...] = option(
+        (), ON_THE_WAY, "in which of several ways MindFormers has what a map knows, such as "
+        "mla=apart; repeatable (default: as the names that are there tell, or the destination's "
+        "strategy, else as MindFormers' configurations have it)", *_ALL, kind=REPEATED,
+        metavar="NAME=WAY",
+    )  # fmt: skip
     weights_only: bool = option(
         False, ON_THE_WAY, "leave out optimizer states and counters", *_ALL, kind=FLAG,
         aliases=("--no-optimizer",),

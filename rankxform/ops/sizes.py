@@ -15,7 +15,9 @@ class Sizes:
     def __init__(self, table: MapTable, config: Mapping[str, Any], label: str) -> None:
         """`label` is what messages call the configuration. Raises UsageError."""
         self.table, self.label = table, label
-        self._stated = {k: v for k, v in config.items() if isinstance(v, (int, list, type(None)))}
+        self._stated = {
+            k: v for k, v in config.items() if isinstance(v, (int, str, list, type(None)))
+        }
         self._made: dict[str, Any] = {}
         for name, one in table.sizes.items():
             self._made[name] = one.value({**self._stated, **self._made})

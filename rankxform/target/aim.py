@@ -43,6 +43,7 @@ from .operation_inputs import (
     tied_duplicates,
     truncated_vocab,
     with_arrangement,
+    with_variants,
 )
 from .placement import unsafe_writers
 from .suggestions import suggesting
@@ -68,7 +69,8 @@ def aim(asked: Asked, source: Source, team: Team) -> Target:
     adapter = _adapter(asked, team)
     if adapter is not None and not asked.request.accepts(CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
-    arranged = team.agree(lambda: with_arrangement(asked.request, asked.operation, source))
+    told = team.agree(lambda: with_variants(asked.request, asked.operation, source, asked.dst))
+    arranged = team.agree(lambda: with_arrangement(told, asked.operation, source))
     asked = replace(asked, request=arranged)
     training = training_facts(asked.request, source, team)
     reference = _check_arrangement(asked, source, team)

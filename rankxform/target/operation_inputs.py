@@ -83,8 +83,8 @@ def _read_map(request: Request, where: str) -> OperationInputs:
         found = _config(request, where) if has_use else None
         if found is not None:  # it may state a block's size
             known, request = OperationInputs(None, *found), replace(request, config=None)
-        for name in ("config", "like", *CHOICES):
-            if getattr(request, name) is not None:
+        for name in ("config", "like", *CHOICES, "variant"):
+            if getattr(request, name):
                 raise UsageError(f"{flag_of(name)} is for --map", "give both")
         return known
     table = maps.load(request.map)
@@ -92,6 +92,10 @@ def _read_map(request: Request, where: str) -> OperationInputs:
         if getattr(request, name) is not None and name not in table.choices:
             flag = flag_of(name)
             raise UsageError(f"{table.label} has no such choice", f"leave out {flag}")
+    for name in _variants(request):
+        if name not in table.variants:
+            there = ", ".join(table.variants) or "none"
+            raise UsageError(f"--variant {name}: {table.label} has {there}")
     if request.like is not None and not Path(request.like).is_dir():
         raise UsageError("no such folder", "give --like a published model", where=request.like)
     usual = where if request.like is None else str(Path(request.like))
@@ -309,8 +313,35 @@ def name_map(request: Request, given: OperationInputs) -> NameMap | None:
 
     sizes = Sizes(given.table, given.config, given.label)
     chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
+    chosen |= _variants(request)
     excluded = [expression(text, "--exclude") for text in request.exclude]
     return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
+
+
+def _variants(request: Request) -> dict[str, str]:
+    """Return the ways that are asked for, by variant. Raises UsageError."""
+    pairs = [text.partition("=") for text in request.variant]
+    for name, equals, way in pairs:
+        if not (name and equals and way):
+            raise UsageError(f"--variant {name!r}: expected NAME=WAY, such as mla=apart")
+    return {name: way for name, _, way in pairs}
+
+
+def with_variants(request: Request, given: OperationInputs, source: Source, dst: object) -> Request:
+    """Return the request with the variants of a map that are told by the names that are there.
+
+    Those are the source's, or those that the destination's strategy lists.
+    """
+    if given.table is None or not given.table.variants:
+        return request
+    taken = name_map(request, given)
+    assert taken is not None
+    axes = {one.name: len(one.shape) for one in source.table.parameters}
+    if isinstance(dst, Strategy):
+        layouts = (item for stage in dst.stages for item in stage.items())
+        axes |= {name: len(layout.tensor_map) for name, layout in layouts}
+    told = {**taken.told(axes), **_variants(request)}
+    return replace(request, variant=tuple(f"{name}={way}" for name, way in told.items()))
 
 
 MINDFORMERS_FORMS = ("ranks", "checkpoint2", "unified")
@@ -389,6 +420,13 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
             f"{request.dtype}; change DST/config.json"
         )
     one = mapped(given, derivation)
+    said = _variants(request)
+    untold = [f"{n}={way}" for n, way in one.variants.items() if n not in said] if one else []
+    if one and untold:
+        yield (
+            f"{one.table.label}: MindFormers gets {', '.join(untold)}, as in its configurations "
+            "(--variant chooses; a destination's strategy tells)"
+        )
     chosen = one.choices if one else {}
     unsaid = [n for n in chosen if getattr(request, n) is None]
     if one and unsaid and request.like is None:

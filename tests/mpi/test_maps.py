@@ -31,7 +31,7 @@ def seeds():
 def model_of(kind, seed):
     return Model(
         kind, seed, ("BFloat16", "Float32")[seed % 2], ("grouped", "contiguous")[seed % 3 == 2],
-        ("interleaved", "contiguous")[seed % 5 == 4],
+        ("interleaved", "contiguous")[seed % 5 == 4], seed % 8,
     )  # fmt: skip
 
 
