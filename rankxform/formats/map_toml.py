@@ -47,7 +47,7 @@ are no weights and are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import cache
 from types import CodeType, MappingProxyType
@@ -251,11 +251,7 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
         if not ways or not all(isinstance(step, str) for step in ways.values()):
             raise UsageError(f"choices.{name}: expected a step for each way, as texts", where=label)
         choices[name] = ways
-    variants = {n: v for base in bases for n, v in base.variants.items()}
-    for name, ways in _table(document.get("variants", {}), f"{label}: [variants]").items():
-        variants[name] = tuple(_texts(ways, f"{label}: variants.{name}"))
-        if not variants[name]:
-            raise UsageError(f"variants.{name}: expected a list of names", where=label)
+    variants = _read_variants(document, label, bases)
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
     for name, one in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
         blocks[name] = _block(_table(one, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
@@ -267,13 +263,8 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     for number, one in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
         copies.append(_copied(_table(one, f"{label}, copy {number}"), f"{label}, copy {number}"))
     ignored = [one for base in bases for one in base.ignored]
-    for number, one in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
-        where = f"{label}, ignored {number}"
-        ignored.append(_ignored(_table(one, where), where))
-    for rule in rules:
-        for name, way in rule.where.items():
-            if way not in variants.get(name, ()):
-                raise UsageError(f"where {name} = {way!r}: no such variant", where=label)
+    ignored += _read_ignored(document, label)
+    _check_where(rules, variants, label)
     requires = [one for base in bases for one in base.requires]
     requires += [expression(t, f"{label}: requires") for t in facts.get("requires", [])]
     return MapTable(
@@ -290,6 +281,32 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
         variants,
         tuple(ignored),
     )
+
+
+def _read_variants(
+    document: Mapping[str, Any], label: str, bases: tuple[MapTable, ...]
+) -> dict[str, tuple[str, ...]]:
+    variants = {n: v for base in bases for n, v in base.variants.items()}
+    for name, ways in _table(document.get("variants", {}), f"{label}: [variants]").items():
+        variants[name] = tuple(_texts(ways, f"{label}: variants.{name}"))
+        if not variants[name]:
+            raise UsageError(f"variants.{name}: expected a list of names", where=label)
+    return variants
+
+
+def _check_where(
+    rules: Iterable[Rule], variants: Mapping[str, tuple[str, ...]], label: str
+) -> None:
+    for rule in rules:
+        for name, way in rule.where.items():
+            if way not in variants.get(name, ()):
+                raise UsageError(f"where {name} = {way!r}: no such variant", where=label)
+
+
+def _read_ignored(document: Mapping[str, Any], label: str) -> Iterator[Ignored]:
+    for number, one in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
+        where = f"{label}, ignored {number}"
+        yield _ignored(_table(one, where), where)
 
 
 def _rule(facts: Mapping[str, Any], where: str) -> Rule:

@@ -420,8 +420,8 @@ def assumptions(request: Request, given: OperationInputs, derivation: Derivation
             f"{request.dtype}; change DST/config.json"
         )
     one = mapped(given, derivation)
-    said = _variants(request)
-    untold = [f"{n}={way}" for n, way in one.variants.items() if n not in said] if one else []
+    stated = _variants(request)
+    untold = [f"{n}={way}" for n, way in one.variants.items() if n not in stated] if one else []
     if one and untold:
         yield (
             f"{one.table.label}: MindFormers gets {', '.join(untold)}, as in its configurations "
