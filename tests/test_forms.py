@@ -555,3 +555,69 @@ def test_an_earlier_iteration_of_ours_is_no_other_tools(tmp_path):
     with pytest.raises(rankxform.StorageError, match="holds the work of an earlier run"):
         rankxform.transform(src, tmp_path / "dst", None, b, **options)
     rankxform.transform(src, tmp_path / "dst", None, b, **options, overwrite=True)
+
+
+PYNATIVE = {
+    "a.w": ((8, 4), "Float32"), "a.expert_bias": ((8,), "Float32"),
+    "muon_m.a.w": ((8, 4), "Float32"), "b.w": ((8, 4), "Float32"),
+}  # fmt: skip
+
+
+class TestWhatPyNativeStatesOtherwise:
+    """MindFormers 2.0 and 2.1: layouts over a part of a stage, and states that no layout has."""
+
+    @pytest.fixture
+    def written(self, tmp_path):
+        """Write a Checkpoint 2.0 of two stages of 4 ranks, and return it with its metadata."""
+        rows, whole = ([2, 2], [0, -1], 0, 0), ([2, 2], [-1], 0, 0)
+        stages = [{"a.w": rows, "a.expert_bias": whole, "muon_m.a.w": rows}, {"b.w": rows}]
+        src = reference.write_checkpoint(tmp_path / "src", stages, PYNATIVE)
+        a = reference.write_stage_files(tmp_path / "a", stages)
+        options = {"dst_form": "checkpoint2", "iteration": 100}
+        rankxform.transform(src, tmp_path / "c2", a, a, **options)
+        (tmp_path / "c2/iteration_00000100/rankxform.json").unlink()  # as another tool's
+
+        def changed(change):
+            path = tmp_path / "c2" / METADATA
+            document = json.loads(path.read_text())
+            change(document["state_dict_metadata"], document["storage_data"])
+            path.write_text(json.dumps(document))
+            return tmp_path / "c2"
+
+        return changed
+
+    def whole(self, src, tmp_path):
+        rankxform.transform(src, tmp_path / "whole", format="ckpt")
+        return reference.wrong_slices(tmp_path / "whole", None, PYNATIVE)
+
+    @pytest.mark.parametrize("ranks", [[0, 1], [2, 3]])
+    def test_a_layout_over_an_aligned_part(self, ranks, written, tmp_path):
+        def change(parameters, storage):
+            layout = parameters["a.expert_bias"]["layout"]
+            layout.update(device_matrix=[2], alias_name=["tp"], rank_list=ranks)
+
+        assert self.whole(written(change), tmp_path) == []
+
+    @pytest.mark.parametrize("ranks", [[0, 2], [1, 2], [0, 1, 2]])
+    def test_a_layout_over_another_part_is_refused(self, ranks, written, tmp_path):
+        def change(parameters, storage):
+            layout = parameters["a.expert_bias"]["layout"]
+            layout.update(device_matrix=[len(ranks)], alias_name=["tp"], rank_list=ranks)
+
+        with pytest.raises(rankxform.CheckpointError, match=r"rank_list|no part|stages of 4"):
+            self.whole(written(change), tmp_path)
+
+    def test_a_state_that_is_not_listed_follows_its_parameter(self, written, tmp_path):
+        def change(parameters, storage):
+            del parameters["muon_m.a.w"]
+            for key in [key for key in storage if "muon_m" in key]:
+                del storage[key]
+
+        src = written(change)
+        assert self.whole(src, tmp_path) == []
+        one = [{"a.w": ([2], [0, -1], 0, 0), "b.w": ([2], [0, -1], 0, 0)}]
+        one[0]["a.expert_bias"] = [2], [-1], 0, 0
+        b = reference.write_strategy(tmp_path / "b.ckpt", one)
+        rankxform.transform(src, tmp_path / "dst", None, b, format="ckpt")
+        wanted = [{**one[0], "muon_m.a.w": ([2], [0, -1], 0, 0)}]
+        assert reference.wrong_slices(tmp_path / "dst", wanted, PYNATIVE) == []

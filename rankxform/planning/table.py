@@ -284,7 +284,7 @@ class _Ranks:
         self._description, self._paths, self._searched = description, paths, searched
         self._schemas, self._ranks = schemas, description.ranks
         strategy = written_out(strategy, schemas.values())
-        self._follows = _following(strategy, schemas, self._ranks)
+        self._follows = _following(strategy, schemas, description)
         self._strategy = with_states(strategy, self._follows) if self._follows else strategy
         self._shardings: dict[object, Sharding] = {}
         self._placements: dict[object, Placement] = {}
@@ -464,35 +464,50 @@ def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]
 
 
 def _following(
-    strategy: Strategy, schemas: Mapping[int, Schema], ranks: Mapping[int, int]
+    strategy: Strategy, schemas: Mapping[int, Schema], description: Description
 ) -> dict[str, str]:
     """Return the states that a strategy does not list and that follow a parameter, with that.
 
     A state follows its parameter if its slices have the shape of the parameter's: jobs that shard
-    by pattern list no states.
+    by pattern list no states, and MindFormers' metadata not those of Muon.
     """
     if isinstance(strategy, WholeStrategy):
         return {}
     found: dict[str, str] = {}
     seen: set[tuple[int, Schema]] = set()
     for file, schema in schemas.items():
-        stage = strategy.stage_of(ranks.get(file, file))
+        stage = strategy.stage_of(description.ranks.get(file, file))
         if stage < len(strategy.stages) and (stage, schema) not in seen:
             seen.add((stage, schema))
             if not strategy.stages_of.keys() >= schema.position.keys():
-                found.update(_states(schema, strategy, stage))
-    return found
+                layouts = strategy.stages[stage]
+                found.update(following(schema, layouts, description.declared))
+    return {name: base for name, base in found.items() if name not in strategy}
 
 
-def _states(schema: Schema, strategy: Strategy, stage: int) -> Iterator[tuple[str, str]]:
-    """Yield the states and copies of one file that follow a parameter, and that parameter."""
-    layouts = strategy.stages[stage]
-    states = find_states(dict(zip(schema.names, schema.shapes)))
+def following(
+    schema: Schema,
+    layouts: Mapping[str, Layout],
+    declared: Mapping[str, tuple[str, Shape]],
+) -> Iterator[tuple[str, str]]:
+    """Yield the states and copies of one file that follow a parameter, and that parameter.
+
+    layouts: of the file's stage. declared: types and full shapes of parameters that may be in
+    another file of the rank.
+    """
+    states = find_states({**dict.fromkeys(declared), **dict(zip(schema.names, schema.shapes))})
     for name, state in states.related.items():
         base = state.parameter
-        if base == name or base not in layouts or base not in schema.position or name in strategy:
+        if base == name or base not in layouts or name in layouts or name not in schema.position:
             continue
-        if schema.shapes[schema.position[base]] == schema.shapes[schema.position[name]]:
+        own = schema.shapes[schema.position[name]]
+        if base in schema.position:
+            wanted = schema.shapes[schema.position[base]]
+        elif base in declared:
+            wanted = tuple(n // of for n, of in zip(declared[base][1], layouts[base].counts))
+        else:
+            continue
+        if own == wanted:
             yield name, base
 
 

@@ -17,6 +17,7 @@ from rankxform.layout.folded import without_defect
 from rankxform.layout.layout import Layout
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.planning.description import Description
+from rankxform.planning.table import following
 
 from .hints import as_ranks
 
@@ -173,9 +174,12 @@ def _copies(
     of_rank: dict[tuple[int, str], int] = {}
     every = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
     states = find_states(dict.fromkeys([*description.declared, *every]))
+    assert description.strategy is not None
     for file, schema in schemas.items():
-        listed = set(description.listed.get(file, ()))
         rank = description.ranks[file]
+        layouts = description.strategy.stages[description.strategy.stage_of(rank)]
+        follows = dict(following(schema, layouts, description.declared))
+        listed = {*description.listed.get(file, ()), *follows}
         more = [
             n
             for n in schema.names

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rankxform.errors import CheckpointError, FormatError, RequestError
@@ -79,7 +80,7 @@ def _declared(found: Metadata, label: str) -> Declared:
     checked: dict[object, tuple[tuple[int, ...], int | None]] = {}
     for name, one in found.parameters.items():
         slices = found.storage.get(name, {})
-        layout = one.layout or whole(len(one.shape))
+        layout = _over_stage(name, one, size) if one.layout else whole(len(one.shape))
         where = tuple((number, id(holders)) for number, holders in slices.items())
         key = layout, one.ranks, where
         if key not in checked:
@@ -112,14 +113,30 @@ def _declared(found: Metadata, label: str) -> Declared:
 
 def _stage_size(found: Metadata) -> int:
     """Return the ranks of a pipeline stage; all ranks, if no layout says how many."""
-    sizes = {len(one.ranks): name for name, one in found.parameters.items() if one.layout}
-    if len(sizes) > 1:
-        (a, name_a), (b, name_b), *_ = sizes.items()
-        raise FormatError(f"{name_a!r} is on a stage of {a} ranks, {name_b!r} on one of {b}")
+    sizes = [len(one.ranks) for one in found.parameters.values() if one.layout]
     if sizes:
-        return next(iter(sizes))
+        return max(sizes)
     every = (r for some in found.storage.values() for held in some.values() for _, r in held)
     return max(every, default=0) + 1
+
+
+def _over_stage(name: str, one: Stated, size: int) -> Layout:
+    """Return the layout of a parameter over all ranks of its stage.
+
+    PyNative states some over one group of ranks, of which the stage has several alike. Raises
+    FormatError for other parts of a stage.
+    """
+    layout, ranks = one.layout, one.ranks
+    assert layout is not None
+    if len(ranks) == size:
+        return layout
+    if size % len(ranks) or ranks.start % len(ranks):
+        raise FormatError(
+            f"{name!r} is on {len(ranks)} ranks from {ranks.start} on, and other parameters on "
+            f"stages of {size}, of which these are no part"
+        )
+    matrix = (size // len(ranks), *layout.device_matrix)  # maps count from its end
+    return replace(layout, device_matrix=matrix)
 
 
 def _stages_of(
