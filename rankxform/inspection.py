@@ -65,7 +65,7 @@ def recognized(place: str) -> Form | None:
 
 def _described(place: str, pattern: str) -> Found:
     """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
-    form = recognized(place)
+    form = recognized(place) if pattern == DEFAULT_PATTERN else None  # else they are ranks'
     if form is None:
         return None
     known: dict[str, Any] = {
@@ -309,7 +309,9 @@ def _ranks(place: str, pattern: str) -> Found:
     known = {"kind": "folder", "path": place}
     source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), Serial())
     if source.paths:
-        rows = [{"rank": rank, **row} for rank, row in _rows(place, source).items()]
+        rank_of, every = source.selected.rank_of, _rows(place, source)
+        rows = [{"rank": rank_of(file), **row} for file, row in every.items()]
+        rows.sort(key=lambda row: row["rank"])
         return {**known, **_steps(source.selected), **_newer(source.selected), "shards": rows}
     unclear = source.faults[0].text
     rows = [

@@ -748,6 +748,7 @@ class TestBeside:
         ("change", "why"),
         [
             ({"vocab_size": 8}, "vocab_size is 8"),
+            ({"vocab_size": 32}, "vocab_size is 32"),
             ({"hidden_size": 8}, "hidden_size is 8"),
             ({"num_hidden_layers": 4}, "num_hidden_layers is 4, and there are 2 layers"),
             ({"architectures": ["B"]}, "architectures is ['B']"),
@@ -783,8 +784,53 @@ class TestBeside:
         other = tmp_path / "other"
         other.mkdir()
         save_file({"w": np.ones((4, 4), "f4")}, other / "model.safetensors")
-        rankxform.transform(other, dst, dst_form="huggingface", overwrite=True, fsync=False)
+        report = rankxform.transform(other, dst, dst_form="huggingface", overwrite=True)
         assert not (dst / "config.json").exists()
+        assert any("go with the tensors for which they" in text for text in report.notices)
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"encoder_layers": 6, "num_hidden_layers": 6},
+            {"vision_config": {"hidden_size": 3}, "hidden_size": 9},
+            {"text_config": {"vocab_size": 16, "hidden_size": 4}, "vocab_size": 9},
+            {"vocab_size": 16, "hidden_size": 8, "word_embed_proj_dim": 4},
+            {"num_hidden_layers": 1, "num_nextn_predict_layers": 1},
+        ],
+    )
+    def test_models_of_several_parts_are_not_judged(self, config, model, dst):
+        self.write(dst, **config)
+        rankxform.transform(model, dst, dst_form="huggingface")
+        assert self.verified(model, dst) == {}
+
+    def test_a_plain_copy_is_the_same(self, model, tmp_path):
+        """Whatever its config.json means: it is the source's own."""
+        self.write(model, vocab_size=7, num_hidden_layers=9)
+        shutil.copytree(model, tmp_path / "copy")
+        assert self.verified(model, tmp_path / "copy") == {}
+
+    def test_what_lay_there_before_is_never_removed(self, tmp_path, made, dst):
+        folder = made("lora_into_ranks")
+        unified, options = tmp_path / "unified", {"map": "qwen3", "like": str(folder / "hf")}
+        rankxform.transform(folder / "hf", unified, dst_form="unified", map="qwen3")
+        dst.mkdir()
+        shutil.copy(folder / "hf/config.json", dst)
+        rankxform.transform(unified, dst, dst_form="huggingface", **options)
+        other = tmp_path / "other"
+        other.mkdir()
+        save_file({"w": np.ones((4, 4), "f4")}, other / "model.safetensors")
+        rankxform.transform(other, dst, dst_form="huggingface", overwrite=True)
+        assert (dst / "config.json").is_file()
+
+    def test_the_same_model_keeps_its_files(self, tmp_path, made, dst):
+        folder = made("lora_into_ranks")
+        unified, options = tmp_path / "unified", {"map": "qwen3", "dst_form": "huggingface"}
+        rankxform.transform(folder / "hf", unified, dst_form="unified", map="qwen3")
+        rankxform.transform(unified, dst, like=str(folder / "hf"), **options)
+        more = {"config": str(folder / "hf/config.json"), "dtype": "bf16", "overwrite": True}
+        rankxform.transform(unified, dst, **options, **more)
+        rankxform.transform(folder / "hf", dst, dst_form="huggingface", overwrite=True)
+        assert (dst / "config.json").is_file()
 
     def test_a_copy_that_was_changed_is_noticed(self, tmp_path, made, dst):
         folder = made("lora_into_ranks")

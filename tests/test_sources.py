@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform import inspection
 from rankxform.job.launch import launch
 from rankxform.job.replicas import compare_replicas
 from rankxform.mindspore import calls
@@ -671,6 +672,20 @@ class TestSeveralFilesOfARank:
             rankxform.transform(src, tmp_path / "dst", strategy, None, **options)
         assert not (tmp_path / "dst/rank_0").exists()
 
+    def test_a_rank_that_comes_later_is_converted_later(self, split, tmp_path):
+        src, strategy, options = split
+        later = {path: path.read_bytes() for path in src.glob("model-rank-2-*")}
+        for path in later:
+            path.unlink()
+        b = write_strategy(tmp_path / "b.ckpt", [{**TIED[0], **TIED[1]}])
+        options = {**options, "exclude": ("^b$",)}
+        rankxform.transform(src, tmp_path / "dst", strategy, b, ranks=(0,), **options)
+        for path, data in later.items():
+            path.write_bytes(data)
+        rankxform.transform(src, tmp_path / "dst", strategy, b, ranks=(1,), **options)
+        rows = inspection.inspect(str(src), options["src_pattern"])["shards"]
+        assert {row["rank"] for row in rows} == {0, 1, 2, 3}
+
     def test_a_name_in_two_of_them_is_refused(self, split, tmp_path):
         src, strategy, options = split
         shutil.copy(
@@ -693,7 +708,17 @@ class TestSeveralFilesOfARank:
         options = {"src_pattern": "card{rank}/*.ckpt"}
         rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None, **options)
         assert reference.wrong_slices(tmp_path / "dst", None, params) == []
+        path = tmp_path / "src/card1/net-3_5.ckpt"  # of a step that has no opt file yet
+        write_ckpt(path, {"w": ("Float32", np.zeros(4, "<u4"))})
+        shutil.copy(path, tmp_path / "src/card0/net-3_5.ckpt")
+        rankxform.transform(tmp_path / "src", tmp_path / "again", strategy, None, **options)
+        assert reference.wrong_slices(tmp_path / "again", None, params) == []
+        write_ckpt(tmp_path / "src/card0/last.ckpt", {"x": ("Float32", np.zeros(4, "<u4"))})
+        with pytest.raises(rankxform.CheckpointError, match="some do not"):
+            rankxform.transform(tmp_path / "src", tmp_path / "no", strategy, None, **options)
+        (tmp_path / "src/card0/last.ckpt").unlink()
         for rank in range(2):
+            (tmp_path / f"src/card{rank}/net-3_5.ckpt").unlink()
             shutil.copytree(tmp_path / f"src/card{rank}", tmp_path / f"plain/rank_{rank}")
         with pytest.raises(rankxform.CheckpointError, match="families"):  # no pattern says so
             rankxform.transform(tmp_path / "plain", tmp_path / "no", strategy, None)

@@ -238,6 +238,8 @@ def _choose(
         ]
         for rank, files in candidates.items()
     }
+    if has_parts:
+        kept = {rank: _whole_steps(files) for rank, files in kept.items()}
     for rank in needed:
         if not kept[rank]:
             own = {c.step for c in candidates[rank] if c.step}
@@ -269,6 +271,15 @@ def _choose(
     return Selected(names, newest, tuple(others), incomplete, ranks=ranks)
 
 
+def _whole_steps(files: Sequence[_Candidate]) -> list[_Candidate]:
+    """Return a rank's files but for those of steps of which it lacks one that another step has."""
+    kinds = {one.family for one in files}
+    held: dict[Step | None, set[str]] = {}
+    for one in files:
+        held.setdefault(one.step, set()).add(one.family)
+    return [one for one in files if held[one.step] == kinds or one.step is None]
+
+
 def _identified(
     chosen: Mapping[int, Sequence[str]], free: int
 ) -> tuple[dict[int, str], dict[int, int]]:
@@ -291,13 +302,13 @@ def _one_family(every: list[_Candidate], *, is_given: bool) -> set[str]:
 
     `is_given`: the user's pattern matches one file for each rank, so that there is no question.
     """
-    if is_given:
-        return {c.family for c in every}
     if len({c.step is None for c in every}) > 1:
         raise CheckpointError(
             "some of the files state an epoch and a step and some do not; choose by --suffix, "
             "--step or --src-pattern; " + _listing(every)
         )
+    if is_given:
+        return {c.family for c in every}
     families = min(
         {c.starred for c in every}, {c.family for c in every}, {c.numbered for c in every}, key=len
     )

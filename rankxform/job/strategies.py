@@ -79,7 +79,7 @@ def _of_ranks(given: DeriveRequest, where: str) -> Derived | None:
     if path.suffix == ".json" or not path.is_dir():
         return None
     form, _, selected = look_at(Where(str(path.absolute())))
-    if form.described or selected.rank_count < 2:
+    if form.described or selected.ranks or selected.rank_count < 2:
         return None
     paths = {rank: str(path / name) for rank, name in selected.names.items()}
     return derived_of(given, paths, where, f"derived from the slices of {where}")

@@ -146,7 +146,8 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
                     _AS_WHOLE,
                     where=description.source,
                 )
-    if isinstance(planner.dst, WholeStrategy):
+    ours = (Path(description.source).parent / MANIFEST_NAME).is_file()  # which knows the options
+    if isinstance(planner.dst, WholeStrategy) and not ours:
         for name, boxes in description.boxes.items():
             if len({one.box for one in boxes if one.box.size}) > 1:
                 raise UsageError(

@@ -20,6 +20,7 @@ from rankxform.results import Result
 from rankxform.values import dataclass
 
 from .layout import MOST_RANKS, Layout, whole
+from .names import pattern_of
 from .states import States, find_states
 
 SHARD_PREFIX = "shard:"
@@ -294,8 +295,8 @@ def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
 def _check_one_job(stages: Sequence[Mapping[str, Layout]], labels: Sequence[str]) -> None:
     """Raise StrategyError where stages are of two jobs, one of which ran in the other's folder.
 
-    All stages of a job have as many ranks, and share a tied embedding at most. labels: of each
-    stage the file that describes it.
+    All stages of a job have as many ranks, and no layer is in two of them; what has no number may
+    be, such as tied embeddings. labels: of each stage the file that describes it.
     """
     ranks = [max(layout.ranks for layout in layouts.values()) for layouts in stages]
     other = next((stage for stage in range(1, len(stages)) if ranks[stage] != ranks[0]), 0)
@@ -303,12 +304,16 @@ def _check_one_job(stages: Sequence[Mapping[str, Layout]], labels: Sequence[str]
     owners: dict[str, int] = {}
     both = Counter[tuple[int, int]]()
     for stage, layouts in enumerate(stages):
-        both.update((owners[name], stage) for name in layouts if name in owners)
+        shared = (name for name in layouts if name in owners and pattern_of(name) != name)
+        both.update((owners[name], stage) for name in shared)
         owners.update(dict.fromkeys(layouts, stage))
     for (a, b), _ in both.most_common(1) if not other else ():
         states = find_states(dict.fromkeys([*stages[a], *stages[b]]))
-        one, two = ({*map(states.base_name, stages[stage])} for stage in (a, b))
-        if len(one & two) > MOST_TIED and 4 * len(one & two) >= min(len(one), len(two)):
+        one, two = (
+            {base for name in stages[stage] if pattern_of(base := states.base_name(name)) != base}
+            for stage in (a, b)
+        )
+        if 4 * len(one & two) >= min(len(one), len(two)):
             pair, other, why = (a, b), b, f"which both list {len(one & two)} parameters"
     if other:
         files = " and ".join(dict.fromkeys(labels[stage] for stage in pair))

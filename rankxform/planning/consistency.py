@@ -343,10 +343,11 @@ def replicas_to_compare(catalog: Catalog, files: Iterable[int]) -> dict[int, lis
 def unequal_replicas(catalog: Catalog, samples: Samples) -> Iterator[Unequal]:
     """Yield where replicas differ."""
     for parameter in catalog.parameters:
-        for cell, ranks in parameter.sharding.files.items():
+        for cell, files in parameter.sharding.files.items():
             groups: dict[bytes, list[int]] = {}
-            for rank in ranks if len(ranks) > 1 else ():
-                groups.setdefault(samples[rank][parameter.name].digest, []).append(rank)
+            for file in files if len(files) > 1 else ():
+                digest = samples[file][parameter.name].digest
+                groups.setdefault(digest, []).append(catalog.rank_of(file))
             if len(groups) > 1:
                 ordered = sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))
                 yield Unequal(parameter.name, parameter.grid.box(cell), tuple(ordered))

@@ -60,6 +60,8 @@ def losses_error(
         where = f"{gone_files[0]}: is not there"
     elif missing:
         where = f"{_ranks(missing)} no file"
+    elif sum(catalog.rank_of(file) == should[0] for file in catalog.paths) > 1:
+        where = f"rank {should[0]} lacks one of its files"
     else:
         where = f"{catalog.paths[files[should[0]]]}: is incomplete"
     also = f", and none of {names}" if names else ""

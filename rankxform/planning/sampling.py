@@ -32,6 +32,8 @@ _READS = 4096
 _OF_FILE, _MOST_OF_FILE = 4, 32
 _OF_KIND = 4
 """Tensors of each kind of sharding, spread over the model."""
+_MOST_KNOWN, _ALL_KNOWN = 512, 1 << 16
+"""Tensors of a file by whose samples it is known again, and of all files together."""
 _LEAST_SAMPLE = 64
 _CELLS, _HOLDERS = 2, 2
 """Of tensors that not all of its files are looked at for: different boxes, and holders of each."""
@@ -244,23 +246,27 @@ def to_know_again(
 ) -> dict[int, list[str]]:
     """Return by file the entries that are looked at, and others, to know the file again by them.
 
-    Whatever is done to a model changes all tensors of some kind: of every kind one is looked at,
-    while there is room.
+    All, while there is room: whatever is done to a model may change few of its tensors. Else of
+    every kind one.
     """
-    most = _most_of(len(schemas))
-    kinds: dict[Schema, dict[str, list[str]]] = {}
+    most = min(_MOST_KNOWN, max(_OF_FILE, _ALL_KNOWN // max(1, len(schemas))))
+    kinds: dict[Schema, list[str]] = {}
     found = {}
     for file, schema in schemas.items():
         if schema not in kinds:
-            kinds[schema] = {}
-            for name, nbytes in zip(schema.names, map(content_bytes, schema.dtypes, schema.shapes)):
-                if nbytes >= _LEAST_SAMPLE:
-                    kinds[schema].setdefault(pattern_of(name), []).append(name)
-        own = list(entries.get(file, ()))
-        known = {pattern_of(name) for name in own}
-        more = (some[len(some) // 2] for kind, some in kinds[schema].items() if kind not in known)
-        found[file] = [*own, *islice(more, max(0, most - len(own)))]
+            kinds[schema] = _one_of_each(schema) if len(schema.names) > most else [*schema.names]
+        own = entries.get(file, ())
+        found[file] = [*islice(dict.fromkeys([*own, *kinds[schema]]), max(most, len(own)))]
     return found
+
+
+def _one_of_each(schema: Schema) -> list[str]:
+    """Return a tensor of every kind that a file holds."""
+    kinds: dict[str, list[str]] = {}
+    for name, nbytes in zip(schema.names, map(content_bytes, schema.dtypes, schema.shapes)):
+        if nbytes >= _LEAST_SAMPLE:
+            kinds.setdefault(pattern_of(name), []).append(name)
+    return [some[len(some) // 2] for some in kinds.values()]
 
 
 _MATRIX = 2

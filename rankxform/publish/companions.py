@@ -138,20 +138,16 @@ def digest_of(content: bytes) -> str:
 
 def copied(folder: Path, record: Mapping[str, Any]) -> frozenset[str]:
     """Return the small files of a model that are as they were copied into a folder."""
-    known = record.get("beside", {})
-    own = {n: d for n, d in known.items() if Path(n).name == n} if isinstance(known, dict) else {}
+    known, listed = record.get("beside", {}), record.get("copied", ())
+    if not isinstance(known, dict) or not isinstance(listed, (list, tuple)):
+        return frozenset()
+    own = {n: d for n, d in known.items() if n in listed and Path(n).name == n}
     there = {name: folder / name for name in own}
     return frozenset(
         name
         for name, path in there.items()
         if path.is_file() and not path.is_symlink() and _digest_of(path) == own[name]
     )
-
-
-def remove_copied(folder: Path, record: Mapping[str, Any]) -> None:
-    """Remove the small files of a model whose tensors are replaced, but for those changed since."""
-    for name in copied(folder, record):
-        remove(folder / name)
 
 
 def doubts(folder: Path, record: Mapping[str, Any]) -> list[str]:

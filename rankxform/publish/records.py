@@ -117,21 +117,24 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def is_same_source(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Tell whether two records are of one source file, by the samples of the same tensors.
 
-    Copying may keep a time or change it, and another step has the size of this one; where other
-    tensors were looked at, or none, the time of modification decides.
+    Another step may have the size and time of this one. Another time means another file, unless
+    every tensor was looked at: a training may change few of them.
 
-    >>> was = {"file": "a", "size": 8, "modified": 1, "sampled": "w", "sample": "x"}
+    >>> was = {"file": "a", "size": 8, "modified": 1, "sampled": "w", "sample": "x", "all": True}
     >>> is_same_source(was, {**was, "modified": 2}), is_same_source(was, {**was, "sample": "y"})
     (True, False)
     """
     if any(was.get(key) != now.get(key) for key in ("file", "size")):
         return False
     comparable = "sample" in was and was.get("sampled") == now.get("sampled")
-    key = "sample" if comparable else "modified"
-    return was.get(key) == now.get(key)
+    if comparable and was["sample"] != now.get("sample"):
+        return False
+    known = comparable and was.get("all") and now.get("all")
+    return bool(known) or was.get("modified") == now.get("modified")
 
 
-def _file_difference(rank: str, was: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+def _file_difference(key: str, was: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    rank = key.partition(",")[0]
     if was.get("file") != facts["file"]:  # of another step, say
         return f"the source file of rank {rank} was {was.get('file')} and is {facts['file']}"
     return f"source file {facts['file']} of rank {rank} was changed or is another"

@@ -275,11 +275,16 @@ class TargetFolder:
         self.begun = True
         return free - needed
 
-    def complete(self, found: Mapping[Path, Facts], digests: Mapping[Path, str]) -> None:
+    def complete(
+        self,
+        found: Mapping[Path, Facts],
+        digests: Mapping[Path, str],
+        stale: Collection[str] = (),
+    ) -> None:
         """Record the facts of the complete part files, which are about to get final names.
 
-        Files that these replace are removed from the manifest. Raises StorageError if another run
-        has taken the folder.
+        Files that these replace are removed from the manifest, and `stale`, small files that go
+        with their tensors. Raises StorageError if another run has taken the folder.
         """
         self._lock.check()
         boot = "" if self._durable else boot_id()
@@ -300,7 +305,8 @@ class TargetFolder:
                 self._stale.update(left)
                 self._write_job()
                 companions.remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
-                companions.remove_copied(self._folder, old)
+                for name in stale:
+                    remove(self._folder / name)
                 remove(self._folder / MANIFEST_NAME)
             elif not left:
                 remove(self._folder / MANIFEST_NAME)
@@ -375,6 +381,8 @@ class TargetFolder:
             "companions": self._companions,
             **contents,
         }
+        if "copied" in contents:  # what an earlier run copied is still its own
+            content["copied"] = sorted({*known.get("copied", ()), *contents["copied"]})
         if "stages" in contents:
             content["stages"] = {**known.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)

@@ -39,6 +39,7 @@ from rankxform.values import dataclass
 
 from .free import foreign_warnings
 from .manifest import applied, identity, verify_options
+from .model_files import stale
 from .outputs import FileLayouts, equal_files, outputs
 from .placement import NodeFolder, Placement, place
 from .strategy_file import check_strategy_file, keep_beside
@@ -320,7 +321,7 @@ class Folder:
             for file in files
             if self.request.verify and file in self.root.ranks
         }
-        self.folder.complete(facts, digests)
+        self.folder.complete(facts, digests, stale(self.request, self.source, self.target))
 
     def _rename(self, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> dict[Path, Facts]:
         """Give every complete part file its final name, if it still is what was noted.
@@ -355,12 +356,12 @@ class Folder:
         options = verify_options(request, self.source, target)
         steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
         steps |= {fact.of: fact.value for fact in target.evidence.steps}
-        keep_beside(target)
+        copied = keep_beside(target)
         names = target.arrangement.names
         accepted = request.accepted
         told = {"ranks": len(names), "verify": options, "step": steps, "accepted": accepted}
         beside = {name: companions.digest_of(data) for name, data in target.companions.items()}
-        told |= {"beside": beside} if beside else {}
+        told |= {"beside": beside, "copied": copied} if beside else {}
         added = applied(self.source, target.adapter)
         told |= {"applied": added} if added else {}
         self.folder.finish(

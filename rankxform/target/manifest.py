@@ -7,9 +7,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from posixpath import basename
 from typing import Any
 
 from rankxform.errors import CheckpointError, StorageError
+from rankxform.formats.base import Schema
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
@@ -94,20 +96,31 @@ def check_not_applied(source: Source, adapter: Source) -> None:
 
 def _files(source: Source, folder: str, seen: Samples) -> dict[str, Any]:
     return {
-        str(file): {
+        _key(source, file): {
             "file": _below(source.paths[file], folder),
             "size": index.size,
             "modified": index.modified,
-            **_sampled(seen.get(file, {})),
+            **_sampled(seen.get(file, {}), index.schema),
         }
         for file, index in source.indexes.items()
     }
 
 
-def _sampled(seen: Mapping[str, Sample]) -> dict[str, str]:
+def _key(source: Source, file: int) -> str:
+    """Return by what a source file is known: its id, or its rank and name where ranks have several.
+
+    The ids of those depend on which files are there.
+    """
+    if not source.selected.ranks:
+        return str(file)
+    return f"{source.selected.rank_of(file)}, {basename(source.paths[file])}"
+
+
+def _sampled(seen: Mapping[str, Sample], schema: Schema) -> dict[str, Any]:
     """Return a digest of which tensors of a file were looked at, and one of what it holds of them.
 
-    Another request may look at others, and then the second says nothing.
+    Another request may look at others, and then the second says nothing. all: whether every tensor
+    was looked at.
     """
     if not seen:
         return {}
@@ -115,7 +128,8 @@ def _sampled(seen: Mapping[str, Sample]) -> dict[str, str]:
     for name in sorted(seen):
         names.update(f"{name!r}".encode())
         contents.update(seen[name].digest)
-    return {"sampled": names.hexdigest(), "sample": contents.hexdigest()}
+    found = {"sampled": names.hexdigest(), "sample": contents.hexdigest()}
+    return {**found, "all": True} if seen.keys() >= schema.position.keys() else found
 
 
 def _tensors(parameters: Iterable[Parameter]) -> str | None:

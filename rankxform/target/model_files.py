@@ -7,7 +7,7 @@ proves nothing. They are another model's where architectures differ, or a size t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rankxform.publish import companions
 from rankxform.publish.target import MANIFEST_NAME, manifest
 from rankxform.request import Request
 from rankxform.source.opening import Source
+from rankxform.source.options import CONTRADICTIONS
 from rankxform.storage import maps
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
@@ -27,35 +28,52 @@ from .target import Target
 _EMBEDDING = re.compile(r"(?P<parent>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings)\.weight")
 _OTHER_WIDTH = ("word_embed_proj_dim", "embedding_size")
 """Keys of models whose embedding is not as wide as their layers."""
+_MANY_WORDS = 1000
+"""Of fewer words no vocabulary is padded."""
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 def check_model_files(request: Request, source: Source, target: Target) -> list[str]:
     """Refuse to write tensors beside another model's config.json; return what to know.
 
-    Files that an earlier run copied there are not looked at: they go with its tensors. Raises
+    Files that an earlier run copied there go with its tensors (`publish.companions`). Raises
     StorageError.
     """
     if request.dst is None or scheme_of(request.dst) or not target.form.configured:
         return []
     folder = target.folder
     others = [n for n in maps.companion_names(folder) if n not in target.companions]
-    ours = _copied(folder)
-    others = [name for name in others if name not in ours]
-    if maps.CONFIG in others:
-        shapes = {one.name: one.shape for one in target.planner.selection.parameters}
-        is_part = bool(request.include or request.exclude)
-        why = of_another(folder, own_config(request, source, target), shapes, is_part=is_part)
+    shapes = {one.name: one.shape for one in target.planner.selection.parameters}
+    own, is_part = own_config(request, source, target), bool(request.include or request.exclude)
+    copied = [name for name in others if name in _copied(folder)]
+    if copied and request.overwrite and not is_of(folder, own, shapes):
+        return [f"{folder}: {_few(copied)} go with the tensors for which they were copied"]
+    others = [name for name in others if name not in copied]
+    if maps.CONFIG in others and not request.accepts(CONTRADICTIONS, maps.CONFIG):
+        why = of_another(folder, own, shapes, is_part=is_part)
         if why:
             raise StorageError(
                 f"is of another model than what is written here: {why}",
                 "remove it",
                 "choose another folder",
-                "--like MODEL and --overwrite, which replaces it",
+                f"--accept {CONTRADICTIONS}:config.json keeps it",
                 where=folder / maps.CONFIG,
             )
-    names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
-    return [f"{folder}: {names} lay there already, and stay as they are"] if others else []
+    return [f"{folder}: {_few(others)} lay there already, and stay as they are"] if others else []
+
+
+def stale(request: Request, source: Source, target: Target) -> frozenset[str]:
+    """Return the small files of an earlier model that are to be removed with its tensors."""
+    if request.dst is None or not target.form.configured or not request.overwrite:
+        return frozenset()
+    shapes = {one.name: one.shape for one in target.planner.selection.parameters}
+    if is_of(target.folder, own_config(request, source, target), shapes):
+        return frozenset()
+    return _copied(target.folder)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 def _copied(folder: Path) -> frozenset[str]:
@@ -64,6 +82,14 @@ def _copied(folder: Path) -> frozenset[str]:
         if (folder / MANIFEST_NAME).is_file():
             return companions.copied(folder, manifest(folder))
     return frozenset()
+
+
+def is_of(folder: Path, own: tuple[Mapping[str, Any], str], shapes: Mapping[str, Shape]) -> bool:
+    """Tell whether a folder's config.json is of some tensors for sure: of the same architecture, or
+    of the size of their embedding."""
+    if not (folder / maps.CONFIG).is_file() or of_another(folder, own, shapes, is_part=True):
+        return False
+    return bool(own[0]) or any(_EMBEDDING.fullmatch(name) for name in shapes)
 
 
 def own_config(request: Request, source: Source, target: Target) -> tuple[Mapping[str, Any], str]:
@@ -99,32 +125,55 @@ def of_another(
     for key in ("architectures", "model_type"):
         if there.get(key) and config.get(key) and there[key] != config[key]:
             return f"{key} is {there[key]!r}, and {config[key]!r} in {label}"
-    return refuted(there, shapes, is_part=is_part)
+    return "" if there == config else refuted(there, shapes, is_part=is_part)
 
 
 def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: bool) -> str:
     """Return which size of a configuration some tensors refute, in words; "" if none.
+
+    Models of several parts, such as an encoder, have sizes of which it is not known here what they
+    mean, and are not judged.
 
     >>> refuted({"vocab_size": 8}, {"model.embed_tokens.weight": (16, 4)}, is_part=False)
     "vocab_size is 8, and 'model.embed_tokens.weight' has shape [16, 4]"
     """
     inner = config.get("text_config")
     stated = inner if isinstance(inner, Mapping) else config
-    for name, shape in shapes.items():
-        match = _EMBEDDING.fullmatch(name)
-        if not match or len(shape) != 2:
-            continue
-        keys = (
-            ("vocab_size",) if any(map(stated.get, _OTHER_WIDTH)) else ("vocab_size", "hidden_size")
-        )
-        for key, size in zip(keys, shape):
-            if isinstance(stated.get(key), int) and stated[key] != size:
-                return f"{key} is {stated[key]}, and {name!r} has shape {list(shape)}"
-        layer = re.compile(re.escape(match["parent"]) + r"(?:layers|h|blocks)\.(\d+)\.")
-        found = {number[1] for other in shapes if (number := layer.match(other))}
-        key = next((key for key in _LAYERS if isinstance(stated.get(key), int)), "")
-        more = stated.get("num_nextn_predict_layers")
-        most = stated[key] + (more if isinstance(more, int) else 0) if key else 0
-        if found and key and (len(found) > most or (len(found) < stated[key] and not is_part)):
-            return f"{key} is {stated[key]}, and there are {len(found)} layers"
+    embeddings = {name: shape for name, shape in shapes.items() if _EMBEDDING.fullmatch(name)}
+    if _has_parts(config) or len({*embeddings.values()}) != 1:
+        return ""
+    name, shape = next(iter(embeddings.items()))
+    if len(shape) != 2:
+        return ""
+    rows, columns = shape
+    words, width = stated.get("vocab_size"), stated.get("hidden_size")
+    if isinstance(words, int) and words != rows and not _is_padded(words, rows, stated):
+        return f"vocab_size is {words}, and {name!r} has shape {list(shape)}"
+    if isinstance(width, int) and width != columns and not any(map(stated.get, _OTHER_WIDTH)):
+        return f"hidden_size is {width}, and {name!r} has shape {list(shape)}"
+    match = _EMBEDDING.fullmatch(name)
+    assert match is not None
+    layer = re.compile(re.escape(match["parent"]) + r"(?:layers|h|blocks)\.(\d+)\.")
+    found = {number[1] for other in shapes if (number := layer.match(other))}
+    key = next((key for key in _LAYERS if isinstance(stated.get(key), int)), "")
+    more = stated.get("num_nextn_predict_layers")
+    most = stated[key] + (more if isinstance(more, int) else 0) if key else 0
+    if found and key and (len(found) > most or (len(found) < stated[key] and not is_part)):
+        return f"{key} is {stated[key]}, and there are {len(found)} layers"
     return ""
+
+
+def _has_parts(config: Mapping[str, Any]) -> bool:
+    """Tell whether a model has an encoder, or towers beside the text's."""
+    towers = (key for key, value in config.items() if key.endswith("_config") and value)
+    plain = ("text_config", "quantization_config", "generation_config")
+    kinds = ("encoder_layers", "decoder_layers", "is_encoder_decoder", "encoder")
+    return any(map(config.get, kinds)) or any(key not in plain for key in towers)
+
+
+def _is_padded(words: int, rows: int, stated: Mapping[str, Any]) -> bool:
+    """Tell whether an embedding has rows of no word: up to a multiple, or a few special ones."""
+    more = rows - words
+    if rows == stated.get("embedding_size"):
+        return True
+    return words > _MANY_WORDS and 0 < more < _MANY_WORDS and (more <= 8 or rows % 64 == 0)

@@ -34,6 +34,12 @@ def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> S
     own = MANIFEST_NAME in (*listing.entries, *listing.files)
     if form.described or own or selected.rank_count < 2:
         return None
+    if selected.ranks:
+        raise UsageError(
+            "each rank has several files, of which no strategy is derived",
+            "--src-strategy FILE or FOLDER of the job that wrote them",
+            where=where.path,
+        )
     given = source_request(options)
     paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}
     label = f"derived from {options.src_config} and the slices"

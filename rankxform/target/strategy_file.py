@@ -96,15 +96,18 @@ def check_strategy_file(request: Request, target: Target) -> None:
         )
 
 
-def keep_beside(target: Target) -> None:
+def keep_beside(target: Target) -> list[str]:
     """Write a derived strategy beside its destination; remove one that described another.
 
-    A model's small files are copied into it.
+    A model's small files are copied into it; returns the names of those that were not there.
     """
+    copied = []
     for path, content in _companions(target):
         if not path.is_file() or read_bytes(path) != content:
             write_small(path, content)  # under the destination's lock: a killed run's is replaced
+            copied.append(path.name)
     _keep_strategy(target)
+    return copied
 
 
 def _keep_strategy(target: Target) -> None:

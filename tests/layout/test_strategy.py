@@ -128,7 +128,7 @@ class TestStagesOfTwoJobs:
     def test_of_other_layers(self, tmp_path, kind):
         layers = [*range(4)], [4, 5, 6, 7], [4, 5], [6, 7]
         folder = reference.write_stage_files(tmp_path / "s", stages_of([2] * 4, *layers), kind)
-        with pytest.raises(StrategyError, match="two jobs, which both list 3 parameters") as caught:
+        with pytest.raises(StrategyError, match="two jobs, which both list 2 parameters") as caught:
             strategies.load(folder)
         assert f"rank_1.{kind} and " in str(caught.value)
 
@@ -137,6 +137,13 @@ class TestStagesOfTwoJobs:
         path = reference.write_strategy(tmp_path / "m.ckpt", stages)
         with pytest.raises(StrategyError, match="stages 0 and 1 are of two jobs"):
             strategies.load(path)
+
+    def test_what_has_no_number_may_be_in_two_stages(self, tmp_path):
+        stages = stages_of([2] * 2, [0], [1])
+        for stage in stages:
+            stage.update(dict.fromkeys(("position", "token_type", "mask"), ([2], [0], 0, 0)))
+        path = reference.write_strategy(tmp_path / "m.ckpt", stages)
+        assert len(strategies.load(path).stages) == 2
 
     def test_a_tied_embedding_with_its_states_is_none(self, tmp_path):
         path = reference.write_strategy(tmp_path / "m.ckpt", stages_of([2] * 2, [0], [1]))
