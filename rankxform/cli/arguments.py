@@ -27,10 +27,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     argv = [_plain(word) for word in argv]
     if argv and argv[0] == "help":
         argv = [*argv[1:], "--help"]
-    if argv and argv[0].startswith("--") and argv[0] not in _ASKING:
+    is_script = bool(argv) and argv[0].startswith("--") and argv[0] not in _ASKING
+    if is_script:
         argv.insert(0, "transform")
     asking = wants_help(argv)
     argv, file = without_file(argv)
+    if is_script:
+        argv = _as_script(argv)
     known = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
     if argv and argv[0].startswith("-n") and argv[0] not in _ASKING:
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
@@ -197,6 +200,26 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any]:
             )
         facts["dst"] = str(Path(config.output_dir) / "transformed_checkpoint")
     return facts
+
+
+_SCRIPT = (
+    "--src-ckpt-strategy", "--dst-ckpt-strategy", "--src-ckpt-dir", "--dst-ckpt-dir", "--prefix",
+)  # fmt: skip
+"""The options of MindFormers' transform_ckpt.py, which takes abbreviations of them."""
+
+
+def _as_script(argv: Sequence[str]) -> list[str]:
+    """Return a command line of MindFormers' script in full: it writes .ckpt files, whatever it
+    reads."""
+    found = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        meant = [one for one in _SCRIPT if len(flag) > len("--") and one.startswith(flag)]
+        found.append((meant[0] if len(meant) == 1 else flag) + equals + value)
+    flags = {word.partition("=")[0] for word in found}
+    if "--src-ckpt-dir" in flags and not flags & {"--format", "--dst-form"}:
+        found += ["--format", "ckpt"]
+    return found
 
 
 IGNORED = (

@@ -23,6 +23,7 @@ from rankxform.checkpoints.base import (
     form_called,
     recognized,
 )
+from rankxform.checkpoints.folder import more
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import (
     CheckpointError,
@@ -248,8 +249,10 @@ def _described(
         wanted = {file for file in wanted if description.ranks[file] in ranks}
     kept = {file: name for file, name in names.items() if file in wanted}
     if not kept:
-        what = f"none of the files that are needed is there{listing.searched}"
-        found.append(Fault(Parts(what, where=where.path)))
+        lost = [*description.missing_files.values()]
+        named = f": {lost[0]}{more(lost, 'file')}" if lost else ""
+        what = f"none of the files that are needed is there{listing.searched}{named}"
+        found.append(Fault(Parts(what, ("bring them",), where=where.path)))
     return Chosen(
         selected, kept, tuple(sorted(wanted)), strategy, tuple(found), description.notices,
         description.warnings,

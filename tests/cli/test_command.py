@@ -201,6 +201,20 @@ def test_the_command_lines_of_other_tools(spelling, joined, place):
     assert right(place)
 
 
+def test_mindformers_script_writes_ckpt_files_and_takes_abbreviations(place):
+    """transform_ckpt.py reads safetensors too, and argparse takes --pre for --prefix."""
+    values = ("--src_ckpt_strategy", place.a, "--dst_ckpt_s", place.b, "--pre", "new_")
+    folder = place.src.parent / "safetensors"
+    code, output = command("transform", place.src, folder, "--src-strategy", place.a,
+                           "--dst-strategy", place.a, "--format", "safetensors")  # fmt: skip
+    assert code == 0, output
+    code, output = command("--src_ckpt_dir", folder, "--dst_ckpt_dir", place.dst, *values)
+    assert code == 0, output
+    assert [path.suffix for path in place.dst.glob("rank_*/new_*")] == [".ckpt"] * 3
+    code, output = command("--src_ckpt_dir", folder, "--dst_ckpt_d", place.dst, "--src_ckpt", "x")
+    assert code == 2 and "no option --src" in output
+
+
 def test_what_means_nothing_here_is_ignored_with_a_note(place):
     code, output = command(
         "--src_checkpoint", place.src, "--dst_checkpoint_dir", place.dst, "--src_strategy", place.a,
