@@ -621,3 +621,66 @@ class TestWhatPyNativeStatesOtherwise:
         rankxform.transform(src, tmp_path / "dst", None, b, format="ckpt")
         wanted = [{**one[0], "muon_m.a.w": ([2], [0, -1], 0, 0)}]
         assert reference.wrong_slices(tmp_path / "dst", wanted, PYNATIVE) == []
+
+
+MANIFEST = "mindformers_adapter_config.json"
+
+
+class TestWhatTrainersSinceTwoOneState:
+    """The number of samples that were consumed, and what an adapter is for."""
+
+    @pytest.fixture
+    def adapter(self, tmp_path):
+        """Write a Checkpoint 2.0 of an adapter alone, as PyNative's trainer does, and its base."""
+        shapes = {"l.lora_a": (2, 4), "l.lora_b": (8, 2), "adam_m.l.lora_a": (2, 4)}
+        params = {name: (shape, "Float32") for name, shape in shapes.items()}
+        src = reference.write_checkpoint(tmp_path / "plain", None, params)
+        rankxform.transform(src, tmp_path / "src", dst_form="checkpoint2", iteration=3)
+        config = {"lora_rank": 2, "lora_alpha": 6}
+        stated = json.dumps({"lora_config": config, "base_load_path": "/base"})
+        for folder in (tmp_path / "src", tmp_path / "src/iteration_00000003"):
+            (folder / "rankxform.json").unlink(missing_ok=True)
+            (folder / MANIFEST).write_text(stated)
+        base = reference.write_checkpoint(
+            tmp_path / "base", None, {"l.weight": ((8, 4), "Float32")}, kind="safetensors"
+        )
+        return tmp_path / "src", base
+
+    @pytest.mark.parametrize("place", [".", "iteration_00000003"])
+    def test_alpha_and_rank_are_read(self, place, adapter, tmp_path):
+        src, base = adapter
+        if place != ".":
+            (src / MANIFEST).unlink()
+        rankxform.transform(base, tmp_path / "dst", lora=str(src), dst_form="huggingface")
+        (path,) = (tmp_path / "dst").glob("*.safetensors")
+        found = np.frombuffer(reference.read_safetensors(path)["l.weight"][2], "f4")
+        w, a, b = (
+            reference.full_tensor(name, shape, "Float32").view("f4")
+            for name, shape in (("l.weight", (8, 4)), ("l.lora_a", (2, 4)), ("l.lora_b", (8, 2)))
+        )
+        np.testing.assert_allclose(found.reshape(8, 4), w + 3 * (b @ a), rtol=1e-5, atol=1e-5)
+        with pytest.raises(rankxform.UsageError, match="states both"):
+            rankxform.transform(base, tmp_path / "no", lora=str(src), lora_alpha=2)
+
+    def test_what_the_trainer_knows_it_by_goes_with_it(self, adapter, tmp_path):
+        src, _ = adapter
+        rankxform.transform(src, tmp_path / "dst", dst_form="checkpoint2")
+        written = tmp_path / "dst/iteration_00000003" / MANIFEST
+        assert written.read_bytes() == (src / MANIFEST).read_bytes()
+        with pytest.warns(rankxform.RankxformWarning, match="gets no such file"):
+            rankxform.transform(src, tmp_path / "hf", dst_form="huggingface")
+
+    def test_consumed_samples(self, adapter, tmp_path):
+        src, _ = adapter
+        path = src / "iteration_00000003/common.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "consumed_samples": 96}))
+
+        def written(name, **options):
+            report = rankxform.transform(src, tmp_path / name, dst_form="checkpoint2", **options)
+            path = tmp_path / name / "iteration_00000003/common.json"
+            return json.loads(path.read_text()), [one for one in report.notices if "96" in one]
+
+        facts, (notice,) = written("dst")
+        assert facts["consumed_samples"] == 96 and "before 2.1" in notice
+        facts, notices = written("old", exclude=("^consumed_samples$",))
+        assert "consumed_samples" not in facts and notices == []

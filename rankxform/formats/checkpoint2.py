@@ -34,6 +34,8 @@ from .json_stream import load, read
 MOST_STEPS = 10**17
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
 COMMON = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
+CONSUMED = "consumed_samples"
+"""What MindFormers states since 2.1.0, and earlier versions refuse to read."""
 """What `common.json` holds; every version reads these, and some refuse any other."""
 
 _DTYPES = {name.lower(): name for name in ITEM_SIZE if name != TEXT}
@@ -205,7 +207,8 @@ def parse_common(data: bytes) -> dict[str, Any]:
     step = found.get("global_step")
     if step is not None and (type(step) is not int or not 0 <= step < MOST_STEPS):
         raise FormatError(f"global_step is {str(step)[:20]!r}, which is no number of steps")
-    return {key: found.get(key) for key in COMMON}
+    more = {CONSUMED: found[CONSUMED]} if type(found.get(CONSUMED)) is int else {}
+    return {**{key: found.get(key) for key in COMMON}, **more}
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -312,5 +315,7 @@ def document(
 
 
 def common(facts: Mapping[str, Any]) -> bytes:
-    """Return a common.json with the five keys that every version reads."""
-    return json.dumps({key: facts.get(key) for key in COMMON}, indent=4).encode()
+    """Return a common.json with the five keys that every version reads, and a sixth if it is
+    known."""
+    keys = (*COMMON, CONSUMED) if facts.get(CONSUMED) is not None else COMMON
+    return json.dumps({key: facts.get(key) for key in keys}, indent=4).encode()

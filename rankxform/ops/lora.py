@@ -99,6 +99,18 @@ class Scaling:
         some = config.get("layers_to_transform") is not None
         return cls(alpha, rank, alphas, ranks, bool(root), bool(transposed), targets, some, label)
 
+    @classmethod
+    def of_mindformers(cls, manifest: Mapping[str, Any], label: str) -> Scaling:
+        """Return what the manifest of MindFormers' PyNative trainer says. Raises UsageError."""
+        config = manifest.get("lora_config")
+        stated = config if isinstance(config, dict) else {}
+        alpha, rank = stated.get("lora_alpha"), stated.get("lora_rank")
+        if alpha is None or not positive(alpha) or not positive(rank) or type(rank) is not int:
+            raise UsageError(
+                f"lora_alpha is {alpha!r} and lora_rank is {rank!r}; expected both", where=label
+            )
+        return cls(alpha, rank, label=label)
+
     def scale(self, module: str) -> float:
         """Return the factor of a module's product."""
         rank = self.rank_of(module)

@@ -22,6 +22,7 @@ from rankxform.facts import (
     Fact,
     contradictions,
 )
+from rankxform.formats.checkpoint2 import CONSUMED
 from rankxform.layout.names import ranges, summarize_names
 from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy
@@ -270,7 +271,7 @@ def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tu
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
     ):
-        for pattern in drop.unmatched(getattr(request, option), names):
+        for pattern in drop.unmatched(getattr(request, option), [*names, CONSUMED]):
             yield option, f"{flag_of(option)} {pattern!r} matches no {what}"
 
 

@@ -41,6 +41,8 @@ _IS_SIZE = re.compile(
 """Keys of a config.json whose values say how tensors are taken apart."""
 
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_MANIFEST = "mindformers_adapter_config.json"
+"""PEFT's, and that of MindFormers' PyNative trainer since 2.1.0."""
 
 CHOICES = ("qkv", "gate_up")
 """The options that choose a step of a map."""
@@ -73,7 +75,8 @@ def read_operation_inputs(request: Request, where: str) -> OperationInputs:
     known = _with_adapter(request, where, _read_map(request, where))
     readers = {name: one.read for name, one in OPERATIONS.items() if hasattr(one, "read")}
     documents = {name: read(vars(request)) for name, read in readers.items()}
-    return replace(_with_companions(request, known), documents=documents)
+    known = _with_manifest(request, where, _with_companions(request, known))
+    return replace(known, documents=documents)
 
 
 def _read_map(request: Request, where: str) -> OperationInputs:
@@ -194,6 +197,28 @@ def _with_type(known: OperationInputs, written: bytes) -> bytes | None:
     return (json.dumps(whole, indent=2) + "\n").encode()
 
 
+def _with_manifest(request: Request, where: str, known: OperationInputs) -> OperationInputs:
+    """Add what MindFormers' trainer knows an adapter by, where the destination is read by it.
+
+    Without it the trainer loads no base. Raises UsageError.
+    """
+    path = _manifest_at(Path(where)) if request.lora is None and is_path(where) else None
+    if path is None or request.dst is None:
+        return known
+    if request.dst_form == "checkpoint2":
+        more = {ADAPTER_MANIFEST: maps.config_bytes(path)}
+        return replace(known, companions={**known.companions, **more})
+    told = f"{path}: says what the adapter is for, and the destination gets no such file"
+    return replace(known, doubts=(*known.doubts, told))
+
+
+def _manifest_at(where: Path) -> Path | None:
+    """Return what MindFormers' PyNative trainer says of an adapter; None if nothing lies there."""
+    inside = sorted(where.glob(f"iteration_*/{ADAPTER_MANIFEST}"))
+    found = [path for path in (where / ADAPTER_MANIFEST, *reversed(inside)) if path.is_file()]
+    return found[0] if found else None
+
+
 def _with_adapter(request: Request, src: str, known: OperationInputs) -> OperationInputs:
     """Add what is known of an adapter. Raises UsageError."""
     numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
@@ -210,7 +235,12 @@ def _with_adapter(request: Request, src: str, known: OperationInputs) -> Operati
         raise UsageError("no such adapter", where=where)
     path = (where if where.is_dir() else where.parent) / ADAPTER_CONFIG
     stated = [flags[name] for name, value in numbers.items() if value is not None]
-    if path.is_file():
+    own = None if path.is_file() else _manifest_at(where)
+    if own is not None:
+        if stated:
+            raise UsageError(f"{own} states both", f"leave out {' and '.join(stated)}")
+        scaling = Scaling.of_mindformers(maps.config(own), str(own))
+    elif path.is_file():
         if stated:
             raise UsageError(f"{path} states both", f"leave out {' and '.join(stated)}")
         scaling = Scaling.of(maps.config(path), str(path))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
+from shlex import quote
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form
 from rankxform.formats.base import Index
+from rankxform.formats.checkpoint2 import CONSUMED
 from rankxform.formats.dtype import item_size
 from rankxform.request import Request
 from rankxform.source.opening import Source
@@ -29,6 +32,8 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     step = source.selected.step
     noted = source.own.steps if source.own is not None else {}
     training = {**noted, **source.description.training}
+    if leaves_consumed_out(request):
+        training.pop(CONSUMED, None)
     if step is not None and len(step) > 1:
         named = dict(zip(("epoch_num", "step_num"), step))  # in the epoch, or in the run
         stated = {name: _number(source, name, team) for name in named}
@@ -51,6 +56,9 @@ def unplaced(request: Request, source: Source, written: Collection[str]) -> Iter
     if request.dst is None:
         return
     step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
+    consumed = description.training.get(CONSUMED)
+    if consumed is not None and not leaves_consumed_out(request):
+        yield _of_consumed(form, description.source, consumed)
     if step is None or form.training is not None or _STEP in form.options:
         return
     if _STEP_KEY in written:
@@ -60,6 +68,20 @@ def unplaced(request: Request, source: Source, written: Collection[str]) -> Iter
             f"{description.source}: the training's global_step is {step}, which no tensor file "
             f"holds; it is not written, for {form.title} can hold it only as a tensor"
         )
+
+
+def leaves_consumed_out(request: Request) -> bool:
+    """Tell whether the number of samples that a training has seen is not to be written."""
+    return any(re.search(pattern, CONSUMED) for pattern in request.exclude)
+
+
+def _of_consumed(form: Form, source: str, consumed: int) -> str:
+    """Say what becomes of the number of samples that a training has seen."""
+    told = f"{source}: the training has consumed {consumed:,} samples"
+    if form.training is None:
+        return f"{told}, for which {form.title} has no place"
+    leave = f"--exclude {quote(f'^{CONSUMED}$')}"
+    return f"{told}, which {form.training} says too; MindFormers before 2.1 wants {leave}"
 
 
 def _number(source: Source, name: str, team: Team) -> int | None:
