@@ -28,6 +28,8 @@ from tests.toy_uploads import Server
 # Values are random bits, of which some are no numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 DATA = Path(__file__).parent / "data" / "formats"
+ALSO = {"telechat3": "llama", "telechat3_moe": "deepseek_v3"}
+"""Tables of models that have the names of another."""
 SAMPLES = {"qwen3": DATA / "hf_qwen3", "qwen3_moe": DATA / "hf_qwen3_moe"}
 
 
@@ -192,7 +194,7 @@ def test_the_configuration_of_another_kind_is_refused(tmp_path):
 
 
 def test_each_table_and_its_base_reads_and_is_listed():
-    assert set(maps.names()) == set(KINDS)
+    assert set(maps.names()) == {*KINDS, *ALSO}
     for name in maps.names():
         table = maps.load(name)
         assert table.rules
@@ -339,7 +341,7 @@ def printed(capfd, *line):
 
 
 def test_the_verb_lists_shows_and_checks(capfd, tmp_path):
-    assert printed(capfd, "maps")[1].count("\n") == len(KINDS) + 1
+    assert printed(capfd, "maps")[1].count("\n") == len(KINDS) + len(ALSO) + 1
     code, out, _ = printed(capfd, "maps", "show", "deepseek_v3")
     assert code == 0
     assert "mtp.layers.{layer}.transformer_layer.mlp.experts.weight1" in out
@@ -686,3 +688,21 @@ class TestVariants:
         report = rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", **options)
         (left,) = (one for one in report.left_out if "no weight" in one.why)
         assert len(left.names) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "like"), [("telechat3", "llama"), ("telechat3_moe", "deepseek_v3")]
+)
+def test_models_under_the_names_of_another(kind, like, tmp_path):
+    """The networks of MindFormers 2.1.0 have these parameters, and no others but counters."""
+    model = Model(like, 3, "Float32")
+    model.config["model_type"] = kind
+    src = written(model, tmp_path)
+    options = {"map": kind, "config": str(tmp_path / "config.json")}
+    rankxform.transform(src, tmp_path / "hf", dst_form="huggingface", **options)
+    assert arrays(tmp_path / "hf", reference_forms.read_huggingface).keys() == model.hf.keys()
+    rankxform.transform(tmp_path / "hf", tmp_path / "back", dst_form="unified", **options)
+    found = arrays(tmp_path / "back", reference_forms.read_unified)
+    assert {n: w.tobytes() for n, w in found.items()} == {
+        n: w.tobytes() for n, w in model.mf.items()
+    }
