@@ -172,8 +172,7 @@ def _comparisons(
         judge = partial(check_each_differs, catalog, names=by_pattern)
         yield Comparison(Wanted(dict.fromkeys(every, by_pattern), False), judge)
     looked = to_look_at(chosen, catalog, source.indexes)
-    schemas = {file: one.schema for file, one in source.indexes.items()}
-    wanted = Wanted(to_know_again(schemas, entries_of(looked)), False)
+    wanted = Wanted(to_know_again(source.indexes, entries_of(looked)), False)
     accepted = [one.name for one in looked if request.accepts(CONTRADICTIONS, one.name)]
     agree = partial(check_replicas_agree, catalog, looked, accepted)
     yield Comparison(wanted, agree)
@@ -291,6 +290,8 @@ def _judge_holes(source: Source, seen: Seen) -> Evidence:
 
     A weight that is zero everywhere may lie on a file system that stores no zeros.
     """
+    if not seen.holes:
+        return Evidence()
     telling = {
         pattern_of(name)
         for some in seen.samples[False].values()

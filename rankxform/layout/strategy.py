@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
@@ -145,7 +145,7 @@ class Strategy(Result):
     @cached_property
     def states(self) -> States:
         """Which of the listed parameters are optimizer states, by their names alone."""
-        return find_states(dict.fromkeys(self.stages_of))
+        return _states_of(tuple(self.stages_of))
 
     def __contains__(self, name: str) -> bool:
         return name in self.stages_of
@@ -252,6 +252,12 @@ class PatternStrategy(Strategy):
 
 MOST_TIED = 2
 """Parameters that pipeline stages usually share: an embedding, and one more."""
+
+
+@lru_cache(maxsize=8)
+def _states_of(names: tuple[str, ...]) -> States:
+    """Return the states among names: a job's strategies, the source's and others, list the same."""
+    return find_states(dict.fromkeys(names))
 
 
 def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:

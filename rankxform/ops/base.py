@@ -169,6 +169,7 @@ class Derivation:
     ) -> None:
         self._operations, self._states = tuple(operations), states
         self._of_names: list[Operation] = []
+        self._named: dict[str, Tensor] = {}
         for one in self._operations:
             if not isinstance(one, Composition):
                 self._of_names.append(one)
@@ -213,10 +214,12 @@ class Derivation:
 
     def named(self, src_name: str) -> Tensor:
         """Return what becomes of a source tensor as far as its name alone tells."""
-        tensor = Tensor.of(src_name, states=self._states)
-        for operation in self._of_names:
-            tensor = operation(tensor)
-        return tensor
+        if src_name not in self._named:  # the same names are asked for again with every stage
+            tensor = Tensor.of(src_name, states=self._states)
+            for operation in self._of_names:
+                tensor = operation(tensor)
+            self._named[src_name] = tensor
+        return self._named[src_name]
 
     def name_of(self, src_name: str) -> str:
         """Return the name that a source tensor gets before tensors are composed, written or not."""

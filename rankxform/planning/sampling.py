@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.base import Schema
+from rankxform.formats.base import Index, Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
@@ -32,8 +32,9 @@ _READS = 4096
 _OF_FILE, _MOST_OF_FILE = 4, 32
 _OF_KIND = 4
 """Tensors of each kind of sharding, spread over the model."""
-_MOST_KNOWN, _ALL_KNOWN = 512, 1 << 16
-"""Tensors of a file by whose samples it is known again, and of all files together."""
+_MOST_KNOWN, _ALL_KNOWN, _BYTES_KNOWN = 512, 1 << 16, 2 << 20
+"""Tensors of a file by whose samples it is known again; of all files together; and for how many
+bytes of a file there may be one, so that looking takes little beside reading."""
 _LEAST_SAMPLE = 64
 _CELLS, _HOLDERS = 2, 2
 """Of tensors that not all of its files are looked at for: different boxes, and holders of each."""
@@ -242,21 +243,26 @@ def entries_of(looked: Iterable[Looked]) -> dict[int, list[str]]:
 
 
 def to_know_again(
-    schemas: Mapping[int, Schema], entries: Mapping[int, Sequence[str]]
+    indexes: Mapping[int, Index], entries: Mapping[int, Sequence[str]]
 ) -> dict[int, list[str]]:
     """Return by file the entries that are looked at, and others, to know the file again by them.
 
     All, while there is room: whatever is done to a model may change few of its tensors. Else of
     every kind one.
     """
-    most = min(_MOST_KNOWN, max(_OF_FILE, _ALL_KNOWN // max(1, len(schemas))))
+    least, each = (
+        min(16, _most_of(len(indexes))),
+        min(_MOST_KNOWN, _ALL_KNOWN // max(1, len(indexes))),
+    )
     kinds: dict[Schema, list[str]] = {}
     found = {}
-    for file, schema in schemas.items():
-        if schema not in kinds:
-            kinds[schema] = _one_of_each(schema) if len(schema.names) > most else [*schema.names]
-        own = entries.get(file, ())
-        found[file] = [*islice(dict.fromkeys([*own, *kinds[schema]]), max(most, len(own)))]
+    for file, index in indexes.items():
+        schema, own = index.schema, entries.get(file, ())
+        most = max(least, len(own), min(each, index.size // _BYTES_KNOWN))
+        if len(schema.names) > most and schema not in kinds:
+            kinds[schema] = _one_of_each(schema)
+        others = kinds[schema] if len(schema.names) > most else schema.names
+        found[file] = [*islice(dict.fromkeys([*own, *others]), most)]
     return found
 
 

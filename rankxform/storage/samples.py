@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from zlib import crc32
 
@@ -101,12 +101,14 @@ def is_finite(data: bytes, dtype: str) -> bool:
         return True
     width, exponent, lowest = _EXPONENTS[dtype]
     count = len(data) // width
+    exponents = int.from_bytes(data[: count * width], "little") & _repeated(exponent, width, count)
+    overflowing = exponents + _repeated(lowest, width, count)
+    return not overflowing & _repeated(1 << (8 * width - 1), width, count)
 
-    def repeated(word: int) -> int:
-        return int.from_bytes(word.to_bytes(width, "little") * count, "little")
 
-    exponents = int.from_bytes(data[: count * width], "little") & repeated(exponent)
-    return not (exponents + repeated(lowest)) & repeated(1 << (8 * width - 1))
+@lru_cache(maxsize=64)
+def _repeated(word: int, width: int, count: int) -> int:
+    return int.from_bytes(word.to_bytes(width, "little") * count, "little")
 
 
 def holes(path: str, index: Index) -> dict[str, int]:
