@@ -345,3 +345,92 @@ def test_the_command_line_has_options_from_outside(tmp_path, capsys, monkeypatch
     assert main(["transform", *map(str, words), "--alias", "names.json"]) == 2
     manifest = json.loads((tmp_path / "dst" / "rankxform.json").read_text())
     assert manifest["verify"][-2:] == ["--alias", str(tmp_path / "names.json")]
+
+
+EXPERTS = {
+    "l.experts.weight1": (6, 8, 12), "l.experts.weight2": (6, 12, 8), "l.proj.weight": (8, 8),
+}  # fmt: skip
+
+
+class TestAdaptersOfExperts:
+    """PyNative's: every expert of a stack has a product, ``A[e] @ B[e]``, of matrices as (in, out)."""
+
+    @pytest.fixture
+    def place(self, tmp_path):
+        base = {name: np.float32(BITS.uniform(-1, 1, shape)) for name, shape in EXPERTS.items()}
+        pairs, merged = {}, {}
+        for name, array in base.items():
+            if array.ndim == 3:
+                count, rows, columns = array.shape
+                a = np.float32(BITS.uniform(-1, 1, (count, rows, 2)))
+                b = np.float32(BITS.uniform(-1, 1, (count, 2, columns)))
+                pairs |= {f"{name}_lora_a": a, f"{name}_lora_b": b}
+                product = a.astype("f8") @ b
+            else:
+                a = np.float32(BITS.uniform(-1, 1, (2, 8)))
+                b = np.float32(BITS.uniform(-1, 1, (8, 2)))
+                pairs |= {"l.proj.lora_a": a, "l.proj.lora_b": b}
+                product = b.astype("f8") @ a
+            merged[name] = np.float32(array + 3 * product)
+        folder(tmp_path / "src", {n: ("Float32", one.view("<u4")) for n, one in base.items()})
+        folder(tmp_path / "lora", {n: ("Float32", one.view("<u4")) for n, one in pairs.items()})
+        options = {"lora": str(tmp_path / "lora"), "lora_alpha": 6, "lora_rank": 2}
+        return tmp_path, merged, options
+
+    def test_into_whole_tensors(self, place):
+        tmp_path, merged, options = place
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", dst_form="huggingface", **options)
+        made = found(tmp_path / "dst")
+        for name, array in merged.items():
+            np.testing.assert_array_equal(made[name].view("f4"), array)
+
+    @pytest.mark.parametrize("axis", [0, 1, 2])
+    def test_into_ranks(self, axis, place):
+        tmp_path, merged, options = place
+        cut = [0 if n == axis else -1 for n in range(3)]
+        stage = {name: ([2], cut, 0, 0) for name in ("l.experts.weight1", "l.experts.weight2")}
+        b = reference.write_strategy(
+            tmp_path / "b.ckpt", [{**stage, "l.proj.weight": ([2], [-1, -1], 0, 0)}]
+        )
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", None, b, format="ckpt", **options)
+        params = {name: (shape, "Float32") for name, shape in EXPERTS.items()}
+        layouts = [{**stage, "l.proj.weight": ([2], [-1, -1], 0, 0)}]
+        wrong = reference.wrong_slices(
+            tmp_path / "dst", layouts, params, make=lambda name, *_: merged[name].view("<u4")
+        )
+        assert wrong == []
+
+    def test_through_a_map(self, tmp_path):
+        model = Model("qwen3_moe", 4, "Float32", variants=2)
+        names = [name for name in model.mf if "experts.weight" in name]
+        pairs = {}
+        for name, array in list(model.mf.items()):
+            model.mf[name] = np.float32(BITS.uniform(-1, 1, array.shape)).view("<u4")
+        folder(tmp_path / "src", model.tensors("mf"), model.config)
+        added = dict(model.mf)
+        for name in names:
+            array = model.mf[name].view("f4")
+            count, rows, columns = array.shape
+            a = np.float32(BITS.uniform(-1, 1, (count, rows, 2)))
+            b = np.float32(BITS.uniform(-1, 1, (count, 2, columns)))
+            pairs |= {
+                f"{name}_lora_a": ("Float32", a.view("<u4")),
+                f"{name}_lora_b": ("Float32", b.view("<u4")),
+            }
+            added[name] = np.float32(array + 2 * (a.astype("f8") @ b)).view("<u4")
+        folder(tmp_path / "lora", pairs)
+        model.mf = added
+        folder(tmp_path / "added", model.tensors("mf"), model.config)
+        options = {"map": "qwen3_moe", "dst_form": "huggingface", "qkv": "grouped"}
+        rankxform.transform(tmp_path / "added", tmp_path / "want", **options)
+        options |= {"lora": str(tmp_path / "lora"), "lora_alpha": 4, "lora_rank": 2}
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", **options)
+        made, want = found(tmp_path / "dst"), found(tmp_path / "want")
+        assert {*made} == {*want}
+        for name, array in want.items():
+            np.testing.assert_array_equal(made[name], array, name)
+
+    def test_of_another_rank_is_refused(self, place):
+        tmp_path, _, options = place
+        with pytest.raises(CheckpointError, match=r"\(E, in, 3\) and \(E, 3, out\)"):
+            rankxform.transform(tmp_path / "src", tmp_path / "dst", **{**options, "lora_rank": 3})

@@ -10,6 +10,7 @@ import numpy as np
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import FLOATS
 from rankxform.geometry.box import Box
+from rankxform.geometry.pieces import NO_AXIS
 from rankxform.ops.base import Dequantize, LowRank
 from rankxform.planning.catalog import Parameter
 
@@ -130,6 +131,8 @@ class Copier:
         """Return the low-rank product for the elements of a place, in the order of the copy."""
         assert self._operands is not None
         get, shape = self._operands.get, self._operands.shape
+        if step.each:
+            return self._products(step, place)
         rows, columns = place.ranges if not step.transposed else place.ranges[::-1]
         rank = shape(step.a)[0]
         b = get(step.b, Box((rows.start, 0), (rows.stop, rank)))[:: rows.step]
@@ -138,6 +141,20 @@ class Copier:
         if step.transposed:
             product = product.T
         return product.T if _is_turned(place) else product
+
+    def _products(self, step: LowRank, place: Place) -> Any:
+        """Return the products of a stack's matrices, likewise."""
+        assert self._operands is not None
+        get, rank = self._operands.get, self._operands.shape(step.a)[2]
+        some, rows, columns = place.ranges
+        box_a = Box((some.start, rows.start, 0), (some.stop, rows.stop, rank))
+        box_b = Box((some.start, 0, columns.start), (some.stop, rank, columns.stop))
+        a, b = get(step.a, box_a), get(step.b, box_b)
+        found = a[:: some.step, :: rows.step] @ b[:: some.step, :, :: columns.step]
+        moving = [axis for axis in place.axes if axis != NO_AXIS]
+        order = [*moving, *(axis for axis in range(len(place.ranges)) if axis not in moving)]
+        shape = [1 if axis == NO_AXIS else len(place.ranges[axis]) for axis in place.axes]
+        return step.scale * found.transpose(order).reshape(shape)
 
     def _factors(self, step: Dequantize, place: Place) -> Any:
         """Return the factor of each element of a place, in the order of the copy."""

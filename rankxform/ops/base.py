@@ -28,13 +28,15 @@ class LowRank:
     """A product to be added to a matrix: ``scale * (b @ a)``.
 
     a, b: names of tensors of the adapter, of shapes (r, in) and (out, r). transposed: the matrix is
-    stored as (in, out), so that the transposed product is added.
+    stored as (in, out), so that the transposed product is added. each: to a stack of matrices of
+    shape (E, in, out) ``scale * (a @ b)`` is added, of shapes (E, in, r) and (E, r, out).
     """
 
     a: str
     b: str
     scale: float
     transposed: bool = False
+    each: bool = False
 
     @property
     def operands(self) -> tuple[str, ...]:

@@ -22,11 +22,14 @@ from rankxform.values import dataclass
 from .base import Composition, LowRank, Tensor
 
 _FAMILIES = (
-    (".mindpet_delta_lora_a", ".mindpet_delta_lora_b"),
-    (".lora_A.weight", ".lora_B.weight"),
-    (".lora_a", ".lora_b"),
+    (".mindpet_delta_lora_a", ".mindpet_delta_lora_b", ".weight"),
+    (".lora_A.weight", ".lora_B.weight", ".weight"),
+    (".lora_a", ".lora_b", ".weight"),
+    (".weight1_lora_a", ".weight1_lora_b", ".weight1"),
+    (".weight2_lora_a", ".weight2_lora_b", ".weight2"),
 )
-"""Names of A and B behind the module's: MindPet's, MindFormers' Mcore and PEFT's, PyNative's."""
+"""Names of A, B and their matrix behind the module's: MindPet's, MindFormers' Mcore and PEFT's,
+PyNative's, and those of its experts, of which each has a product."""
 
 _MOST = 1e9
 _PEFT = "base_model.model."
@@ -168,7 +171,7 @@ class Adapter(Composition):
         self._steps: dict[str, tuple[LowRank, Shape]] = {}
         taken = set[str]()
         for name in tensors:
-            for a_end, b_end in _FAMILIES:
+            for a_end, b_end, end in _FAMILIES:
                 if not name.endswith(a_end):
                     continue
                 b = name[: -len(a_end)] + b_end
@@ -176,11 +179,9 @@ class Adapter(Composition):
                     raise CheckpointError(f"holds {name!r} and no {b!r}", where=label)
                 taken |= {name, b}
                 module = name[: -len(a_end)].removeprefix(_PEFT)
-                if f"{module}.weight" in self._steps:
-                    raise CheckpointError(
-                        f"holds two pairs for {module + '.weight'!r}", where=label
-                    )
-                self._steps[f"{module}.weight"] = self._step(name, b, module, tensors, scaling)
+                if module + end in self._steps:
+                    raise CheckpointError(f"holds two pairs for {module + end!r}", where=label)
+                self._steps[module + end] = self._step(name, b, module, tensors, scaling)
         rest = [name for name in tensors if name not in taken]
         if rest or not self._steps:
             shown = summarize_names(rest or tensors, 3) or "nothing"
@@ -194,6 +195,14 @@ class Adapter(Composition):
         self, a: str, b: str, module: str, tensors: Mapping[str, Shape], scaling: Scaling
     ) -> tuple[LowRank, Shape]:
         shape_a, shape_b, rank = tensors[a], tensors[b], scaling.rank_of(module)
+        if len(shape_a) == len(shape_b) == 3:
+            if shape_a[0] != shape_b[0] or not shape_a[2] == shape_b[1] == rank:
+                raise CheckpointError(
+                    f"{a!r} and {b!r} have shapes {list(shape_a)} and {list(shape_b)}; with rank "
+                    f"{rank} ({scaling.label}), (E, in, {rank}) and (E, {rank}, out) were expected"
+                )
+            step = LowRank(a, b, scaling.scale(module), each=True)
+            return step, (shape_a[0], shape_a[1], shape_b[2])
         if len(shape_a) != 2 or len(shape_b) != 2 or not shape_a[0] == shape_b[1] == rank:
             raise CheckpointError(
                 f"{a!r} and {b!r} have shapes {list(shape_a)} and {list(shape_b)}; with rank "
