@@ -32,9 +32,11 @@ _READS = 4096
 _OF_FILE, _MOST_OF_FILE = 4, 32
 _OF_KIND = 4
 """Tensors of each kind of sharding, spread over the model."""
-_MOST_KNOWN, _ALL_KNOWN, _BYTES_KNOWN = 512, 1 << 16, 2 << 20
-"""Tensors of a file by whose samples it is known again; of all files together; and for how many
-bytes of a file there may be one, so that looking takes little beside reading."""
+_MOST_KNOWN, _FEW_KNOWN, _ALL_KNOWN = 512, 1 << 11, 1 << 16
+"""Tensors of a file by whose samples it is known again; of all files together, however small these
+are, and however large."""
+_BYTES_KNOWN = 2 << 20
+"""For so many bytes of a file there may be one, so that looking takes little beside reading."""
 _LEAST_SAMPLE = 64
 _CELLS, _HOLDERS = 2, 2
 """Of tensors that not all of its files are looked at for: different boxes, and holders of each."""
@@ -250,10 +252,9 @@ def to_know_again(
     All, while there is room: whatever is done to a model may change few of its tensors. Else of
     every kind one.
     """
-    least, each = (
-        min(16, _most_of(len(indexes))),
-        min(_MOST_KNOWN, _ALL_KNOWN // max(1, len(indexes))),
-    )
+    count = max(1, len(indexes))
+    least = max(_OF_FILE, min(_MOST_KNOWN, _FEW_KNOWN // count))
+    each = min(_MOST_KNOWN, _ALL_KNOWN // count)
     kinds: dict[Schema, list[str]] = {}
     found = {}
     for file, index in indexes.items():
