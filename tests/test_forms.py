@@ -662,6 +662,25 @@ class TestWhatTrainersSinceTwoOneState:
         with pytest.raises(rankxform.UsageError, match="states both"):
             rankxform.transform(base, tmp_path / "no", lora=str(src), lora_alpha=2)
 
+    def test_they_are_those_of_the_iteration_that_is_read(self, adapter, tmp_path):
+        """A later iteration was begun, and has a manifest of its own."""
+        src, base = adapter
+        other = json.dumps({"lora_config": {"lora_rank": 2, "lora_alpha": 60}, "global_step": 9})
+        (src / "iteration_00000009").mkdir()
+        (src / "iteration_00000009" / MANIFEST).write_text(other)
+        (src / MANIFEST).write_text(other)
+        rankxform.transform(base, tmp_path / "one", lora=str(src), dst_form="huggingface")
+        named = str(src / "iteration_00000003")
+        rankxform.transform(base, tmp_path / "two", lora=named, dst_form="huggingface")
+        one, two = (next((tmp_path / n).glob("*.safetensors")) for n in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+        rankxform.transform(src, tmp_path / "dst", dst_form="checkpoint2")
+        written = json.loads((tmp_path / "dst/iteration_00000003" / MANIFEST).read_text())
+        assert written["lora_config"]["lora_alpha"] == 6
+        (src / "iteration_00000003" / MANIFEST).unlink()
+        with pytest.raises(rankxform.UsageError, match="--lora-alpha"):
+            rankxform.transform(base, tmp_path / "no", lora=str(src), dst_form="huggingface")
+
     def test_what_the_trainer_knows_it_by_goes_with_it(self, adapter, tmp_path):
         src, _ = adapter
         rankxform.transform(src, tmp_path / "dst", dst_form="checkpoint2")

@@ -638,6 +638,36 @@ class TestVariants:
         assert arrays(tmp_path / "hf", reference_forms.read_huggingface).keys() == mixed.hf.keys()
         assert not any("MindFormers gets" in text for text in report.notices)
 
+    def test_so_it_does_behind_other_names(self, mixed, tmp_path):
+        mixed.mf = {f"net.{name}": words for name, words in mixed.mf.items()}
+        mixed.float32 |= {f"net.{name}" for name in mixed.float32}
+        src = written(mixed, tmp_path)
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
+        options |= {"rename": (r"^net\.=",), "dst_form": "huggingface"}
+        rankxform.transform(src, tmp_path / "hf", **options)
+        assert arrays(tmp_path / "hf", reference_forms.read_huggingface).keys() == mixed.hf.keys()
+
+    @pytest.mark.parametrize("variants", [0, 6])
+    def test_so_does_one_that_shards_an_axis_over_two_of_devices(self, variants, tmp_path):
+        every = (Model("deepseek_v3", seed, "Float32", variants=variants) for seed in range(40))
+        model = next(
+            one
+            for one in every
+            if one.config["n_routed_experts"] == 4 and any("expert_bias" in n for n in one.mf)
+        )
+        src = written(model, tmp_path, "hf")
+        params = model.params("mf")
+        rows = {n: ([2, 2], [-1] * len(shape), 0, 0) for n, (shape, _) in params.items()}
+        for name, (shape, _) in params.items():
+            if "experts.weight" in name:
+                rows[name] = [2, 2], [[1, 0], *[-1] * (len(shape) - 1)], 0, 0
+        b = reference.write_strategy(tmp_path / "b.ckpt", [rows])
+        options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json"), "format": "ckpt"}
+        rankxform.transform(src, tmp_path / "dst", None, b, **options)
+        own = model.mf
+        wrong = reference.wrong_slices(tmp_path / "dst", [rows], params, make=lambda n, *_: own[n])
+        assert wrong == []
+
     def test_the_destinations_strategy_tells(self, mixed, tmp_path):
         src = written(mixed, tmp_path, "hf")
         params = mixed.params("mf")
@@ -675,6 +705,7 @@ class TestVariants:
         options["dst_form"] = "huggingface"
         with pytest.raises(CheckpointError, match="lacks 'decoder.*expert_bias'"):
             rankxform.transform(src, tmp_path / "dst", **options)
+        rankxform.transform(src, tmp_path / "without", exclude=("expert_bias$",), **options)
         mixed.config["topk_method"] = "greedy"
         (tmp_path / "config.json").write_text(json.dumps(mixed.config))
         rankxform.transform(src, tmp_path / "dst", **options)

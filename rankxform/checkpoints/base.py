@@ -99,7 +99,8 @@ class Selected:
         step, lacking = max(self.incomplete.items())
         which = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {ranges(lacking)} have"
         state = "is newer but not complete" if step != self.step else "is not complete"
-        return f"epoch {step[0]} step {step[1]} {state}: {which} no file of it"
+        what = "not all files of it" if self.ranks else "no file of it"
+        return f"epoch {step[0]} step {step[1]} {state}: {which} {what}"
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,9 @@ def _choose(
     names, ranks = _identified(chosen, 1 + max((*candidates, *needed, *among), default=0))
     others = sorted({c.step for r in needed for c in kept[r] if c.step and c.step != newest})
     have = {r: {c.step for c in some} for r, some in kept.items() if r in needed or r in among}
-    known = {step for some in have.values() for step in some if step and newest and step >= newest}
+    there = [c.step for r in have for c in candidates[r] if has_parts]
+    seen = [*there, *(step for some in have.values() for step in some)]
+    known = {step for step in seen if step and newest and step >= newest}
     lacking = {step: tuple(r for r, some in have.items() if step not in some) for step in known}
     incomplete = {step: lost for step, lost in lacking.items() if lost}
     return Selected(names, newest, tuple(others), incomplete, ranks=ranks)
@@ -273,7 +275,7 @@ def _choose(
 
 def _whole_steps(files: Sequence[_Candidate]) -> list[_Candidate]:
     """Return a rank's files but for those of steps of which it lacks one that another step has."""
-    kinds = {one.family for one in files}
+    kinds = {one.family for one in files if one.step is not None}
     held: dict[Step | None, set[str]] = {}
     for one in files:
         held.setdefault(one.step, set()).add(one.family)

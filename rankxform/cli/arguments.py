@@ -55,6 +55,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError(
             "arguments after -- are only accepted by `launch`", where=f"{' '.join(program)!r}"
         )
+    by_script = is_script and any(word.startswith("--src-ckpt-dir") for word in argv)
+    if by_script and options.format is None and options.dst_form is None:
+        options.format = "ckpt"  # as the script writes, whatever it reads
     if getattr(options, "quiet", False) and options.progress == "auto":
         options.progress = "none"
     options.program, options.words, options.defaults = program, words, found
@@ -209,16 +212,12 @@ _SCRIPT = (
 
 
 def _as_script(argv: Sequence[str]) -> list[str]:
-    """Return a command line of MindFormers' script in full: it writes .ckpt files, whatever it
-    reads."""
+    """Return a command line of MindFormers' script with its options written out."""
     found = []
     for word in argv:
         flag, equals, value = word.partition("=")
         meant = [one for one in _SCRIPT if len(flag) > len("--") and one.startswith(flag)]
         found.append((meant[0] if len(meant) == 1 else flag) + equals + value)
-    flags = {word.partition("=")[0] for word in found}
-    if "--src-ckpt-dir" in flags and not flags & {"--format", "--dst-form"}:
-        found += ["--format", "ckpt"]
     return found
 
 

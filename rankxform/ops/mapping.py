@@ -426,7 +426,8 @@ class NameMap(Composition):
             missing = [name for name in names if name not in known]
             optional = rule.optional
             if not isinstance(optional, bool):
-                optional = self.sizes.holds(optional)
+                is_left_out = all(any(p.search(n) for p in self._excluded) for n in missing)
+                optional = self.sizes.holds(optional) or is_left_out
             if missing and not (optional and len(missing) == len(names)):
                 self._check_model(known, side)
                 raise self._missing(missing, len(names), rule)
@@ -450,9 +451,12 @@ class NameMap(Composition):
         stops += [one.stop for one in rule.ranges]
         sizes = f" ({self.sizes.stated(stops)})" if stops else ""
         kind = f", one of {len(missing)} of {count} of its kind" if count > 1 else ""
+        pattern = re.escape(missing[0].rpartition(".")[2])
+        leave = (f"--exclude {quote(pattern + '$')} if the model has none",)
         return CheckpointError(
             f"the checkpoint lacks {missing[0]!r}{kind}",
             "--config FILE of this model, if that is another's",
+            *(leave if not isinstance(rule.optional, bool) else ()),
             details=f"{self.table.label} needs it by {self.sizes.label}{sizes}",
         )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from itertools import takewhile
 from pathlib import Path
+from posixpath import dirname
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Where
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.facts import CONFIGURATION, SIZE, Fact, contradictions
 from rankxform.layout.names import expression
 from rankxform.layout.strategy import Strategy
@@ -22,7 +24,7 @@ from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.derived import tensors_of
 from rankxform.request import Request
-from rankxform.source.choice import form_at
+from rankxform.source.choice import form_at, look_at
 from rankxform.storage import maps
 from rankxform.storage.posix import is_same
 from rankxform.storage.store import address_of, is_path, store_at
@@ -202,7 +204,8 @@ def _with_manifest(request: Request, where: str, known: OperationInputs) -> Oper
 
     Without it the trainer loads no base. Raises UsageError.
     """
-    path = _manifest_at(Path(where)) if request.lora is None and is_path(where) else None
+    is_read = request.lora is None and is_path(where)
+    path = _manifest_at(Path(where), request.step) if is_read else None
     if path is None or request.dst is None:
         return known
     if request.dst_form == "checkpoint2":
@@ -212,11 +215,23 @@ def _with_manifest(request: Request, where: str, known: OperationInputs) -> Oper
     return replace(known, doubts=(*known.doubts, told))
 
 
-def _manifest_at(where: Path) -> Path | None:
-    """Return what MindFormers' PyNative trainer says of an adapter; None if nothing lies there."""
-    inside = sorted(where.glob(f"iteration_*/{ADAPTER_MANIFEST}"))
-    found = [path for path in (where / ADAPTER_MANIFEST, *reversed(inside)) if path.is_file()]
-    return found[0] if found else None
+def _manifest_at(where: Path, step: str | None = None) -> Path | None:
+    """Return what MindFormers' PyNative trainer says of an adapter; None if nothing lies there.
+
+    It lies with each iteration, and above them that of the last to be saved.
+    """
+    folder = where.parent if where.is_file() else where
+    chosen, number = folder, None
+    with suppress(RankxformError, OSError):
+        _, _, selected = look_at(Where(str(folder), step=step))
+        chosen = folder / dirname(next(iter(selected.names.values()), ""))
+        number = selected.step[0] if selected.step else None
+    if (chosen / ADAPTER_MANIFEST).is_file():
+        return chosen / ADAPTER_MANIFEST
+    above = folder / ADAPTER_MANIFEST
+    if not above.is_file() or maps.config(above).get("global_step", number) != number:
+        return None
+    return above
 
 
 def _with_adapter(request: Request, src: str, known: OperationInputs) -> OperationInputs:
@@ -366,12 +381,14 @@ def with_variants(request: Request, given: OperationInputs, source: Source, dst:
         return request
     taken = name_map(request, given)
     assert taken is not None
-    axes = {one.name: len(one.shape) for one in source.table.parameters}
-    if isinstance(dst, Strategy):
-        layouts = (item for stage in dst.stages for item in stage.items())
-        axes |= {name: len(layout.tensor_map) for name, layout in layouts}
-    told = {**taken.told(axes), **_variants(request)}
-    return replace(request, variant=tuple(f"{name}={way}" for name, way in told.items()))
+    with suppress(RequestError, CheckpointError):  # what is wrong with the names, the map says
+        axes = {one.name: len(one.shape) for one in _tensors_before_a_map(request, source)}
+        if isinstance(dst, Strategy):
+            layouts = (item for stage in dst.stages for item in stage.items())
+            axes |= {n: len(one.tensor_map) for n, one in layouts if not one.may_be_nested}
+        told = {**taken.told(axes), **_variants(request)}
+        return replace(request, variant=tuple(f"{name}={way}" for name, way in told.items()))
+    return request
 
 
 MINDFORMERS_FORMS = ("ranks", "checkpoint2", "unified")
@@ -423,12 +440,16 @@ def with_arrangement(request: Request, given: OperationInputs, source: Source) -
 
 def _names_before_a_map(request: Request, source: Source) -> list[str]:
     """Return what the source's weights are called when a map takes them. Raises RequestError."""
+    return [one.name for one in _tensors_before_a_map(request, source) if one.is_weight]
+
+
+def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
+    """Return the source's tensors as a map takes them. Raises RequestError."""
     options = {**vars(request), "mapping": True}
     before = takewhile(lambda item: item[0] not in ("dequantize", "mapping"), OPERATIONS.items())
     made = (make(options) for _, make in before)
     derivation = Derivation((one for one in made if one is not None), source.table.states)
-    tensors = tensors_of(source.table, derivation)
-    return [one.name for one in tensors if one.is_weight and not one.dropped]
+    return [one for one in tensors_of(source.table, derivation) if not one.dropped]
 
 
 def assumptions(request: Request, given: OperationInputs, derivation: Derivation) -> Iterator[str]:
