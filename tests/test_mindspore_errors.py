@@ -103,6 +103,7 @@ def test_item_10_int4_stays_int4(tmp_path):
     assert convert(tmp_path / "2", src, dst, params, format="safetensors") == []
 
 
+@pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 def test_item_11_bfloat16_nans_keep_their_payload(tmp_path):
     words = np.array([0x7FC1, 0xFFFF, 0x7F81, 0x3F80], "<u2")
     write_ckpt(tmp_path / "src/rank_0/c.ckpt", {"w": ("BFloat16", words)})

@@ -172,7 +172,10 @@ def _comparisons(
         judge = partial(check_each_differs, catalog, names=by_pattern)
         yield Comparison(Wanted(dict.fromkeys(every, by_pattern), False), judge)
     looked = to_look_at(chosen, catalog, source.indexes)
-    wanted = Wanted(to_know_again(source.indexes, entries_of(looked)), False)
+    entries = entries_of(looked)
+    if request.dst is not None:  # whose records say what was read
+        entries = to_know_again(source.indexes, entries)
+    wanted = Wanted(entries, False)
     accepted = [one.name for one in looked if request.accepts(CONTRADICTIONS, one.name)]
     agree = partial(check_replicas_agree, catalog, looked, accepted)
     yield Comparison(wanted, agree)
