@@ -250,10 +250,6 @@ class PatternStrategy(Strategy):
         return Layout((self.stage_size,), tuple(axes))
 
 
-MOST_TIED = 2
-"""Parameters that pipeline stages usually share: an embedding, and one more."""
-
-
 @lru_cache(maxsize=8)
 def _states_of(names: tuple[str, ...]) -> States:
     """Return the states among names: a job's strategies, the source's and others, list the same."""

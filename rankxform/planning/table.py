@@ -19,8 +19,8 @@ from rankxform.geometry.boxes import Boxes, tiling_of
 from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import pattern_of, summarize_names
-from rankxform.layout.states import NEVER_SAVED, find_states
-from rankxform.layout.strategy import MOST_TIED, PatternStrategy, Strategy, WholeStrategy
+from rankxform.layout.states import NEVER_SAVED, States, find_states
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.values import without_collection
 
 from .catalog import Catalog, FileGroup, Parameter
@@ -29,6 +29,9 @@ from .sharding import IdentityDict, Placement, Sharding
 
 _MOST_LAYERS = 0.7
 """Share of the layers that are of one shape where others are doubted."""
+
+_FEW_TIED = 2
+"""Parameters that pipeline stages usually share: an embedding, and one more."""
 
 
 def catalog_of(
@@ -365,7 +368,7 @@ class _Ranks:
             if (base := states.base_name(name)) in strategy.stages_of
             and not _lists(strategy, base, stage)
         }
-        if len(foreign) > MOST_TIED and 4 * len(foreign) >= len(every):
+        if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
             raise CheckpointError(
                 f"holds {len(foreign)} parameters that {strategy.label} places in other "
                 f"pipeline stages than its {stage}, such as {summarize_names(foreign, 2)}",
@@ -475,19 +478,25 @@ def _following(
         return {}
     found: dict[str, str] = {}
     seen: set[tuple[int, Schema]] = set()
+    states = None
+    if description.declared:  # parameters and states may be in different files
+        names = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
+        states = find_states(dict.fromkeys([*description.declared, *names]))
     for file, schema in schemas.items():
         stage = strategy.stage_of(description.ranks.get(file, file))
         if stage < len(strategy.stages) and (stage, schema) not in seen:
             seen.add((stage, schema))
             if not strategy.stages_of.keys() >= schema.position.keys():
+                own = states or find_states(dict(zip(schema.names, schema.shapes)))
                 layouts = strategy.stages[stage]
-                found.update(following(schema, layouts, description.declared))
+                found.update(following(schema, layouts, own, description.declared))
     return {name: base for name, base in found.items() if name not in strategy}
 
 
 def following(
     schema: Schema,
     layouts: Mapping[str, Layout],
+    states: States,
     declared: Mapping[str, tuple[str, Shape]],
 ) -> Iterator[tuple[str, str]]:
     """Yield the states and copies of one file that follow a parameter, and that parameter.
@@ -495,12 +504,11 @@ def following(
     layouts: of the file's stage. declared: types and full shapes of parameters that may be in
     another file of the rank.
     """
-    states = find_states({**dict.fromkeys(declared), **dict(zip(schema.names, schema.shapes))})
-    for name, state in states.related.items():
-        base = state.parameter
-        if base == name or base not in layouts or name in layouts or name not in schema.position:
+    for name, own in zip(schema.names, schema.shapes):
+        state = states.related.get(name)
+        base = name if state is None else state.parameter
+        if base == name or base not in layouts or name in layouts:
             continue
-        own = schema.shapes[schema.position[name]]
         if base in schema.position:
             wanted = schema.shapes[schema.position[base]]
         elif base in declared:

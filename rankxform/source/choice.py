@@ -307,7 +307,7 @@ def _of_ranks(
             f"{where.path}: no file of rank {ranges(missing)}{searched}; copies on other ranks "
             "serve"
         )
-    files = [file for file in kept if selected.rank_of(file) not in outside]
+    files = [file for file in kept if selected.rank_of(file) not in {*outside[-1:]}]
     return Chosen(
         selected, kept, (*files, *missing), src, tuple(found), tuple(notices), tuple(warnings),
         len(siblings),

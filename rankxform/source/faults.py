@@ -177,9 +177,7 @@ def _copies(
     assert description.strategy is not None
     for file, schema in schemas.items():
         rank = description.ranks[file]
-        layouts = description.strategy.stages[description.strategy.stage_of(rank)]
-        follows = dict(following(schema, layouts, description.declared))
-        listed = {*description.listed.get(file, ()), *follows}
+        listed = set(description.listed.get(file, ()))
         more = [
             n
             for n in schema.names
@@ -187,6 +185,10 @@ def _copies(
             and (n in description.declared or states.of(n) is not None)
             and not dropped(n)
         ]
+        if more:  # rarely: what follows a parameter is worked out for these files alone
+            layouts = description.strategy.stages[description.strategy.stage_of(rank)]
+            follows = dict(following(schema, layouts, states, description.declared))
+            more = [name for name in more if name not in follows]
         if more:
             what = f"holds {_named(more)}, which {description.source} does not list in it"
             yield Parts(what, (_AGAIN,), where=paths[file])
