@@ -98,8 +98,50 @@ def test_a_deduplicated_checkpoint_becomes_one_that_every_version_loads(sample, 
             reference_forms.read_checkpoint2(DATA / sample, True)
 
 
+@pytest.mark.parametrize("form", ["ranks", "unified"])
+def test_what_common_json_states_becomes_tensors(form, tmp_path):
+    """A trainer of rank folders or of unified safetensors knows its step by them."""
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    shutil.copytree(DATA / "checkpoint2_2026_dedup", src)
+    common = src / "iteration_00000100/common.json"
+    stated = {"epoch_num": 2, "step_num": 40, "loss_scale": None, "global_batch_size": 16}
+    common.write_text(json.dumps({**json.loads(common.read_text()), **stated}))
+    strategy = str(src / METADATA) if form == "ranks" else None
+    rankxform.transform(src, dst, dst_strategy=strategy, dst_form=form)
+    files = [*dst.glob("rank_*/*" if form == "ranks" else "hyper_param.safetensors")]
+    assert len(files) == (8 if form == "ranks" else 1)
+    number = {"epoch_num": 2, "step_num": 40, "loss_scale": 1, "global_batch_size": 16}
+    for path in files:
+        held = reference.read_safetensors(path)
+        assert held["global_step"] == ("Int32", (1,), (100).to_bytes(4, "little"))
+        for name, value in number.items():
+            assert held[name] == ("Int64", (), value.to_bytes(8, "little")), name
+    assert rankxform.verify(src, dst, dst_strategy=strategy).same
+    common.write_text(common.read_text().replace('"step_num": 40', '"step_num": 41'))
+    assert not rankxform.verify(src, dst, dst_strategy=strategy).same
+    options = {"dst_strategy": strategy, "dst_form": form}
+    report = rankxform.transform(src, tmp_path / "less", exclude=("^step_num$",), **options)
+    assert not any("matches no" in one for one in report.notices)
+    rankxform.transform(src, tmp_path / "weights", weights_only=True, **options)
+    for folder in ("less", "weights"):
+        for path in (tmp_path / folder).rglob("*.safetensors"):
+            assert "step_num" not in reference.read_safetensors(path)
+
+
+def test_a_number_that_no_counter_holds_is_refused(tmp_path):
+    src = tmp_path / "src"
+    shutil.copytree(DATA / "checkpoint2_2026_dedup", src)
+    common = src / "iteration_00000100/common.json"
+    common.write_text(json.dumps({**json.loads(common.read_text()), "step_num": 1 << 63}))
+    with pytest.raises(rankxform.CheckpointError, match="step_num is 9223372036854775808"):
+        rankxform.transform(src, tmp_path / "dst")
+
+
 def test_there_and_back(tmp_path):
-    """1.0 to 2.0 and back, by its own metadata as a strategy: the files are the same again."""
+    """1.0 to 2.0 and back, by its own metadata as a strategy: the files are the same again.
+
+    Epoch and step stand in the names of the files, become those of common.json, and then tensors.
+    """
     src = DATA / "unified" / "src"
     rankxform.transform(src, tmp_path / "2", STRATEGY, STRATEGY, dst_form="checkpoint2")
     metadata = tmp_path / "2" / METADATA
@@ -108,6 +150,8 @@ def test_there_and_back(tmp_path):
         (theirs,) = (src / f"rank_{rank}").iterdir()
         (ours,) = (tmp_path / "1" / f"rank_{rank}").iterdir()
         a, b = reference.read_safetensors(ours), reference.read_safetensors(theirs)
+        steps = {name: a.pop(name)[2][0] for name in [*a.keys() - b.keys()] if name != "only_rank5"}
+        assert steps == {"epoch_num": 1, "step_num": 100, "loss_scale": 1}
         assert {n: a[n] for n in a if n != "only_rank5"} == {
             n: b[n] for n in b if n != "only_rank5"
         }

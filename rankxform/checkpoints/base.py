@@ -150,6 +150,8 @@ class Form(Protocol):
     """Whether a checkpoint says itself how it is sharded, so that no strategy is needed."""
     training: str | None
     """The companion file that states facts on the training, such as global_step, if any does."""
+    counters: bool
+    """Whether such facts are tensors among the others, as MindSpore's `append_dict` makes them."""
     configured: bool
     """Whether a model's config.json, and its tokenizer's files, belong to a folder."""
     items: str
@@ -210,6 +212,7 @@ class ReadOnly:
     options: tuple[str, ...] = ()
     described = True
     training: str | None = None
+    counters = False
     configured = False
     items = ""
     is_written = False

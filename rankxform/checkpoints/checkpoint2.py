@@ -56,6 +56,7 @@ class Checkpoint2:
     container: str | None = "safetensors"
     described = True
     training: str | None = COMMON
+    counters = False
     configured = False
     items = ""
     is_written = True

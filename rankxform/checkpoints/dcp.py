@@ -38,6 +38,7 @@ class Dcp:
     container: str | None = "distcp"
     described = True
     training: str | None = None
+    counters = False
     configured = False
     items = "torch"
     is_written = True

@@ -48,6 +48,7 @@ class HuggingFace:
     container: str | None = "safetensors"
     described = True
     training: str | None = None
+    counters = False
     configured = True
     items = ""
     is_written = True

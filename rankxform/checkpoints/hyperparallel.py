@@ -63,6 +63,7 @@ class HyperParallel:
     container: str | None = "safetensors"
     described = True
     training: str | None = None
+    counters = False
     configured = False
     items = "hyperparallel"
     is_written = True

@@ -41,6 +41,7 @@ class RankFolders:
     container: str | None = None
     described = False
     training: str | None = None
+    counters = True
     configured = False
     items = ""
     is_written = True

@@ -45,6 +45,7 @@ class Unified:
     container: str | None = "safetensors"
     described = True
     training: str | None = None
+    counters = True
     configured = False
     items = ""
     is_written = True

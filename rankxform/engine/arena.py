@@ -37,7 +37,8 @@ class Region:
 
 class Place(NamedTuple):
     """Which elements of a source tensor a copy takes: for each of its axes which indices, and along
-    which axis of the source each axis of the copy moves. source: its number; -1: none, zeros."""
+    which axis of the source each axis of the copy moves. source: its number; -1: none,
+    the same number everywhere."""
 
     source: int
     ranges: tuple[range, ...] = ()

@@ -241,6 +241,7 @@ class IntegrityChecker:
                 total += self._sum_of_piece(transfer, work, source, copy)
             else:
                 total += self._sum(transfer, work, repeat, source)
+        total += self._sum_of_value(transfer, work)
         self._before[id(transfer)] = total
 
     def put(self, transfer: Transfer, work: TileWork, repeat: int, number: int) -> None:
@@ -312,6 +313,18 @@ class IntegrityChecker:
         copy(parameter, work.convert, [(made[index] if index else made, values)], places)
         data = made.reshape(-1).view(np.uint8)
         return self._prints.of(parameter.shape, item_size(parameter.dtype), box, data, box)
+
+    def _sum_of_value(self, transfer: Transfer, work: TileWork) -> int:
+        """Return the fingerprint of elements that come from no file."""
+        parameter = transfer.parameter
+        value, total = parameter.value, 0
+        if value is None:
+            return 0
+        for region in work.targets:
+            data = np.full(region.part.shape, value, moved_type(parameter.dtype))
+            held, item = data.reshape(-1).view(np.uint8), item_size(parameter.dtype)
+            total += self._prints.of(parameter.shape, item, region.part, held, region.part)
+        return total
 
     def check(self, transfer: Transfer) -> None:
         """Compare, when all tiles of `transfer` are put. Raises DifferenceError."""

@@ -126,7 +126,7 @@ class PieceSchedule(Schedule):
         if parameter.dtype != parameter.src_dtype and not any(self._steps):
             convert = converter(parameter.src_dtype, parameter.dtype)
         self._convert = blockwise(convert) if convert or self._many_axes else None
-        self._zero = np.zeros((), self._target_type)
+        self._rest = np.full((), composed.pieces.assembly.value, self._target_type)
         for cell, need in self._wanted.items():
             self._factors[cell] = self._factor(cell, need)
 
@@ -261,7 +261,7 @@ class PieceSchedule(Schedule):
         copies: list[View] = []
         places: list[Place] = []
         if sum(one.part.size for one in sources) < target.size:
-            copies.append((values, self._zero))
+            copies.append((values, self._rest))
             places.append(Place(-1))
         for one in sources:
             assert one.piece is not None

@@ -34,9 +34,9 @@ from .json_stream import load, read
 MOST_STEPS = 10**17
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
 COMMON = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
+"""What `common.json` holds; every version reads these, and some refuse any other."""
 CONSUMED = "consumed_samples"
 """What MindFormers states since 2.1.0, and earlier versions refuse to read."""
-"""What `common.json` holds; every version reads these, and some refuse any other."""
 
 _DTYPES = {name.lower(): name for name in ITEM_SIZE if name != TEXT}
 _KEY = re.compile(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
@@ -207,6 +207,9 @@ def parse_common(data: bytes) -> dict[str, Any]:
     step = found.get("global_step")
     if step is not None and (type(step) is not int or not 0 <= step < MOST_STEPS):
         raise FormatError(f"global_step is {str(step)[:20]!r}, which is no number of steps")
+    large = {key: n for key in COMMON if isinstance(n := found.get(key), int) and abs(n) >= 1 << 63}
+    for key, value in large.items():
+        raise FormatError(f"{key} is {str(value)[:20]}..., which no counter holds")
     more = {CONSUMED: found[CONSUMED]} if type(found.get(CONSUMED)) is int else {}
     return {**{key: found.get(key) for key in COMMON}, **more}
 

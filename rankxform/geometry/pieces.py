@@ -136,10 +136,14 @@ def _spanned(box: Box, first: Shape, step: Shape) -> Box:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A tensor as pieces of others. Elements that no piece makes are zero."""
+    """A tensor as pieces of others. Elements that no piece makes are zero.
+
+    value: if there are no pieces, the number that every element is.
+    """
 
     shape: Shape
     pieces: tuple[Piece, ...]
+    value: float = 0
 
     @classmethod
     def of(cls, shape: Shape, source: int = 0) -> Assembly:

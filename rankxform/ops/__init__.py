@@ -1,9 +1,10 @@
 """Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from . import cast, dequantize, drop, naming, rename, vocabulary, weights
+from . import cast, counters, dequantize, drop, naming, rename, vocabulary, weights
 from .base import OPERATIONS, prepared
 
 OPERATIONS.update(
+    counters=counters.counters,
     rename=rename.rename,
     weights_only=weights.weights_only,
     model_only=weights.model_only,
@@ -20,4 +21,4 @@ OPERATIONS.update(
     cast=cast.cast,
 )
 
-__all__ = ["cast", "dequantize", "drop", "naming", "rename", "vocabulary", "weights"]
+__all__ = ["cast", "counters", "dequantize", "drop", "naming", "rename", "vocabulary", "weights"]

@@ -56,6 +56,12 @@ class Parameter(Related):
         """How the tensor is made of others; None of one that is as in the files."""
         return self.sharding if isinstance(self.sharding, Composed) else None
 
+    @property
+    def value(self) -> float | None:
+        """The number that every element is, of a tensor that is made of none; None of others."""
+        made = None if self.composed is None else self.composed.pieces.assembly
+        return None if made is None or made.pieces else made.value
+
     def entry(self, cell: Cell, file: int) -> str:
         """Return the name under which a file holds a source cell."""
         sharding, name = self.sharding, self.src_name

@@ -372,7 +372,9 @@ class Planner:
         names = self.catalog.names_in(self.source_stages(stage))
         if self.catalog.description.lists_files:  # what stores slices once has counters once too
             names = list(dict.fromkeys([*names, *self.selection.replicated]))
-        for name in (made for one in names for made in self.selection.in_place_of(one)):
+        made = [made for one in names for made in self.selection.in_place_of(one)]
+        stated = [n for n, one in self.selection.replicated.items() if one.value is not None]
+        for name in dict.fromkeys([*made, *stated]):
             whole = name in self.selection.replicated
             if whole or name in self.selection.sharded:
                 layout = self._layout(name, stage)

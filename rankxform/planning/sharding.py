@@ -115,7 +115,7 @@ class Composed:
         self.grid = grid
         self.pieces, self.parts = grid, tuple(parts)
         self.holders = tuple(sorted({file for one in parts for file in one.holders}))
-        self.declared = any(one.declared for one in parts)
+        self.declared = any(one.declared for one in parts) and bool(grid.assembly.pieces)
 
     @cached_property
     def files(self) -> Targets:

@@ -118,8 +118,9 @@ def _aimed(
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
     request, operation, catalog = asked.request, asked.operation, source.table
-    added, items = adapter.table if adapter else None, source.description.items
-    derivation = derivation_of(request, operation, added, items).with_states(catalog.states)
+    added, own = adapter.table if adapter else None, source.description
+    derivation = derivation_of(request, operation, added, own.items, own.training)
+    derivation = derivation.with_states(catalog.states)
     _check_extra_names(source, asked.src)
     check_side(request, operation, source, derivation)
     tensors = tensors_of(catalog, derivation)

@@ -28,6 +28,7 @@ from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy
 from rankxform.ops import drop, rename
 from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.counters import is_added
 from rankxform.ops.naming import AS_STORED
 from rankxform.ops.weights import NOT_WEIGHTS, copies_pattern
 from rankxform.options import flag_of
@@ -271,7 +272,7 @@ def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tu
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
     ):
-        for pattern in drop.unmatched(getattr(request, option), [*names, CONSUMED]):
+        for pattern in drop.unmatched(getattr(request, option), names):
             yield option, f"{flag_of(option)} {pattern!r} matches no {what}"
 
 
@@ -294,6 +295,7 @@ def _matchless(
             f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
             "matched without its prefix, such as adam_m.)",
         )
+    names |= {CONSUMED, *(one.name for one in tensors if is_added(one))}
     for option in ("include", "exclude"):
         for pattern in drop.unmatched(getattr(request, option), names):
             yield option, f"--{option} {pattern!r} matches no parameter"

@@ -284,10 +284,11 @@ def derivation_of(
     given: OperationInputs,
     adapter: Catalog | None = None,
     items: str = "",
+    training: Mapping[str, Any] | None = None,
 ) -> Derivation:
     """Return what becomes of the source's tensors; the same on every process.
 
-    items: how the source keeps what is no tensor.
+    items: how the source keeps what is no tensor. training: what it states of the training.
     """
     made = None
     if adapter is not None:
@@ -296,13 +297,14 @@ def derivation_of(
         assert given.scaling is not None
         shapes = {p.src_name: p.shape for p in adapter.parameters}
         made = Adapter(shapes, given.scaling, str(given.lora), inside=given.inside)
-    kept = items, FORMS[request.dst_form or DEFAULT_FORM].items
+    form = FORMS[request.dst_form or DEFAULT_FORM]
     ready = {
         "mapping": name_map(request, given),
         "adapter": made,
         "block": _block(given),
         "scheme": _scheme(given),
-        "items": kept,
+        "items": (items, form.items),
+        "training": training if form.counters and request.dst is not None else None,
     }
     return Derivation.of({**vars(request), **given.documents, **ready})
 

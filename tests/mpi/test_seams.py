@@ -168,6 +168,7 @@ class Tiles(FlatFolder):
     name, title = "tiles", "tiles"
     described = True
     training: str | None = None
+    counters = False
     configured = False
 
     def pattern(self, where):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 
@@ -91,6 +92,25 @@ def test_states_follow_their_parameter(tmp_path):
     ours.ckpt_to_safetensors(str(file), str(tmp_path / "rx"), {"dense.weight": "proj.weight"})
     (found,) = contents(tmp_path / "rx", "safetensors").values()
     assert "adam_m.proj.weight" in found and "adam_m.dense.weight" not in found
+
+
+def test_counters_of_a_training(tmp_path):
+    """What common.json states is written as MindSpore writes what is appended to parameters."""
+    src = reference.write_checkpoint(tmp_path / "src", None, PARAMS, kind="safetensors")
+    facts = {"epoch_num": 2, "step_num": 7, "loss_scale": 1024.0, "global_batch_size": 16}
+    rankxform.transform(src, tmp_path / "c2", dst_form="checkpoint2", iteration=40)
+    (common,) = (tmp_path / "c2").rglob("common.json")
+    common.write_text(json.dumps({**json.loads(common.read_text()), **facts}))
+    (manifest,) = (tmp_path / "c2").rglob("rankxform.json")
+    manifest.unlink()  # it says that common.json was another
+    rankxform.transform(tmp_path / "c2", tmp_path / "rx")
+    step = ms.Parameter(ms.Tensor([40], ms.int32), name="global_step")
+    appended = {**facts, "global_step": step}
+    ms.save_checkpoint([], str(tmp_path / "theirs.safetensors"), append_dict=appended,
+                       format="safetensors")  # fmt: skip
+    (mine,) = contents(tmp_path / "rx", "safetensors").values()
+    theirs = ms.load_checkpoint(str(tmp_path / "theirs.safetensors"), format="safetensors")
+    same({"": {name: mine[name] for name in theirs}}, {"": theirs})
 
 
 def segments(folder, **more):
