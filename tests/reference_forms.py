@@ -319,11 +319,21 @@ def read_distributed(folder):
     return reference_dcp.read_items(table.parent)[0]
 
 
-def wrong_in(form, folder, case, lost=()):
-    """Return what is wrong in a destination, of the case's parameters and extras."""
+def counters(case, lost=(), iteration=100):
+    """Return the tensors that become of common.json, as `write_any` writes it."""
+    if not any(name.startswith("adam") for name in case.params):
+        return {}
+    facts = {"step_num": np.array(iteration, "<i8"), "loss_scale": np.array(1, "<i8")}
+    found = {name: ("Int64", value) for name, value in facts.items()}
+    return {**found, **({"global_step": case.extras["global_step"]} if lost else {})}
+
+
+def wrong_in(form, folder, case, lost=(), more=()):
+    """Return what is wrong in a destination, of the case's parameters and extras, and of more."""
     if form == "ranks":
         return reference.wrong_slices(folder, case.dst, case.params, "safetensors")
     wanted = {n: one for n, one in {**full(case), **case.extras}.items() if n not in lost}
+    wanted.update(more)
     readers = {
         "unified": [read_unified],
         "huggingface": [read_huggingface],

@@ -38,8 +38,8 @@ One side of a rule is one tensor, the other is its parts. The steps make the one
 the axes, ``stack(variable)`` puts what was made for each value of a variable one after another, and
 ``pile(variable)`` along a first axis of its own.
 Read backwards, they take it apart. A rule with ``optional = true``, or an expression that holds,
-may find none of its tensors, in any layer; one with ``if`` holds where the expression does, one
-with ``where = { mla = "concat" }`` in that variant. ``vocabulary = true`` marks tensors
+may find none of its tensors, in any layer; one with ``if`` holds where the expression does, in the
+layers in which it does (``ratios[layer] == 4``), one with ``where = { mla = "concat" }`` in that variant. ``vocabulary = true`` marks tensors
 whose rows are the vocabulary's, ``keep_dtype = true`` those that are never cast. ``[[copies]]``
 say that a tensor of one side is the same as another of that side, and ``[[ignored]]`` which tensors
 are no weights and are left out.
@@ -73,7 +73,7 @@ _SECTIONS = (
 )  # fmt: skip
 _NODES = (
     "Expression", "BinOp", "UnaryOp", "BoolOp", "Compare", "Name", "Constant", "Load", "Add", "Sub",
-    "Mult", "FloorDiv", "Not", "And", "Or", "Eq", "Lt",
+    "Mult", "FloorDiv", "Not", "And", "Or", "Eq", "Lt", "Subscript",
 )  # fmt: skip
 """What expressions may be made of, by the names of Python's syntax tree."""
 
@@ -96,7 +96,7 @@ class Expression:
         try:
             # only arithmetic on names and numbers; see `expression`
             return eval(_compiled(self.text), {"__builtins__": {}}, known)
-        except (TypeError, ZeroDivisionError) as error:
+        except (TypeError, ZeroDivisionError, IndexError) as error:
             missing = [name for name in self.names if known[name] is None]
             which = f"{', '.join(missing)} is missing" if missing else str(error)
             raise UsageError(f"the size {self.text!r} cannot be worked out: {which}") from None
@@ -124,7 +124,7 @@ def _expression(text: str, where: str) -> Expression:
         good = not isinstance(node, ast.Constant) or type(node.value) in (int, str)
         if type(node).__name__ not in _NODES or not good:
             raise UsageError(
-                f"{text!r}: only names, integers, + - * // == < and or not", where=where
+                f"{text!r}: only names, integers, + - * // == < [] and or not", where=where
             )
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     return Expression(text, tuple(names))
@@ -158,8 +158,8 @@ class Rule:
     """One kind of tensor: the one tensor `whole` of side `side`, and its parts on the other.
 
     parts: by name, the shape. blocks: names in the table, none for a rule of its own. steps: as
-    (name, argument). ranges: of variables that only the parts have. condition: where it holds;
-    where: in which variant. optional: whether its tensors may lack, or where they may.
+    (name, argument). ranges: of variables that only the parts have. condition: where it holds, a
+    block's variable among its names; where: in which variant. optional: whether its tensors may lack, or where they may.
     """
 
     side: str

@@ -101,9 +101,14 @@ class NameMap(Composition):
 
     # -- what the table says ----------------------------------------------------------------------
 
-    def _holds(self, rule: Rule) -> bool:
-        in_variant = all(self.variants[name] == way for name, way in rule.where.items())
-        return in_variant and self.sizes.holds(rule.condition)
+    def _is_chosen(self, rule: Rule) -> bool:
+        return all(self.variants[name] == way for name, way in rule.where.items())
+
+    def _layers(self, rule: Rule, within: Range | None) -> Iterator[dict[str, int]]:
+        """Yield values of a block's variable for which a rule holds."""
+        for variables in self._values([within] if within else []):
+            if self.sizes.holds(rule.condition, variables):
+                yield variables
 
     def _no_weights(self, side: str) -> Iterator[str]:
         """Yield what one side calls tensors that are no weights."""
@@ -116,7 +121,7 @@ class NameMap(Composition):
                 yield one.name
 
     def _links(self, rule: Rule) -> Iterator[Link]:
-        if not self._holds(rule):
+        if not self._is_chosen(rule):
             return
         for name in rule.blocks:
             if name not in self.table.blocks:
@@ -127,7 +132,7 @@ class NameMap(Composition):
             blocks = [(one.names, one.range) for one in self.table.blocks_of(rule)]
         other = OTHER[rule.side]
         for prefixes, within in blocks:
-            for variables in self._values([within] if within else []):
+            for variables in self._layers(rule, within):
                 whole = self._name(rule.whole, prefixes.get(rule.side), variables)
                 parts, shapes = [], []
                 for inner in self._values(rule.ranges):
@@ -263,11 +268,7 @@ class NameMap(Composition):
             counts = dict.fromkeys(ways, 0)
             for rule in self.table.rules:
                 way = rule.where.get(variant)
-                if (
-                    way is not None
-                    and rule.side == MINDFORMERS
-                    and self.sizes.holds(rule.condition)
-                ):
+                if way is not None and rule.side == MINDFORMERS:
                     shape = next(iter(rule.parts.values()))
                     count = len(shape) + any(name == "pile" for name, _ in rule.steps)
                     counts[way] += sum(axes.get(name) == count for name in self._wholes(rule))
@@ -279,7 +280,7 @@ class NameMap(Composition):
     def _wholes(self, rule: Rule) -> Iterator[str]:
         """Yield the names of a rule's one tensor, in every layer."""
         for block in self.table.blocks_of(rule):
-            for variables in self._values([block.range]):
+            for variables in self._layers(rule, block.range):
                 yield self._name(rule.whole, block.names[rule.side], variables)
 
     # -- what it makes of a checkpoint ------------------------------------------------------------

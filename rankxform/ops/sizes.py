@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.formats.map_toml import Expression, MapTable
+from rankxform.formats.map_toml import NOTHING, Expression, MapTable
 
 
 class Sizes:
@@ -53,8 +53,8 @@ class Sizes:
             )
         return found
 
-    def holds(self, condition: Expression | None) -> bool:
-        return condition is None or bool(condition.value(self.known))
+    def holds(self, condition: Expression | None, variables: Mapping[str, int] = NOTHING) -> bool:
+        return condition is None or bool(condition.value(self.known, variables))
 
     def stated(self, expressions: Iterable[Expression]) -> str:
         """Return, for messages, what the configuration states of what expressions depend on."""
