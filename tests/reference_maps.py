@@ -257,6 +257,110 @@ class Model:
         if c["num_nextn_predict_layers"] and not c["tie_word_embeddings"]:
             self.mf["mtp.output_layer.weight"] = self.mf["output_layer.weight"]
 
+    def _deepseek_v4(self):
+        count, pick = self._moe_sizes("n_routed_experts"), self._random.choice
+        layers, mtp = self.config["num_hidden_layers"], pick([0, 1])
+        self.config.update(
+            n_shared_experts=1, q_lora_rank=12, o_lora_rank=6, o_groups=pick([1, 2]), hc_mult=2,
+            index_n_heads=2, index_head_dim=4, num_hash_layers=pick([0, 1]), num_experts_per_tok=2,
+            num_nextn_predict_layers=mtp, tie_word_embeddings=False,
+            num_attention_heads=pick([2, 4]),
+            compress_ratios=[pick([0, 4, 128]) for _ in range(layers)] + [0] * mtp,
+        )  # fmt: skip
+        c, h = self.config, self.config["hidden_size"]
+        self.same("embed.weight", "embedding.word_embeddings.weight", c["vocab_size"], h)
+        self.same("head.weight", "output_layer.weight", c["vocab_size"], h)
+        self.same("norm.weight", "decoder.final_layernorm.weight", h)
+        self._hyper_head("", "decoder.")
+        for layer in range(layers):
+            hf, mf = f"layers.{layer}", f"decoder.layers.{layer}"
+            self._sparse(hf, mf, count, c["compress_ratios"][layer])
+            if layer < c["num_hash_layers"]:
+                table = c["vocab_size"], 2
+                self.same(f"{hf}.ffn.gate.tid2eid", f"{mf}.mlp.router.tid2eid", *table)
+            else:
+                self.same(f"{hf}.ffn.gate.bias", f"{mf}.mlp.expert_bias", count, float32=True)
+        for hf, outer in [("mtp.0", "mtp.layers.0")] * mtp:
+            mf = f"{outer}.transformer_layer"
+            self._sparse(hf, mf, count, 0)
+            self.same(f"{hf}.ffn.gate.bias", f"{mf}.mlp.expert_bias", count, float32=True)
+            for a, b in (("enorm", "enorm"), ("hnorm", "hnorm"), ("norm", "final_layernorm")):
+                self.same(f"{hf}.{a}.weight", f"{outer}.{b}.weight", h)
+            names = [f"{hf}.{one}_proj.weight" for one in "eh"]
+            self.both(names, f"{outer}.eh_proj.weight", lambda *x: np.hstack(x), (h, h), (h, h))
+            self._hyper_head(f"{hf}.", f"{outer}.")
+
+    def _hyper_head(self, hf, mf):
+        n, h = self.config["hc_mult"], self.config["hidden_size"]
+        for a, b, *shape in (("base", "hc_base", n), ("fn", "hc_fn.weight", n, n * h),
+                             ("scale", "hc_scale", 1)):  # fmt: skip
+            self.same(f"{hf}hc_head_{a}", f"{mf}hc_head.{b}", *shape, float32=True)
+
+    def _sparse(self, hf, mf, count, ratio):
+        """Add a layer of DeepSeek-V4, of which only the choice of experts is left."""
+        c, n = self.config, self.config["hc_mult"]
+        h, d, q = c["hidden_size"], c["head_dim"], c["q_lora_rank"]
+        heads, o, core = (
+            c["num_attention_heads"],
+            c["o_groups"] * c["o_lora_rank"],
+            "core_attention",
+        )
+        self.same(f"{hf}.attn_norm.weight", f"{mf}.input_layernorm.weight", h)
+        self.same(f"{hf}.ffn_norm.weight", f"{mf}.pre_mlp_layernorm.weight", h)
+        for a, b, *shape in (
+            ("wq_a.weight", "linear_q_down_proj.weight", q, h),
+            ("q_norm.weight", "q_layernorm.weight", q),
+            ("wq_b.weight", "linear_q_up_proj.weight", heads * d, q),
+            ("wkv.weight", "linear_kv_proj.weight", d, h),
+            ("kv_norm.weight", "kv_layernorm.weight", d),
+            ("wo_a.weight", "linear_o_group_proj", o, heads * d // c["o_groups"]),
+            ("wo_b.weight", "linear_proj.weight", h, o),
+        ):
+            self.same(f"{hf}.attn.{a}", f"{mf}.self_attention.{b}", *shape)
+        own = f"{mf}.self_attention.{core}"
+        self.same(f"{hf}.attn.attn_sink", f"{own}.attn_sink", heads, float32=True)
+        if ratio:
+            self._compressor(f"{hf}.attn.", f"{own}.", ratio, d)
+        if ratio == 4:
+            size, index = c["index_head_dim"], c["index_n_heads"]
+            a, b = f"{hf}.attn.indexer.", f"{own}.indexer."
+            self.same(f"{a}wq_b.weight", f"{b}linear_wq_b.weight", index * size, q)
+            self.same(f"{a}weights_proj.weight", f"{b}linear_weights_proj.weight", index, h)
+            self._compressor(a, b, 4, size)
+        self._routed(hf, mf, count)
+        for one in ("attn", "ffn"):
+            self.same(f"{hf}.hc_{one}_base", f"{mf}.{one}_hc.bias", (2 + n) * n, float32=True)
+            name = f"{mf}.{one}_hc.mapping_proj.weight"
+            self.same(f"{hf}.hc_{one}_fn", name, (2 + n) * n, n * h, float32=True)
+            scale = self.hf[f"{hf}.hc_{one}_scale"] = self.new(3, float32=True)
+            names = [f"{mf}.{one}_hc.alpha_{kind}" for kind in ("pre", "post", "res")]
+            self.mf.update(zip(names, np.split(scale, 3)))
+            self.float32 |= {f"{hf}.hc_{one}_scale", *names}
+
+    def _compressor(self, hf, mf, ratio, size):
+        h, width = self.config["hidden_size"], size * (2 if ratio == 4 else 1)
+        self.same(f"{hf}compressor.ape", f"{mf}compressor.ape", ratio, width, float32=True)
+        for one in ("wkv", "wgate"):
+            name = f"{mf}compressor.linear_{one}.weight"
+            self.same(f"{hf}compressor.{one}.weight", name, width, h)
+        self.same(f"{hf}compressor.norm.weight", f"{mf}compressor.norm.weight", size)
+
+    def _routed(self, hf, mf, count):
+        h, f = self.config["hidden_size"], self.config["moe_intermediate_size"]
+        parts = []
+        for e in range(count):
+            one = {"w1": self.new(f, h), "w2": self.new(h, f), "w3": self.new(f, h)}
+            self.hf.update({f"{hf}.ffn.experts.{e}.{n}.weight": w for n, w in one.items()})
+            parts.append(one)
+        first = [np.hstack([one["w1"].T, one["w3"].T]) for one in parts]
+        self.mf[f"{mf}.mlp.experts.weight1"] = np.stack(first)
+        self.mf[f"{mf}.mlp.experts.weight2"] = np.stack([one["w2"].T for one in parts])
+        self.same(f"{hf}.ffn.gate.weight", f"{mf}.mlp.router.weight", count, h)
+        own, shared = f"{hf}.ffn.shared_experts", f"{mf}.mlp.shared_experts"
+        names = [f"{own}.{one}.weight" for one in ("w1", "w3")]
+        self.both(names, f"{shared}.linear_fc1.weight", self.join_gate_up, (f, h), (f, h))
+        self.same(f"{own}.w2.weight", f"{shared}.linear_fc2.weight", h, f)
+
     def _legacy(self, **fused):
         self.around("lm_head.weight", "model.tok_embeddings.embedding_weight",
                     "model.norm_out.weight")  # fmt: skip
@@ -297,7 +401,7 @@ class Model:
 
 KINDS = (
     "llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "glm4", "glm4_moe", "llama_legacy",
-    "llama_legacy_fused",
+    "llama_legacy_fused", "deepseek_v4",
 )  # fmt: skip
 
 

@@ -36,13 +36,13 @@
 One side of a rule is one tensor, the other is its parts. The steps make the one of the parts:
 ``concat``, ``interleave`` and ``groups(n)`` join them along the first axis, ``transpose`` exchanges
 the axes, ``stack(variable)`` puts what was made for each value of a variable one after another, and
-``pile(variable)`` along a first axis of its own.
-Read backwards, they take it apart. A rule with ``optional = true``, or an expression that holds,
-may find none of its tensors, in any layer; one with ``if`` holds where the expression does, in the
-layers in which it does (``ratios[layer] == 4``), one with ``where = { mla = "concat" }`` in that variant. ``vocabulary = true`` marks tensors
-whose rows are the vocabulary's, ``keep_dtype = true`` those that are never cast. ``[[copies]]``
-say that a tensor of one side is the same as another of that side, and ``[[ignored]]`` which tensors
-are no weights and are left out.
+``pile(variable)`` along a first axis of its own. Read backwards, they take it apart. A rule with
+``optional = true``, or an expression that holds, may find none of its tensors, in any layer; one
+with ``if`` holds where the expression does, in the layers where it does
+(``ratios[layer] == 4``); one with ``where = { mla = "concat" }`` in that variant.
+``vocabulary = true`` marks tensors whose rows are the vocabulary's, ``keep_dtype = true`` those
+that are never cast. ``[[copies]]`` say that a tensor of one side is the same as another of that
+side, and ``[[ignored]]`` which tensors are no weights and are left out.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Rule:
 
     parts: by name, the shape. blocks: names in the table, none for a rule of its own. steps: as
     (name, argument). ranges: of variables that only the parts have. condition: where it holds, a
-    block's variable among its names; where: in which variant. optional: whether its tensors may lack, or where they may.
+    block's variable among its names; where: in which variant. optional: whether its tensors may
+    lack, or where they may.
     """
 
     side: str

@@ -104,6 +104,11 @@ class NameMap(Composition):
     def _is_chosen(self, rule: Rule) -> bool:
         return all(self.variants[name] == way for name, way in rule.where.items())
 
+    def _varies(self, rule: Rule) -> bool:
+        """Whether a rule may hold in some layers and not in others."""
+        variables = {block.range.variable for block in self.table.blocks_of(rule)}
+        return rule.condition is not None and bool(variables.intersection(rule.condition.names))
+
     def _layers(self, rule: Rule, within: Range | None) -> Iterator[dict[str, int]]:
         """Yield values of a block's variable for which a rule holds."""
         for variables in self._values([within] if within else []):
@@ -558,7 +563,8 @@ class NameMap(Composition):
         """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
         leave = f"--exclude {quote(f'^{re.escape(name)}$')}"
         for rule in self.table.rules:
-            if not self._holds(rule):
+            of_layers = self._varies(rule)
+            if not self._is_chosen(rule) or not (of_layers or self.sizes.holds(rule.condition)):
                 continue
             names = [rule.whole] if side == rule.side else list(rule.parts)
             for block_name in rule.blocks or ("",):
@@ -574,6 +580,7 @@ class NameMap(Composition):
                         continue
                     ranges = ([block.range] if block else []) + list(rule.ranges)
                     stops = [one.stop for one in ranges]
+                    stops += [rule.condition] if rule.condition and of_layers else []
                     return CheckpointError(
                         f"{name!r} is beyond what {self.sizes.label} says "
                         f"({self.sizes.stated(stops)})",

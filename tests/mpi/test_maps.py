@@ -37,7 +37,7 @@ def model_of(kind, seed):
 
 def options_of(model, folder):
     found = {"map": model.kind, "config": str(folder / "config.json")}
-    if model.qkv != "grouped" and model.kind not in ("deepseek_v3", "llama_legacy"):
+    if model.qkv != "grouped" and model.kind not in ("deepseek_v3", "deepseek_v4", "llama_legacy"):
         found["qkv"] = model.qkv
     if model.gate_up != "interleaved" and model.kind not in ("qwen3_moe", "glm4", "llama_legacy"):
         found["gate_up"] = model.gate_up
