@@ -13,11 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rankxform
 from tests import reference
 from tests.frameworks.mindformers_model import Sizes, stored
+from tests.reference_maps import Model
 
 HERE = Path(__file__).parent
 WHEELS = Path(os.environ.get("RANKXFORM_MINDFORMERS", HERE.parents[1] / ".mindformers"))
@@ -110,6 +112,39 @@ def test_what_is_written_is_loaded(version, saved, tmp_path):
             jobs.append(job("load", dst, TO, kind))
     for asked, found in zip(jobs, done(version, jobs, tmp_path)):
         assert found.get("bad") == [] and found["good"] > 100, (asked, found)
+
+
+CONVERTERS = [
+    (version, kind, seed)
+    for version in CASES
+    for kind in ("qwen3", "qwen3_moe", "deepseek_v4")
+    for seed in range(2 if version == "2.1.0" else 1)
+    if kind != "deepseek_v4" or version == "2.1.0"
+]
+"""2.1.0 alone has converters of DeepSeek-V4, and of QKV and experts to Hugging Face's names."""
+
+
+@pytest.mark.parametrize(("version", "kind", "seed"), CONVERTERS)
+def test_a_model_is_what_its_converters_make_of_it(version, kind, seed, tmp_path):
+    """The models that the maps are tested with (tests/reference_maps.py), both ways."""
+    model = Model(kind, seed, "Float32")
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    np.savez(tmp_path / "hf.npz", **model.hf)
+    folder = {"deepseek_v4": "deepseek4"}.get(kind, kind)
+    line = [str(HERE / "mindformers_converters.py"), str(WHEELS / version), folder]
+    files = [str(tmp_path / name) for name in ("config.json", "hf.npz", "mf.npz")]
+    found = subprocess.run(
+        [sys.executable, *line, *files], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    found = json.loads(found.stdout.splitlines()[-1])
+    assert found["wrong"] == []
+    assert version != "2.1.0" or (found["refused"], found["back"]) == ([], len(model.hf))
+    theirs = dict(np.load(tmp_path / "mf.npz"))
+    assert theirs.keys() == model.mf.keys()
+    for name, words in model.mf.items():
+        # experts are of two axes there, and of three in PyNative's network: the same elements
+        assert theirs[name].tobytes() == words.tobytes(), name
 
 
 SCRIPT = "mindformers/tools/transform_ckpt.py"
