@@ -117,6 +117,13 @@ def test_what_common_json_states_becomes_tensors(form, tmp_path):
         for name, value in number.items():
             assert held[name] == ("Int64", (), value.to_bytes(8, "little")), name
     assert rankxform.verify(src, dst, dst_strategy=strategy).same
+    if form == "unified":
+        written = json.loads((dst / "common.json").read_text())
+        assert written == {**stated, "global_step": 100}
+        (dst / "common.json").write_text(json.dumps({**written, "global_step": 90}))
+        assert not rankxform.verify(src, dst).same
+        with pytest.raises(rankxform.CheckpointError, match="common.json"):
+            rankxform.transform(dst, tmp_path / "again")
     common.write_text(common.read_text().replace('"step_num": 40', '"step_num": 41'))
     assert not rankxform.verify(src, dst, dst_strategy=strategy).same
     options = {"dst_strategy": strategy, "dst_form": form}

@@ -20,10 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform import facts
-from rankxform.errors import CheckpointError, FormatError, UsageError
-from rankxform.facts import ITERATION, STEP, Fact
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.facts import ITERATION, Fact
 from rankxform.formats import checkpoint2 as documents
-from rankxform.layout.names import STEPS
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
@@ -31,11 +30,12 @@ from rankxform.storage import metadata
 from rankxform.storage.metadata import Slices
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import folder
+from . import folder, unified
 from .base import Arrangement, Naming, Needed, Selected, Where
+from .folder import COMMON
 from .iterations import Iteration, Steps, iteration_of
 
-TRACKER, METADATA, COMMON = "latest_checkpointed_iteration.txt", "metadata.json", "common.json"
+TRACKER, METADATA = "latest_checkpointed_iteration.txt", "metadata.json"
 OTHERS_STEPS = "iter_"
 """How the folders of Megatron-Core's iterations begin, whose tracker has the same name."""
 _ITERATION = re.compile(r"iteration_(\d{8,18})")
@@ -66,6 +66,8 @@ class Checkpoint2:
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         if listing.kind != FOLDER:
+            return None
+        if unified.MAP in listing.files:  # which may have a common.json too
             return None
         theirs = any(name.startswith(OTHERS_STEPS) for name in listing.folders)
         for name in (COMMON,) if theirs else (TRACKER, COMMON):
@@ -191,10 +193,8 @@ def _check_one_device(chosen: Iteration) -> None:
 def _training(chosen: Iteration, store: Store) -> dict[str, Any]:
     if COMMON not in chosen.names:
         return {}
-    try:
-        return documents.parse_common(store.read(chosen.below + COMMON, chosen.listing.searched))
-    except FormatError as error:
-        raise CheckpointError.of_parts(error.at(chosen.at(COMMON))) from error
+    listed = chosen.listing
+    return folder.training(store, chosen.below + COMMON, chosen.at(COMMON), listed.searched)
 
 
 def _facts(chosen: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
@@ -204,7 +204,7 @@ def _facts(chosen: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
     skipped because a loss was infinite.
     """
     common = chosen.at(COMMON)
-    found = [Fact(STEP, n, training[n], facts.METADATA, common) for n in STEPS if training.get(n)]
+    found = folder.steps(training, common)
     counted = frozenset(fact.value for fact in found if fact.of != "epoch_num")
     if counted and chosen.number is not None:
         number = frozenset({chosen.number})

@@ -9,14 +9,15 @@ from shlex import quote
 from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
-from rankxform.facts import BYTES, INDEX, TENSORS, Fact
+from rankxform.facts import BYTES, INDEX, METADATA, STEP, TENSORS, Fact
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.base import suffixes as suffixes_of_files
+from rankxform.formats.checkpoint2 import parse_common
 from rankxform.formats.dtype import INT4, content_bytes
 from rankxform.formats.json_stream import load
 from rankxform.formats.signatures import FIRST_BYTES, file_signature
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import natural
+from rankxform.layout.names import STEPS, natural
 from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, Listing, Store
@@ -25,6 +26,8 @@ from .base import Selected, Where
 from .rank_folders import LATEST
 
 SUFFIX = ".safetensors"
+COMMON = "common.json"
+"""Where MindFormers looks for how far a training was."""
 
 
 def tensor_files(names: Iterable[str]) -> list[str]:
@@ -44,6 +47,22 @@ def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) 
         kind = " or ".join(one[1:] for one in suffixes)
         raise CheckpointError(f"names {name!r}, which is no {kind} file", where=source)
     return name
+
+
+def training(store: Store, name: str, path: str, searched: str = "") -> dict[str, Any]:
+    """Return what a common.json states, which is `name` in a store. Raises CheckpointError.
+
+    path, searched: for messages, where it is, and on which nodes it was searched for.
+    """
+    try:
+        return parse_common(store.read(name, searched))
+    except FormatError as error:
+        raise CheckpointError.of_parts(error.at(path)) from error
+
+
+def steps(stated: Mapping[str, Any], path: str) -> list[Fact]:
+    """Return how far a training was, as a common.json states it."""
+    return [Fact(STEP, name, stated[name], METADATA, path) for name in STEPS if stated.get(name)]
 
 
 def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:

@@ -5,6 +5,7 @@
     part0.safetensors ...     whole tensors
     param_name_map.json       {"metadata": {"total_size": N}, "weight_map": {name: part}}
     hyper_param.safetensors   values that are no parameters, such as global_step, if there are some
+    common.json               global_step and the like, for MindFormers since 1.9, which looks there
 
 MindSpore's `unified_safetensors` writes it, and `load_distributed_checkpoint` reads it. In
 MindSpore's own hyper_param there may be slices of one rank, of parameters that it was told to leave
@@ -21,6 +22,7 @@ from math import prod
 from typing import Any
 
 from rankxform.errors import CheckpointError
+from rankxform.formats import checkpoint2 as documents
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import natural, ranges
@@ -30,6 +32,7 @@ from rankxform.storage.store import Listing, Store
 
 from . import folder
 from .base import Arrangement, Naming, Needed, Selected, Where
+from .folder import COMMON
 
 MAP, LOOSE = "param_name_map.json", "hyper_param.safetensors"
 DEFAULT_BYTES = 3 << 30
@@ -44,7 +47,7 @@ class Unified:
     options: tuple[str, ...] = ("max_part",)
     container: str | None = "safetensors"
     described = True
-    training: str | None = None
+    training: str | None = COMMON
     counters = True
     configured = False
     items = ""
@@ -63,10 +66,16 @@ class Unified:
         if index is None:
             _check_no_gap(listing)
         found = folder.whole_tensors(listing, store, index, untracked=LOOSE)
+        assert found.description is not None
+        common = listing.at(COMMON)
+        training = folder.training(store, COMMON, common) if COMMON in listing.files else {}
+        steps = folder.steps(training, common)
+        told = replace(found.description, training=training, facts=tuple(steps))
+        found = replace(found, description=told)
         parts = len(found.names) - (LOOSE in listing.files)
-        if index is None and parts > 1 and found.description is not None:
+        if index is None and parts > 1:
             doubt = f"{listing.path}: has no {MAP}, which is written last; are {parts} parts all?"
-            found = replace(found, description=replace(found.description, warnings=(doubt,)))
+            found = replace(found, description=replace(told, warnings=(doubt,)))
         return found
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
@@ -102,7 +111,7 @@ class Unified:
         return name == LOOSE or name == f"part{file}.safetensors"
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
-        return (MAP,)
+        return (MAP, COMMON)
 
     def companions(
         self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
@@ -112,7 +121,12 @@ class Unified:
         }
         total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
         files = {name: [t.name for t in some] for name, some in held.items()}
-        return {MAP: [folder.index_document(files, total, indent=4)]}
+        found = {MAP: [folder.index_document(files, total, indent=4)]}
+        tensors = (tensor for some in held.values() for tensor in some)
+        goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
+        if goes_on and training.get("global_step") is not None:
+            found[COMMON] = [documents.common(training)]
+        return found
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, own)

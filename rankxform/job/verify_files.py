@@ -67,7 +67,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     assert description is not None
     if request.dst_strategy is None and not request.derives:
         request = replace(request, dst_strategy=description.strategy)
-    if request.iteration is None and form.training is not None:
+    if request.iteration is None and form.training is not None and not form.counters:
         number = there.selected.step[0] if there.selected.step else 0
         request = replace(request, iteration=number)
     return request, there
@@ -279,9 +279,9 @@ def _training_faults(target: Target, description: Description) -> Iterator[str]:
     if target.form.training is None:
         return
     want, have = (one.get("global_step") for one in (target.training, description.training))
-    if not description.training:
+    if not description.training and not target.form.counters:
         yield "is missing; a training job knows its step by it"
-    elif want is not None and have != want:
+    elif want is not None and have not in (want, None if target.form.counters else want):
         yield f"states global_step {have}, and the source's is {want}"
 
 
