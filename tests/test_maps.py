@@ -737,3 +737,35 @@ def test_models_under_the_names_of_another(kind, like, tmp_path):
     assert {n: w.tobytes() for n, w in found.items()} == {
         n: w.tobytes() for n, w in model.mf.items()
     }
+
+
+def test_experts_of_four_bits_are_refused_by_name(tmp_path):
+    """As DeepSeek-V4 is published: two numbers in a byte, and a scale for each 32."""
+    model = Model("deepseek_v4", 1)
+    tensors = model.tensors("hf")
+    for name, (_, array) in list(tensors.items()):
+        if ".experts." in name:
+            rows, columns = array.shape
+            tensors[name] = "Int8", np.zeros((rows, columns // 2), "u1")
+            scale = name.replace(".weight", ".scale")
+            tensors[scale] = "F8_E8M0", np.zeros((rows, 1), "u1")
+    reference_forms.write_huggingface(tmp_path / "src", tensors)
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config = {**model.config, "expert_dtype": "fp4", "quantization_config": quantization}
+    (tmp_path / "src/config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"experts\.0\.w1\.weight' .*experts fp4: Int8 with"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", map="deepseek_v4")
+
+
+def test_a_tensor_of_a_layer_that_should_have_none_is_refused(tmp_path):
+    """Whether a layer compresses, the configuration says layer by layer."""
+    model = Model("deepseek_v4", 1)
+    model.config["compress_ratios"] = [0] * len(model.config["compress_ratios"])
+    src = written(model, tmp_path)
+    options = {"map": "deepseek_v4", "config": str(tmp_path / "config.json")}
+    with pytest.raises(CheckpointError, match=r"compressor.* is beyond .*compress_ratios \[0"):
+        rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", **options)
+    model.config["compress_ratios"] = [4]
+    (tmp_path / "config.json").write_text(json.dumps({**model.config, "num_hidden_layers": 3}))
+    with pytest.raises(UsageError, match="a list is too short"):
+        rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", **options)

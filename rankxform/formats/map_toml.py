@@ -99,6 +99,8 @@ class Expression:
         except (TypeError, ZeroDivisionError, IndexError) as error:
             missing = [name for name in self.names if known[name] is None]
             which = f"{', '.join(missing)} is missing" if missing else str(error)
+            if isinstance(error, IndexError):
+                which = "a list is too short"
             raise UsageError(f"the size {self.text!r} cannot be worked out: {which}") from None
 
 

@@ -323,8 +323,9 @@ def _block(given: OperationInputs) -> tuple[int, int] | None:
 
 def _scheme(given: OperationInputs) -> str:
     """Return what the configuration calls the model's quantization; "" if it states none."""
-    stated = given.config.get("quantization_config")
-    return str(stated.get("quant_method") or "") if isinstance(stated, dict) else ""
+    stated, experts = given.config.get("quantization_config"), given.config.get("expert_dtype")
+    method = str(stated.get("quant_method") or "") if isinstance(stated, dict) else ""
+    return f"{method}, experts {experts}" if method and isinstance(experts, str) else method
 
 
 def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
