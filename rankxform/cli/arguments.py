@@ -233,6 +233,19 @@ def ignored(options: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in names if getattr(options, name, None) is not None]
 
 
+def notes_of_script(options: argparse.Namespace) -> list[str]:
+    """Return what someone has to know who used the command line of MindSpore's or MindFormers'
+    scripts."""
+    flags, found = ignored(options), []
+    if flags:
+        found.append(f"{', '.join(flags)}: not needed, the work is shared among the processes")
+    if any(_plain(word).startswith("--dst-checkpoint-dir") for word in options.words):
+        found.append(
+            "rank_N lies in DST; transform_checkpoint.py makes a folder called like SRC there"
+        )
+    return found
+
+
 _SRC_OR_SHAPES = "SRC or --shapes"
 _WHAT = {
     "SRC": "SRC, the checkpoint's folder or file",

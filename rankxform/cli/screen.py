@@ -64,10 +64,7 @@ class Screen:
         self.begun = source, target
         if self._team.rank == 0 and (not self.is_quiet or is_open()):
             lines = [report.header(source, target, self._team.size, verdict), *self.defaults()]
-            flags = arguments.ignored(self._options)
-            if flags:
-                why = "not needed, the work is shared among the processes"
-                lines += report.notes([f"{', '.join(flags)}: {why}"])
+            lines += report.notes(arguments.notes_of_script(self._options))
             if self.is_quiet:
                 note("\n".join(lines))
             else:

@@ -223,6 +223,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
     assert code == 0, output
     assert right(place)
     assert "--rank_id, --world_size, --transform_process_num: not needed" in output
+    assert "rank_N lies in DST;" in output
 
 
 @pytest.mark.parametrize("processes", [None, 3])
