@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -12,11 +12,15 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.base import Schema
+from rankxform.geometry.pieces import Assembly, Piece
+from rankxform.layout.layout import Layout
 from rankxform.layout.names import ranges
 from rankxform.layout.strategy import Strategy
+from rankxform.ops.base import Dequantize, LowRank, Step
 from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.consistency import Sample, Samples
+from rankxform.planning.description import StatedBox
 from rankxform.planning.sharding import Composed
 from rankxform.request import Request, affecting, option_table
 from rankxform.source.opening import Source
@@ -143,9 +147,10 @@ def _tensors(parameters: Iterable[Parameter]) -> str | None:
     for one in every:
         composed, names = one.composed, one.src_names or (one.src_name,)
         if composed is not None and composed not in known:
-            made = repr(composed.pieces.assembly).encode()
+            made = _assembly_text(composed.pieces.assembly).encode()
             known[composed] = blake2b(made, digest_size=16).digest()
-        state.update(f"\n{one.name!r} {one.dtype} {names!r} {one.steps!r}".encode())
+        steps = _tuple_text(map(_step_text, one.steps))
+        state.update(f"\n{one.name!r} {one.dtype} {names!r} {steps}".encode())
         state.update(known[composed] if composed is not None else b"")
     return state.hexdigest() if every else None
 
@@ -156,13 +161,13 @@ def described(catalog: Catalog) -> str:
         return digest(catalog.strategy)
     state = blake2b(digest_size=16)
     for name, boxes in sorted(catalog.description.boxes.items()):
-        state.update(f"\n{name!r} {boxes!r}".encode())
+        state.update(f"\n{name!r} {_tuple_text(map(_box_text, boxes))}".encode())
     return state.hexdigest()
 
 
 def digest(strategy: Strategy) -> str:
     """Return a digest of what a strategy says, whatever file said it."""
-    written = cache(_written)
+    written = cache(_layout_text)
     state = blake2b(f"{strategy.stage_size}".encode(), digest_size=16)
     for stage, layouts in enumerate(strategy.stages):
         for name in sorted(layouts):
@@ -170,8 +175,53 @@ def digest(strategy: Strategy) -> str:
     return state.hexdigest()
 
 
-def _written(layout: Hashable) -> str:
-    return repr(layout)
+# The texts of which the digests are made. Folders of earlier versions hold such digests, so that no
+# text changes with the name of a class or a field here: they are the words of version 0.1.
+
+
+def _tuple_text(texts: Iterable[str]) -> str:
+    """Write a tuple of values whose texts are given, as Python does."""
+    every = [*texts]
+    return f"({every[0]},)" if len(every) == 1 else f"({', '.join(every)})"
+
+
+def _layout_text(layout: Layout) -> str:
+    return (
+        f"Layout(device_matrix={layout.device_matrix!r}, tensor_map={layout.tensor_map!r}, "
+        f"opt_step={layout.opt_step!r}, opt_size={layout.opt_size!r}, field={layout.field!r}, "
+        f"split_rows={layout.split_rows!r}, split_offsets={layout.split_offsets!r}, "
+        f"expanded_shape={layout.expanded_shape!r})"
+    )
+
+
+def _box_text(stated: StatedBox) -> str:
+    box = f"Box(start={stated.box.start!r}, stop={stated.box.stop!r})"
+    return f"StatedBox(file={stated.file!r}, box={box}, suffix={stated.suffix!r})"
+
+
+def _assembly_text(assembly: Assembly) -> str:
+    pieces = _tuple_text(map(_piece_text, assembly.pieces))
+    value = f", value={assembly.value!r}" if assembly.value else ""
+    return f"Assembly(shape={assembly.shape!r}, pieces={pieces}{value})"
+
+
+def _piece_text(piece: Piece) -> str:
+    return (
+        f"Piece(source={piece.source!r}, shape={piece.shape!r}, dst_start={piece.dst_start!r}, "
+        f"dst_step={piece.dst_step!r}, src_start={piece.src_start!r}, "
+        f"src_step={piece.src_step!r}, axes={piece.axes!r})"
+    )
+
+
+def _step_text(step: Step | None) -> str:
+    if isinstance(step, LowRank):
+        return (
+            f"LowRank(a={step.a!r}, b={step.b!r}, scale={step.scale!r}, "
+            f"transposed={step.transposed!r}, each={step.each!r})"
+        )
+    if isinstance(step, Dequantize):
+        return f"Dequantize(scales={step.scales!r}, block={step.block!r})"
+    return repr(step)
 
 
 def _below(path: str, folder: str) -> str:
