@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.tiles import Tiles
+from rankxform.geometry.tiles import TileRun
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.transfers import Transfer
 
@@ -31,7 +31,7 @@ _MANY_SCHEDULES = 256
 class Step:
     """Tiles of a schedule that differ in their place only; worked out for an arena when needed."""
 
-    def __init__(self, schedule: Schedule, alike: Tiles, arenas: Sequence[Bytes]) -> None:
+    def __init__(self, schedule: Schedule, alike: TileRun, arenas: Sequence[Bytes]) -> None:
         self._schedule, self._alike, self._arenas = schedule, alike, arenas
         self._made: dict[int, TileWork] = {}
 
@@ -146,7 +146,7 @@ def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
     if composed is None or any(parameter.steps) or len(transfer.readers) != 1:
         return None
     grid, (cell,) = composed.pieces, transfer.readers
-    held, piece = grid.held(cell), grid.piece(cell)
+    held, piece = grid.source_box(cell), grid.piece(cell)
     first = piece.src_start
     steps = [step for axis, step in zip(piece.axes, piece.src_step) if axis == 0]
     if len(grid.assembly.pieces) > 1 or len(first) < 2 or steps not in ([], [1]):

@@ -27,7 +27,7 @@ from rankxform.errors import DifferenceError
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.runs import first_element
-from rankxform.geometry.tiles import tiles
+from rankxform.geometry.tiles import split_into_tiles
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 
@@ -364,7 +364,9 @@ def sum_of_file(
     room, total = np.empty(_BLOCK, np.uint8), 0
     for name, (shape, one) in slices.items():
         item, found = item_size(one.dtype), 0
-        for alike in tiles(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ():
+        for alike in (
+            split_into_tiles(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ()
+        ):
             for tile in alike:
                 piece = tile.intersect(one.box)
                 assert piece is not None

@@ -10,7 +10,7 @@ import numpy as np
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import FLOATS
 from rankxform.geometry.box import Box
-from rankxform.geometry.pieces import NO_AXIS
+from rankxform.geometry.pieces import BROADCAST_AXIS
 from rankxform.ops.base import Dequantize, LowRank
 from rankxform.planning.catalog import Parameter
 
@@ -151,9 +151,9 @@ class Copier:
         box_b = Box((some.start, 0, columns.start), (some.stop, rank, columns.stop))
         a, b = get(step.a, box_a), get(step.b, box_b)
         found = a[:: some.step, :: rows.step] @ b[:: some.step, :, :: columns.step]
-        moving = [axis for axis in place.axes if axis != NO_AXIS]
+        moving = [axis for axis in place.axes if axis != BROADCAST_AXIS]
         order = [*moving, *(axis for axis in range(len(place.ranges)) if axis not in moving)]
-        shape = [1 if axis == NO_AXIS else len(place.ranges[axis]) for axis in place.axes]
+        shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
         return step.scale * found.transpose(order).reshape(shape)
 
     def _factors(self, step: Dequantize, place: Place) -> Any:

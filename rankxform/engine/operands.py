@@ -82,7 +82,7 @@ def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
             part = pieces.box(cell).intersect(inside) if cell[0] == number else None
             if part is None:
                 continue
-            whole, around = pieces.held(cell), piece.src_box(part)
+            whole, around = pieces.source_box(cell), piece.src_box(part)
             values = np.empty(around.size, moved_type(parameter.src_dtype))
             _read_runs(parameter, cell, files[0], around.relative_to(whole), whole.shape, values,
                        sources)  # fmt: skip

@@ -18,9 +18,9 @@ import numpy as np
 from rankxform.errors import UsageError
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell
-from rankxform.geometry.pieces import NO_AXIS, Piece, PieceGrid
-from rankxform.geometry.runs import contiguous_runs, evenly
-from rankxform.geometry.tiles import Rows, Tiles, tiles
+from rankxform.geometry.pieces import BROADCAST_AXIS, Piece, PieceTiling
+from rankxform.geometry.runs import contiguous_runs, strided_runs
+from rankxform.geometry.tiles import RowIndex, TileRun, split_into_tiles
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.routes import Routes
 from rankxform.planning.transfers import Exchange, Transfer
@@ -69,28 +69,30 @@ class PieceRegion(Region):
         if not self.stored:
             return values[part.relative_to(self.box).slices()] if part.ndim else values
         at = piece.src_box(part).relative_to(self.box)
-        steps = {axis: step for axis, step in zip(piece.axes, piece.src_step) if axis != NO_AXIS}
+        steps = {
+            axis: step for axis, step in zip(piece.axes, piece.src_step) if axis != BROADCAST_AXIS
+        }
         places: list[Any] = [
             slice(a, b, steps[axis]) if axis in steps else a
             for axis, (a, b) in enumerate(zip(at.start, at.stop))
         ]
         picked = values[tuple([*places, ...])]  # a view, even where no axis is left  # noqa: C409
         left = sorted(steps)  # the axes of the source that are left
-        order = [left.index(axis) for axis in piece.axes if axis != NO_AXIS]
+        order = [left.index(axis) for axis in piece.axes if axis != BROADCAST_AXIS]
         picked = picked.transpose(order)
         if piece.is_broadcast:
-            index = tuple(None if axis == NO_AXIS else slice(None) for axis in piece.axes)
+            index = tuple(None if axis == BROADCAST_AXIS else slice(None) for axis in piece.axes)
             picked = np.broadcast_to(picked[index], part.shape)
         return picked
 
 
-class PieceRows(Rows[T], Generic[T]):
+class PieceRows(RowIndex[T], Generic[T]):
     """Things with boxes that count in pieces, looked up by the rows of a tile."""
 
-    def __init__(self, grid: PieceGrid, things: Iterable[tuple[T, Cell, Box]]) -> None:
+    def __init__(self, grid: PieceTiling, things: Iterable[tuple[T, Cell, Box]]) -> None:
         self._things = [(thing, grid.piece(at), box) for thing, at, box in things]
         made = [piece.dst_box(box) for _, piece, box in self._things]
-        self._numbers: Rows[int] = Rows(enumerate(made))
+        self._numbers: RowIndex[int] = RowIndex(enumerate(made))
         super().__init__(())
 
     def over(self, tile: Box) -> Iterator[tuple[T, Box]]:
@@ -135,7 +137,7 @@ class PieceSchedule(Schedule):
         """Whether axes are exchanged, so that a large arena makes longer runs."""
         return self._many_axes
 
-    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> Rows[T]:
+    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
         return PieceRows(self._pieces_of, things)
 
     def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
@@ -147,17 +149,17 @@ class PieceSchedule(Schedule):
         read = [(at, self._boxes[at, cell]) for at, cell in own.read]
         pieces = [(piece[0], self._boxes[piece]) for piece in own.in_messages]
         return [
-            *(grid.made(at, box) for at, box in [*read, *pieces]),
-            *(grid.made(at, box) for at, box in read for _ in range(self._most(at) - 1)),
+            *(grid.destination_box(at, box) for at, box in [*read, *pieces]),
+            *(grid.destination_box(at, box) for at, box in read for _ in range(self._most(at) - 1)),
             *served,
         ]
 
     # -- tiles ------------------------------------------------------------------------------------
 
-    def tiles(self, arena: int) -> Iterator[Tiles]:
+    def tiles(self, arena: int) -> Iterator[TileRun]:
         """Yield the tiles one by one: where one starts decides what it needs of each piece."""
         if self._empty:
-            yield Tiles(Box.whole((0,) * len(self._shape)), 0, 1)
+            yield TileRun(Box.whole((0,) * len(self._shape)), 0, 1)
         if not self._all:
             return
         region = reduce(Box.bounding_box, self._all.values())
@@ -175,9 +177,9 @@ class PieceSchedule(Schedule):
         if self._is_local and not self._many_axes:
             room = min(room, SMALL_TILE)
         limit = max(1, room // max(self._item, self._src_item))
-        for alike in tiles(self._shape, region, groups, limit):
+        for alike in split_into_tiles(self._shape, region, groups, limit):
             for tile in alike:
-                yield Tiles(tile, alike.axis, 1)
+                yield TileRun(tile, alike.axis, 1)
 
     # -- one tile ---------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class PieceSchedule(Schedule):
     def _around(self, cell: Cell, need: Box) -> Box:
         """Return the box of the source with `need`; strides are filled up, so that the pieces that
         lie in between are read by the same read."""
-        piece, held = self._pieces_of.piece(cell), self._pieces_of.held(cell)
+        piece, held = self._pieces_of.piece(cell), self._pieces_of.source_box(cell)
         box = piece.src_box(need)
         start, stop = list(box.start), list(box.stop)
         for axis, step in zip(piece.axes, piece.src_step):
@@ -207,17 +209,17 @@ class PieceSchedule(Schedule):
 
     def _block(self, cell: Cell, need: Box) -> Box:
         """Return the whole rows of the source with `need`, which lie in one piece in the file."""
-        box, held = self._around(cell, need), self._pieces_of.held(cell)
+        box, held = self._around(cell, need), self._pieces_of.source_box(cell)
         return Box(box.start[:1] + held.start[1:], box.stop[:1] + held.stop[1:])
 
-    def _fetch(self, cell: Cell, need: Box, alike: Tiles, fetches: list[Fetch]) -> Region:
-        held, item = self._pieces_of.held(cell), self._src_item
+    def _fetch(self, cell: Cell, need: Box, alike: TileRun, fetches: list[Fetch]) -> Region:
+        held, item = self._pieces_of.source_box(cell), self._src_item
         box, block = self._around(cell, need), self._block(cell, need)
         if block.size <= self._factors[cell] * need.size:
             box = self._method.box(box, block, item)
         data, done = self._take(box.size * item), 0
         sparse, part = box != block, box.relative_to(held)
-        first, run, stride, count = evenly(part, held.shape)
+        first, run, stride, count = strided_runs(part, held.shape)
         if count > 1:
             room = data.data
             fetches.append(Fetch(cell, first * item, 0, room, sparse, run * item, stride * item))
@@ -235,7 +237,9 @@ class PieceSchedule(Schedule):
             if len(parts) == 1 and self._is_made(parts[0], target):
                 yield cell, target
                 continue
-            for alike in tiles(self._shape, target, [[target]], max(1, _STORED // self._item)):
+            for alike in split_into_tiles(
+                self._shape, target, [[target]], max(1, _STORED // self._item)
+            ):
                 for part in alike:
                     inside = part.intersect(target)
                     assert inside is not None

@@ -24,7 +24,7 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Cell, overlaps
 from rankxform.geometry.runs import contiguous_runs
-from rankxform.geometry.tiles import Rows, Tiles, tiles
+from rankxform.geometry.tiles import RowIndex, TileRun, split_into_tiles
 from rankxform.planning.exchange import interleave
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.routes import Piece, Routes, routes_of
@@ -101,11 +101,11 @@ class Schedule:
             for cell in self._targets
         }
 
-    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> Rows[T]:
+    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
         """Return things to be found by tile; the cell tells in whose frame a box is."""
-        return Rows((thing, box) for thing, _, box in things)
+        return RowIndex((thing, box) for thing, _, box in things)
 
-    def _pieces(self, pieces: Iterable[Piece]) -> Rows[Piece]:
+    def _pieces(self, pieces: Iterable[Piece]) -> RowIndex[Piece]:
         return self._rows((piece, piece[0], self._boxes[piece]) for piece in pieces)
 
     def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
@@ -125,13 +125,13 @@ class Schedule:
 
     # -- tiles ------------------------------------------------------------------------------------
 
-    def tiles(self, arena: int) -> Iterator[Tiles]:
+    def tiles(self, arena: int) -> Iterator[TileRun]:
         """Yield the tiles of the transfer, each small enough for an arena of so many bytes.
 
         Slices without elements are a tile of their own, the first.
         """
         if self._empty:
-            yield Tiles(Box.whole((0,) * len(self._shape)), 0, 1)
+            yield TileRun(Box.whole((0,) * len(self._shape)), 0, 1)
         if not self._all:
             return
         region = reduce(Box.bounding_box, self._all.values())
@@ -142,7 +142,7 @@ class Schedule:
         if self._is_local and self._convert:
             room = min(room, _CONVERTED_TILE)
         limit = max(1, room // max(self._item, self._src_item))
-        yield from tiles(self._shape, region, self._groups, limit)
+        yield from split_into_tiles(self._shape, region, self._groups, limit)
 
     def _is_straight(self) -> bool:
         """Whether only rows are sharded, so that nothing needs copying."""
@@ -151,7 +151,7 @@ class Schedule:
             for (at, cell), box in self._boxes.items()
         )
 
-    def repeats(self, arena: int) -> Iterator[tuple[Tiles, int]]:
+    def repeats(self, arena: int) -> Iterator[tuple[TileRun, int]]:
         """Yield tiles with the number of their repetition, in the order in which to do them.
 
         `arena` is in bytes. The order is the same on every process of an exchange; tiles in which
@@ -166,9 +166,9 @@ class Schedule:
                 for repeat in range(alike.count):
                     yield alike, repeat
             return
-        receivers = Rows((self._exchange.receivers[c], box) for c, box in self._all.items())
+        receivers = RowIndex((self._exchange.receivers[c], box) for c, box in self._all.items())
         senders = self._rows((by, c, self._grid.box(c)) for c, by in self._exchange.senders.items())
-        queues: dict[object, list[tuple[int, tuple[Tiles, int]]]] = {}
+        queues: dict[object, list[tuple[int, tuple[TileRun, int]]]] = {}
         for alike in self.tiles(arena):
             writing = frozenset(p for by, _ in receivers.over(alike.first) for p in by)
             reading = frozenset(p for by, _ in senders.over(alike.first) for p, _ in by.values())
@@ -187,7 +187,7 @@ class Schedule:
 
     # -- one tile ---------------------------------------------------------------------------------
 
-    def work(self, alike: Tiles, arena: Bytes) -> TileWork:
+    def work(self, alike: TileRun, arena: Bytes) -> TileWork:
         """Work out what is done for the first of tiles that are alike, in an arena."""
         self._arena, self._used = arena, 0
         if not alike.first.size:
@@ -227,19 +227,19 @@ class Schedule:
             wanted.setdefault(source.box, []).append(source)
         return [one for some in wanted.values() for one in _in_one(some)]
 
-    def _step(self, alike: Tiles, box: Box, item: int) -> int:
+    def _step(self, alike: TileRun, box: Box, item: int) -> int:
         """Return the content bytes from one tile to the next in a slice that holds `box`."""
         return alike.step * prod(box.shape[alike.axis + 1 :]) * item
 
     @cached_property
-    def _sources(self) -> Rows[Cell]:
+    def _sources(self) -> RowIndex[Cell]:
         return self._rows((cell, cell, box) for cell, box in self._wanted.items())
 
     @cached_property
-    def _wanting(self) -> Rows[Cell]:
-        return Rows(self._targets.items())
+    def _wanting(self) -> RowIndex[Cell]:
+        return RowIndex(self._targets.items())
 
-    def _fetch(self, cell: Cell, need: Box, alike: Tiles, fetches: list[Fetch]) -> Region:
+    def _fetch(self, cell: Cell, need: Box, alike: TileRun, fetches: list[Fetch]) -> Region:
         """Plan to read what is wanted of a tile from source `cell`; return where it will be."""
         held, item = self._grid.box(cell), self._src_item
         block = alike.first.intersect(held)
@@ -292,7 +292,7 @@ class Schedule:
 
     def _pack(
         self,
-        peers: Mapping[int, Rows[Piece]],
+        peers: Mapping[int, RowIndex[Piece]],
         tile: Box,
         held: Mapping[Any, Region],
         copies: list[View],
@@ -316,7 +316,7 @@ class Schedule:
         return views(place, source, place.box, self._src_item)
 
     def _expect(
-        self, peers: Mapping[int, Rows[Piece]], tile: Box, held: dict[Any, Region]
+        self, peers: Mapping[int, RowIndex[Piece]], tile: Box, held: dict[Any, Region]
     ) -> list[tuple[int, Buffer]]:
         """Plan room for messages, and take note where their pieces will be."""
         messages = []

@@ -1,7 +1,7 @@
 """Tilings whose boxes are no grid: of unequal rows, or of any other boxes.
 
-Who describes a tensor by boxes need not know whether they are a grid: `tiling_of` finds out, since
-a grid's cells are found by bisection and compared at once.
+Who describes a tensor by boxes need not know whether they are a grid: `build_tiling` finds
+out, since a grid's cells are found by bisection and compared at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from math import prod
 from rankxform.values import dataclass
 
 from .box import Box, Shape
-from .grid import Boxed, Cell, Copies, Grid, overlaps_of
+from .grid import Cell, Grid, Overlaps, Tiling, cells_overlapping
 
 
 @dataclass(frozen=True)
-class Boxes:
+class BoxTiling:
     """Boxes that tile an array of `shape`; cell ``(n,)`` is number n. They ascend by their start.
 
-    >>> rows = Boxes((2, 4), (Box((0, 0), (1, 3)), Box((0, 3), (1, 4)), Box((1, 0), (2, 4))))
+    >>> rows = BoxTiling((2, 4), (Box((0, 0), (1, 3)), Box((0, 3), (1, 4)), Box((1, 0), (2, 4))))
     >>> list(rows.cells_over(Box((0, 3), (2, 4))))
     [(1,), (2,)]
     """
@@ -55,30 +55,30 @@ class Boxes:
             if self.boxes[number].intersect(box) is not None:
                 yield (number,)
 
-    def held(self, cell: Cell) -> Box:
+    def source_box(self, cell: Cell) -> Box:
         """Return the region that is stored as `cell`: its own."""
         return self.boxes[cell[0]]
 
-    def stored(self, cell: Cell, box: Box) -> Box:
+    def box_in_source(self, cell: Cell, box: Box) -> Box:
         """Return where a part of `cell` lies in the tensor that is stored: where it is."""
         return box
 
-    def made(self, cell: Cell, box: Box) -> Box:
+    def destination_box(self, cell: Cell, box: Box) -> Box:
         """Return where a region of `cell` lies in the tensor that is made: where it is."""
         return box
 
-    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
+    def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
         """Return what makes up `cell` of `dst`: (cell of this tiling, common region)."""
-        return overlaps_of(self, dst.box(cell))
+        return cells_overlapping(self, dst.box(cell))
 
 
-def tiling_of(shape: Shape, boxes: Sequence[Box]) -> tuple[Grid | Boxes, list[Cell]]:
+def build_tiling(shape: Shape, boxes: Sequence[Box]) -> tuple[Grid | BoxTiling, list[Cell]]:
     """Return the tiling of an array by these boxes, and the cell of each; a grid if they are one.
 
     Equal boxes have one cell, and a box without elements has none of its own: it gets an empty cell
     ``()``. Raises ValueError, which says what is wrong, where they do not tile the array.
 
-    >>> tiling_of((4,), [Box((0,), (3,)), Box((3,), (4,)), Box((4,), (4,))])
+    >>> build_tiling((4,), [Box((0,), (3,)), Box((3,), (4,)), Box((4,), (4,))])
     (Grid(edges=((0, 3, 4),)), [(0,), (1,), ()])
     """
     distinct = dict.fromkeys(sorted((b for b in boxes if b.size), key=lambda b: (b.start, b.stop)))
@@ -92,7 +92,7 @@ def tiling_of(shape: Shape, boxes: Sequence[Box]) -> tuple[Grid | Boxes, list[Ce
         return grid, [cell_of.get(box, ()) for box in boxes]
     _check_tiles(shape, list(distinct))
     numbers = {box: (number,) for number, box in enumerate(distinct)}
-    return Boxes(shape, tuple(distinct)), [numbers.get(box, ()) for box in boxes]
+    return BoxTiling(shape, tuple(distinct)), [numbers.get(box, ()) for box in boxes]
 
 
 def _grid(shape: Shape, boxes: Sequence[Box]) -> Grid | None:

@@ -14,11 +14,11 @@ from .box import Box, Shape
 
 Cell = tuple[int, ...]
 
-Copies = tuple[tuple[Cell, Box], ...]
+Overlaps = tuple[tuple[Cell, Box], ...]
 """(cell of one grid, region) for all that makes up a box; regions in the array's elements."""
 
 
-class Boxed(Protocol):
+class Tiling(Protocol):
     """What has cells, each a box of one array, that can be found by region."""
 
     def __hash__(self) -> int:
@@ -35,7 +35,7 @@ class Boxed(Protocol):
         """Yield the cells that share at least one element with `box`, in row-major order."""
 
 
-def overlaps_of(tiling: Boxed, box: Box) -> Copies:
+def cells_overlapping(tiling: Tiling, box: Box) -> Overlaps:
     """Return what makes up a box: (cell, common region)."""
     if not box.size:
         return ()
@@ -105,24 +105,24 @@ class Grid:
             )
         )
 
-    def held(self, cell: Cell) -> Box:
+    def source_box(self, cell: Cell) -> Box:
         """Return the region that is stored as `cell`: its own."""
         return self.box(cell)
 
-    def stored(self, cell: Cell, box: Box) -> Box:
+    def box_in_source(self, cell: Cell, box: Box) -> Box:
         """Return where a part of `cell` lies in the tensor that is stored: where it is."""
         return box
 
-    def made(self, cell: Cell, box: Box) -> Box:
+    def destination_box(self, cell: Cell, box: Box) -> Box:
         """Return where a region of `cell` lies in the tensor that is made: where it is."""
         return box
 
-    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
+    def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
         """Return what makes up `cell` of `dst`: (cell of this grid, common region)."""
-        return overlaps_of(self, dst.box(cell))
+        return cells_overlapping(self, dst.box(cell))
 
 
-class Tiling(Protocol):
+class SourceTiling(Protocol):
     """How a tensor is stored: in cells, each a box, of tensors that are sharded.
 
     A `Grid` is the usual one; `rankxform.geometry.boxes` has one of other boxes, and
@@ -139,21 +139,21 @@ class Tiling(Protocol):
     def box(self, cell: Cell) -> Box:
         """Return what a cell holds, in the frame in which `overlaps` gives regions of it."""
 
-    def held(self, cell: Cell) -> Box:
+    def source_box(self, cell: Cell) -> Box:
         """Return the region of the stored tensor that a cell is."""
 
-    def stored(self, cell: Cell, box: Box) -> Box:
+    def box_in_source(self, cell: Cell, box: Box) -> Box:
         """Return the smallest box of the stored tensor with a region of a cell."""
 
-    def made(self, cell: Cell, box: Box) -> Box:
+    def destination_box(self, cell: Cell, box: Box) -> Box:
         """Return the smallest box of the tensor that is made with a region of a cell."""
 
-    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
+    def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
         """Return what makes up `cell` of `dst`: (cell, region)."""
 
 
 @cache
-def overlaps(src: Tiling, dst: Boxed, cell: Cell) -> Copies:
+def overlaps(src: SourceTiling, dst: Tiling, cell: Cell) -> Overlaps:
     """Return what makes up `cell` of `dst`: (cell of `src`, common region), in row-major order.
 
     Both tile one array. A cell without elements is made up of nothing.

@@ -16,31 +16,28 @@ from functools import cached_property
 from rankxform.values import dataclass
 
 from .box import Box, Shape
-from .grid import Boxed, Cell, Copies
+from .grid import Cell, Overlaps, Tiling
 
-NO_AXIS = -1
+BROADCAST_AXIS = -1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements of a tensor that come from one source tensor.
-
-    source: its number. shape: the piece's extents, along the axes of the tensor that is made.
-    dst_start, dst_step: where they lie there. axes: along which axis of the source each of them
-    moves; `NO_AXIS`, with a step of 0, if the same source element is taken all along. src_start: by
-    axis of the source; src_step: by axis of the made tensor.
+    """A strided box of one source tensor, and the strided box of the composed tensor it becomes.
 
     >>> evens = Piece(0, (2,), (0,), (2,), (0,), (1,), (0,))
     >>> evens.inside(Box((1,), (4,))), evens.src_box(Box((0,), (2,)))
     (Box(start=(1,), stop=(2,)), Box(start=(0,), stop=(2,)))
     """
 
-    source: int
-    shape: Shape
-    dst_start: tuple[int, ...]
-    dst_step: tuple[int, ...]
-    src_start: tuple[int, ...]
-    src_step: tuple[int, ...]
+    source: int  # number of the source tensor
+    shape: Shape  # elements of the piece, along each axis of the composed tensor
+    dst_start: tuple[int, ...]  # its first element in the composed tensor
+    dst_step: tuple[int, ...]  # elements of the composed tensor from one to the next
+    src_start: tuple[int, ...]  # its first element in the source, by axis of the source
+    src_step: tuple[int, ...]  # elements of the source from one to the next, by composed axis
+    # By composed axis the axis of the source that moves with it. BROADCAST_AXIS: none does, and the
+    # step is 0.
     axes: tuple[int, ...]
 
     @property
@@ -50,12 +47,14 @@ class Piece:
 
     @cached_property
     def is_broadcast(self) -> bool:
-        return NO_AXIS in self.axes
+        return BROADCAST_AXIS in self.axes
 
     @cached_property
     def is_ordered(self) -> bool:
         """Whether the axes of the source follow each other as those of the made tensor do."""
-        moving = [axis for axis, n in zip(self.axes, self.shape) if n > 1 and axis != NO_AXIS]
+        moving = [
+            axis for axis, n in zip(self.axes, self.shape) if n > 1 and axis != BROADCAST_AXIS
+        ]
         return moving == sorted(moving)
 
     def inside(self, box: Box) -> Box | None:
@@ -74,7 +73,7 @@ class Piece:
                 return None
         low, high, first = [], [], []
         for axis in self.axes:
-            if axis == NO_AXIS:
+            if axis == BROADCAST_AXIS:
                 low.append(0)
                 high.append(1)
                 first.append(0)
@@ -88,14 +87,14 @@ class Piece:
         """Return the smallest box of the source with the piece's elements in `box`."""
         start, stop = list(self.src_start), [at + 1 for at in self.src_start]
         for axis, step, a, b in zip(self.axes, self.src_step, box.start, box.stop):
-            if axis != NO_AXIS:
+            if axis != BROADCAST_AXIS:
                 first = self.src_start[axis]
                 start[axis], stop[axis] = first + step * a, first + step * (b - 1) + 1
         return Box(tuple(start), tuple(stop))
 
     def inverse(self, number: int) -> Piece:
         """Return the piece that makes the source of the made tensor, which is source `number`."""
-        assert all(n == 1 for n, axis in zip(self.shape, self.axes) if axis == NO_AXIS)
+        assert all(n == 1 for n, axis in zip(self.shape, self.axes) if axis == BROADCAST_AXIS)
         order = [self.axes.index(axis) if axis in self.axes else -1 for axis in self._src_axes]
         assert -1 not in order, "an axis of the source that the made tensor lacks"
         return Piece(
@@ -185,7 +184,7 @@ class Assembly:
                 pieces.append(_moved(_cropped(one, inside), -start))
         return Assembly((stop - start, *self.shape[1:]), tuple(pieces))
 
-    def with_rows(self, rows: int, *, repeat_last: bool = False) -> Assembly:
+    def resized_rows(self, rows: int, *, repeat_last: bool = False) -> Assembly:
         """Return the tensor with more rows: zeros, or the last row again and again."""
         have, more = self.shape[0], []
         if repeat_last:
@@ -201,7 +200,7 @@ class Assembly:
                             dst_start=(have, *row.dst_start[1:]),
                             dst_step=(1, *row.dst_step[1:]),
                             src_step=(0, *row.src_step[1:]),
-                            axes=(NO_AXIS, *row.axes[1:]),
+                            axes=(BROADCAST_AXIS, *row.axes[1:]),
                         )
                     )
         return Assembly((rows, *self.shape[1:]), (*self.pieces, *more))
@@ -211,7 +210,7 @@ def _cropped(piece: Piece, box: Box) -> Piece:
     """Return the part of a piece that is in `box`, which counts in the piece."""
     src_start = list(piece.src_start)
     for axis, step, a in zip(piece.axes, piece.src_step, box.start):
-        if axis != NO_AXIS:
+        if axis != BROADCAST_AXIS:
             src_start[axis] += step * a
     dst_start = (at + by * a for at, by, a in zip(piece.dst_start, piece.dst_step, box.start))
     return replace(piece, shape=box.shape, dst_start=tuple(dst_start), src_start=tuple(src_start))
@@ -221,7 +220,7 @@ def _moved(piece: Piece, by: int) -> Piece:
     return replace(piece, dst_start=(piece.dst_start[0] + by, *piece.dst_start[1:]))
 
 
-def concatenated(parts: Sequence[Assembly]) -> Assembly:
+def concatenate(parts: Sequence[Assembly]) -> Assembly:
     """Return tensors one after another, along the first axis."""
     pieces: list[Piece] = []
     rows = 0
@@ -231,7 +230,7 @@ def concatenated(parts: Sequence[Assembly]) -> Assembly:
     return Assembly((rows, *parts[0].shape[1:]), tuple(pieces))
 
 
-def piled(parts: Sequence[Assembly]) -> Assembly:
+def pile(parts: Sequence[Assembly]) -> Assembly:
     """Return tensors one after another, along a first axis of their own."""
     pieces = [
         replace(
@@ -240,7 +239,7 @@ def piled(parts: Sequence[Assembly]) -> Assembly:
             dst_start=(number, *piece.dst_start),
             dst_step=(1, *piece.dst_step),
             src_step=(0, *piece.src_step),
-            axes=(NO_AXIS, *piece.axes),
+            axes=(BROADCAST_AXIS, *piece.axes),
         )
         for number, one in enumerate(parts)
         for piece in one.pieces
@@ -248,7 +247,7 @@ def piled(parts: Sequence[Assembly]) -> Assembly:
     return Assembly((len(parts), *parts[0].shape), tuple(pieces))
 
 
-def interleaved(parts: Sequence[Assembly]) -> Assembly:
+def interleave_rows(parts: Sequence[Assembly]) -> Assembly:
     """Return the first row of each of `parts`, then the second of each, and so on."""
     count = len(parts)
     pieces = tuple(
@@ -263,15 +262,15 @@ def interleaved(parts: Sequence[Assembly]) -> Assembly:
     return Assembly((parts[0].shape[0] * count, *parts[0].shape[1:]), pieces)
 
 
-def grouped(parts: Sequence[Assembly], groups: int) -> Assembly:
+def concatenate_by_group(parts: Sequence[Assembly], groups: int) -> Assembly:
     """Return the first of so many equal groups of rows of each of `parts`, then the second, ..."""
     rows = [one.shape[0] // groups for one in parts]
-    return concatenated(
+    return concatenate(
         [one.rows(n * g, (n + 1) * g) for n in range(groups) for one, g in zip(parts, rows)]
     )
 
 
-def inverses(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
+def invert(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
     """Return the sources of `whole`, of these shapes, each as made of `whole`, their source 0."""
     found: list[list[Piece]] = [[] for _ in shapes]
     for piece in whole.pieces:
@@ -282,14 +281,14 @@ def inverses(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
 # -- pieces, and how their sources are sharded ---------------------------------------------------
 
 
-class PieceGrid:
+class PieceTiling:
     """How a tensor is made of pieces of sharded tensors; it equals itself alone.
 
     Stands where the tiling of a tensor stands that is stored as it is. Its cells are (number of
     the piece, cell of the source's tiling), and their boxes count in the piece.
     """
 
-    def __init__(self, assembly: Assembly, grids: Sequence[Boxed]) -> None:
+    def __init__(self, assembly: Assembly, grids: Sequence[Tiling]) -> None:
         """`grids`: by number of the source."""
         self.assembly, self.grids = assembly, tuple(grids)
         self.shape = assembly.shape
@@ -301,25 +300,25 @@ class PieceGrid:
         """Return the number of the source that a cell is of."""
         return self.piece(cell).source
 
-    def held(self, cell: Cell) -> Box:
+    def source_box(self, cell: Cell) -> Box:
         """Return the region of the source that a cell is, in the source's elements."""
         return self.grids[self.source(cell)].box(cell[1:])
 
     def box(self, cell: Cell) -> Box:
         """Return what of a piece a cell holds; it holds some."""
-        found = self.piece(cell).inside_source(self.held(cell))
+        found = self.piece(cell).inside_source(self.source_box(cell))
         assert found is not None
         return found
 
-    def stored(self, cell: Cell, box: Box) -> Box:
+    def box_in_source(self, cell: Cell, box: Box) -> Box:
         """Return the smallest box of the source with a region of a piece."""
         return self.piece(cell).src_box(box)
 
-    def made(self, cell: Cell, box: Box) -> Box:
+    def destination_box(self, cell: Cell, box: Box) -> Box:
         """Return the smallest box of the made tensor with a region of a piece."""
         return self.piece(cell).dst_box(box)
 
-    def overlaps(self, dst: Boxed, cell: Cell) -> Copies:
+    def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
         """Return what makes up `cell` of `dst`: (cell, region), regions counted in the pieces."""
         found = []
         box = dst.box(cell)

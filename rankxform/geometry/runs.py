@@ -66,12 +66,12 @@ def count_runs(box: Box, shape: tuple[int, ...]) -> int:
     return prod(box.shape[: max(run_axis(box, shape) - 1, 0)])
 
 
-def evenly(box: Box, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+def strided_runs(box: Box, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Return (start of the first, length, distance, number) of runs that are equally far apart.
 
     As for `contiguous_runs`; the number is 0 where they are not, which takes three axes.
 
-    >>> evenly(Box((0, 2), (2, 4)), (2, 4))
+    >>> strided_runs(Box((0, 2), (2, 4)), (2, 4))
     (2, 2, 4, 2)
     """
     axis = max(run_axis(box, shape) - 1, 0)

@@ -19,7 +19,7 @@ from .box import Box
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileRun:
     """Equal tiles that follow each other along one axis: the first, and how many there are."""
 
     first: Box
@@ -42,7 +42,9 @@ T = TypeVar("T")
 Groups = Sequence[Sequence[Box]]
 
 
-def tiles(shape: tuple[int, ...], region: Box, groups: Groups, limit: int) -> Iterator[Tiles]:
+def split_into_tiles(
+    shape: tuple[int, ...], region: Box, groups: Groups, limit: int
+) -> Iterator[TileRun]:
     """Yield tiles that cover `region`, in row-major order, each of bounded cost.
 
     `shape` is the tensor's; `region` and the shards in `groups` are boxes of it, in elements. The
@@ -50,18 +52,18 @@ def tiles(shape: tuple[int, ...], region: Box, groups: Groups, limit: int) -> It
     stays within `limit` for each group, unless the tile is a single element of the tensor. Along
     the axis of its range a tile keeps to `region` and never crosses the start or stop of a shard,
     so each shard holds all of its rows or none. Adjacent tiles that differ only in their start are
-    yielded as one `Tiles`.
+    yielded as one `TileRun`.
 
-    >>> list(tiles((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
-    [Tiles(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
+    >>> list(split_into_tiles((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
+    [TileRun(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
     """
     if region.size:
         yield from _along(Box.whole(shape), region, groups, limit, 0)
 
 
-def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Iterator[Tiles]:
+def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Iterator[TileRun]:
     if axis == region.ndim:
-        yield Tiles(tile, max(0, axis - 1), 1)
+        yield TileRun(tile, max(0, axis - 1), 1)
         return
     low, high = region.start[axis], region.stop[axis]
     ends = {e for shards in groups for s in shards for e in (s.start[axis], s.stop[axis])}
@@ -72,9 +74,9 @@ def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Ite
         if step >= 1:
             count, rest = divmod(b - a, step)
             if count:
-                yield Tiles(_replace(tile, axis, a, a + step), axis, count)
+                yield TileRun(_replace(tile, axis, a, a + step), axis, count)
             if rest:
-                yield Tiles(_replace(tile, axis, b - rest, b), axis, 1)
+                yield TileRun(_replace(tile, axis, b - rest, b), axis, 1)
         else:
             for index in range(a, b):
                 single = _replace(tile, axis, index, index + 1)
@@ -93,7 +95,7 @@ def _active(edges: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]
     return [list(by_group.values()) for by_group in found]
 
 
-class Rows(Generic[T]):
+class RowIndex(Generic[T]):
     """Things with boxes, looked up by the rows of a tile.
 
     A tile never crosses an edge of these boxes, so on the first axis it is either inside a box's

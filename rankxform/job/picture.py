@@ -272,7 +272,7 @@ def _src_words(planner: Planner, parameter: Parameter, src: Side | None) -> str 
 
 
 def _box(transfer: Transfer, cell: Cell) -> Box:
-    return transfer.parameter.grid.held(cell)
+    return transfer.parameter.grid.source_box(cell)
 
 
 def _runs(transfer: Transfer, item: int) -> tuple[int, int]:

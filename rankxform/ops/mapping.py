@@ -27,7 +27,14 @@ from rankxform.formats.map_toml import (
     expression,
 )
 from rankxform.geometry.box import Shape
-from rankxform.geometry.pieces import Assembly, concatenated, grouped, interleaved, inverses, piled
+from rankxform.geometry.pieces import (
+    Assembly,
+    concatenate,
+    concatenate_by_group,
+    interleave_rows,
+    invert,
+    pile,
+)
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import COUNTERS, State
 from rankxform.values import dataclass
@@ -201,7 +208,7 @@ class NameMap(Composition):
                         f"{rule.whole!r}: {name}({argument}) is about no variable of `for`",
                         where=self.table.label,
                     )
-                one = piled(parts) if name == "pile" else self._joined(rule, "concat", "", parts)
+                one = pile(parts) if name == "pile" else self._joined(rule, "concat", "", parts)
                 parts = [one]
                 continue
             if name not in _JOINING:
@@ -229,7 +236,7 @@ class NameMap(Composition):
             )
         rows = [one.shape[0] for one in parts]
         if name == "concat":
-            return concatenated(parts)
+            return concatenate(parts)
         if name == "interleave":
             if len(set(rows)) > 1:
                 raise UsageError(
@@ -237,7 +244,7 @@ class NameMap(Composition):
                     "numbers",
                     where=self.sizes.label,
                 )
-            return interleaved(parts)
+            return interleave_rows(parts)
         groups = self.sizes.number(expression(argument, self.table.label), {})
         if not groups or any(n % groups for n in rows):
             stated = self.sizes.stated([expression(argument, self.table.label)])
@@ -245,7 +252,7 @@ class NameMap(Composition):
                 f"{stated}: parts of {rule.whole!r} with {rows} rows do not make {groups} groups",
                 where=self.sizes.label,
             )
-        return grouped(parts, groups)
+        return concatenate_by_group(parts, groups)
 
     def _copies(self, one: Copied) -> Iterator[Copied]:
         if self.sizes.holds(one.condition):
@@ -509,7 +516,7 @@ class NameMap(Composition):
     ) -> list[Tensor]:
         key = id(link.assembly)
         if key not in self._inverses:
-            self._inverses[key] = inverses(link.assembly, link.shapes)
+            self._inverses[key] = invert(link.assembly, link.shapes)
         return [
             self._marked(Tensor(name, dtype, one.shape, sources, one), link.rule)
             for name, one in zip(link.parts, self._inverses[key])

@@ -14,7 +14,7 @@ from typing import Any
 
 from rankxform.errors import RequestError
 from rankxform.formats.dtype import BYTES
-from rankxform.geometry.pieces import NO_AXIS, Assembly, Piece
+from rankxform.geometry.pieces import BROADCAST_AXIS, Assembly, Piece
 from rankxform.layout.names import expression
 from rankxform.layout.states import MASTER, MODEL, OPTIMIZER, State, States, is_below_root
 from rankxform.layout.strategy import Strategy
@@ -76,7 +76,7 @@ class ToMindSpore(Composition):
                 state = State(kind, base, f"{kind}.")
                 found.append(replace(one, name=state.named(base), related=state))
         if steps and not self._keeps_steps and not any(one.name == _GLOBAL_STEP for one in found):
-            first = Piece(0, (1,), (0,), (1,), (), (0,), (NO_AXIS,))
+            first = Piece(0, (1,), (0,), (1,), (), (0,), (BROADCAST_AXIS,))
             made = Assembly((1,), (first if not steps[0].shape else Assembly.of((1,)).pieces[0],))
             source = steps[0].sources[0]
             found.append(

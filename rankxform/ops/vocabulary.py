@@ -64,7 +64,7 @@ class Vocabulary(Composition):
             made = one.made_of.rows(0, self.rows)
         else:
             repeat = self._fill == REPEAT_LAST and one.state is None
-            made = one.made_of.with_rows(self.rows, repeat_last=repeat)
+            made = one.made_of.resized_rows(self.rows, repeat_last=repeat)
         return replace(one, shape=made.shape, assembly=made)
 
     def cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import field
 
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
-from rankxform.geometry.grid import Cell, Tiling
+from rankxform.geometry.grid import Cell, SourceTiling
 from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import NO_STATES, Step
@@ -48,7 +48,7 @@ class Parameter(Related):
         return self.sharding.grid.shape
 
     @property
-    def grid(self) -> Tiling:
+    def grid(self) -> SourceTiling:
         return self.sharding.grid
 
     @property

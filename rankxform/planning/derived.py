@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rankxform.geometry.pieces import Assembly, PieceGrid
+from rankxform.geometry.pieces import Assembly, PieceTiling
 from rankxform.ops.base import Derivation, Tensor
 
 from .catalog import Catalog, Parameter
@@ -64,7 +64,7 @@ class TensorMaker:
         shardings = [_stored(source) for source in sources]
         key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
-            grid = PieceGrid(assembly, [one.grid for one in shardings])
+            grid = PieceTiling(assembly, [one.grid for one in shardings])
             self._known[key] = Composed(grid, shardings)
         return self._known[key]
 

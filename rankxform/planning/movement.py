@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import count
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.grid import Cell, Grid, Tiling, overlaps
+from rankxform.geometry.grid import Cell, Grid, SourceTiling, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.values import dataclass
 
@@ -42,7 +42,7 @@ class Movement:
         return self.parameters[0][1]
 
     @property
-    def src(self) -> Tiling:
+    def src(self) -> SourceTiling:
         """How they are stored."""
         return self.first.grid
 

@@ -195,7 +195,7 @@ class Planner:
             copies = tuple(
                 Copy(
                     self.catalog.rank_of(transfer.readers[at]),
-                    transfer.parameter.grid.made(at, box),
+                    transfer.parameter.grid.destination_box(at, box),
                 )
                 for at, box in transfer.copies(cell)
             )

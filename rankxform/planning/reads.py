@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, bounding_boxes
-from rankxform.geometry.grid import Boxed, Cell, Tiling, overlaps
+from rankxform.geometry.grid import Cell, SourceTiling, Tiling, overlaps
 
 from .read_method import Read, ReadMethod, count_reads
 from .transfers import Transfer
@@ -24,11 +24,13 @@ class ReadCounter:
         self._known: dict[object, tuple[Read, ...]] = {}
         self._parts: dict[object, Read] = {}
 
-    def of_box(self, src: Tiling, cell: Cell, box: Box, item: int) -> Read:
+    def of_box(self, src: SourceTiling, cell: Cell, box: Box, item: int) -> Read:
         """Count what is read of a source cell where a region of it is wanted, of such items."""
-        return count_reads(self._method, src.stored(cell, box), src.held(cell), item)
+        return count_reads(self._method, src.box_in_source(cell, box), src.source_box(cell), item)
 
-    def of_part(self, src: Tiling, at: Cell, dst: Boxed, cells: Sequence[Cell], item: int) -> Read:
+    def of_part(
+        self, src: SourceTiling, at: Cell, dst: Tiling, cells: Sequence[Cell], item: int
+    ) -> Read:
         """Count what is read of a source cell where its common regions with some cells are wanted,
         in one read."""
         key = src, at, dst, tuple(cells), item
@@ -39,7 +41,7 @@ class ReadCounter:
         return self._parts[key]
 
     def of_cells(
-        self, src: Tiling, dst: Boxed, cells: Sequence[Cell], item: int
+        self, src: SourceTiling, dst: Tiling, cells: Sequence[Cell], item: int
     ) -> tuple[Read, ...]:
         """Count what a process reads that makes some cells of a destination's tiling: one read of
         each source cell, of all that is wanted of it."""

@@ -13,9 +13,9 @@ from functools import cached_property
 from math import lcm
 from typing import TypeVar
 
-from rankxform.geometry.boxes import Boxes
+from rankxform.geometry.boxes import BoxTiling
 from rankxform.geometry.grid import Cell, Grid
-from rankxform.geometry.pieces import PieceGrid
+from rankxform.geometry.pieces import PieceTiling
 from rankxform.values import dataclass
 
 K = TypeVar("K")
@@ -86,7 +86,7 @@ class Sharding:
     checkpoint's description speaks of it; if not, every holder has it whole.
     """
 
-    grid: Grid | Boxes
+    grid: Grid | BoxTiling
     placement: Placement
     declared: bool = True
 
@@ -111,7 +111,7 @@ class Composed:
     source, how that is sharded. Stands where a `Sharding` stands.
     """
 
-    def __init__(self, grid: PieceGrid, parts: Sequence[Sharding]) -> None:
+    def __init__(self, grid: PieceTiling, parts: Sequence[Sharding]) -> None:
         self.grid = grid
         self.pieces, self.parts = grid, tuple(parts)
         self.holders = tuple(sorted({file for one in parts for file in one.holders}))

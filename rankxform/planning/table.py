@@ -15,7 +15,7 @@ from rankxform.facts import BYTES, HEADER, LAYERS, OUTPUTS, SHAPE, STRATEGY, TEN
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
-from rankxform.geometry.boxes import Boxes, tiling_of
+from rankxform.geometry.boxes import BoxTiling, build_tiling
 from rankxform.geometry.grid import Cell, Grid
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import pattern_of, summarize_names
@@ -159,7 +159,7 @@ def _of_boxes(
 ) -> Catalog:
     """Return the catalog of a checkpoint whose boxes are stated one by one."""
     declared: dict[str, Parameter] = {}
-    known: dict[object, tuple[Grid | Boxes, Placement]] = {}
+    known: dict[object, tuple[Grid | BoxTiling, Placement]] = {}
     shardings: dict[tuple[int, int], Sharding] = {}
     for name, boxes in description.boxes.items():
         dtype, shape = description.declared[name]
@@ -236,9 +236,9 @@ def _tiled(
     boxes: tuple[StatedBox, ...],
     schemas: Mapping[int, Schema],
     source: str,
-) -> tuple[Grid | Boxes, Placement]:
+) -> tuple[Grid | BoxTiling, Placement]:
     try:
-        tiling, cells = tiling_of(shape, [one.box for one in boxes])
+        tiling, cells = build_tiling(shape, [one.box for one in boxes])
     except ValueError as error:
         raise CheckpointError(f"{name}: {error}", "copy it again", where=source) from error
     files: dict[Cell, dict[int, None]] = {}

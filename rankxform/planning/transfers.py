@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell, Copies, Grid, overlaps
+from rankxform.geometry.grid import Cell, Grid, Overlaps, overlaps
 from rankxform.values import dataclass
 
 from .catalog import Parameter
@@ -85,7 +85,7 @@ class Transfer:
     exchange: Exchange | None = None
     process: int = 0
 
-    def copies(self, cell: Cell) -> Copies:
+    def copies(self, cell: Cell) -> Overlaps:
         """Return (source cell, region) for all that makes up destination `cell`."""
         return overlaps(self.parameter.grid, self.grid, cell)
 

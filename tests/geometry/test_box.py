@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Grid
-from rankxform.geometry.runs import contiguous_runs, evenly, first_element
-from rankxform.geometry.tiles import tiles
+from rankxform.geometry.runs import contiguous_runs, first_element, strided_runs
+from rankxform.geometry.tiles import split_into_tiles
 
 extents = st.integers(1, 6)
 
@@ -85,7 +85,7 @@ def test_tiles_tile_the_region_within_their_cost(data):
     groups = [shards[:at], shards[at:]]
     marks = np.zeros(shape, int)
     before = -1
-    for tile in (one for alike in tiles(shape, region, groups, limit) for one in alike):
+    for tile in (one for alike in split_into_tiles(shape, region, groups, limit) for one in alike):
         marks[tile.slices()] += 1
         position = first_element(tile, shape)
         assert position > before, "tiles come in row-major order"
@@ -105,7 +105,7 @@ def test_tiles_tile_the_region_within_their_cost(data):
 @given(box_in_array())
 def test_runs_that_are_equally_far_apart_are_all_runs(case):
     shape, box, _ = case
-    first, length, stride, count = evenly(box, shape)
+    first, length, stride, count = strided_runs(box, shape)
     runs = list(contiguous_runs(box, shape))
     if count:
         assert [(first + i * stride, length) for i in range(count)] == runs

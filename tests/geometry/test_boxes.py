@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankxform.geometry.box import Box
-from rankxform.geometry.boxes import Boxes, tiling_of
+from rankxform.geometry.boxes import BoxTiling, build_tiling
 from rankxform.geometry.grid import Grid, overlaps
 
 
@@ -36,7 +36,7 @@ def random_boxes(seed):
 @pytest.mark.parametrize("seed", range(200))
 def test_the_cells_of_a_tiling_are_the_boxes_and_tile_the_array(seed):
     shape, boxes, rng = random_boxes(seed)
-    tiling, cells = tiling_of(shape, boxes)
+    tiling, cells = build_tiling(shape, boxes)
     assert [tiling.box(cell) for cell in cells] == boxes
     marks = np.zeros(shape, int)
     for cell in cells:
@@ -58,24 +58,24 @@ def test_what_does_not_tile_the_array_is_refused(seed):
         return
     at = rng.randrange(len(boxes))
     with pytest.raises(ValueError, match=r"cover|overlap"):
-        tiling_of(shape, boxes[:at] + boxes[at + 1 :])
+        build_tiling(shape, boxes[:at] + boxes[at + 1 :])
     more = Box(boxes[at].start, tuple(a + 1 for a in boxes[at].start))
     if more not in boxes:
         with pytest.raises(ValueError, match=r"cover|overlap"):
-            tiling_of(shape, [*boxes, more])
+            build_tiling(shape, [*boxes, more])
 
 
 def test_a_box_outside_is_refused():
     with pytest.raises(ValueError, match="does not lie in"):
-        tiling_of((4,), [Box((0,), (5,))])
+        build_tiling((4,), [Box((0,), (5,))])
 
 
 def test_boxes_without_elements_have_an_empty_cell():
-    tiling, cells = tiling_of((2, 3), [Box((0, 0), (2, 3)), Box((2, 0), (2, 3))])
+    tiling, cells = build_tiling((2, 3), [Box((0, 0), (2, 3)), Box((2, 0), (2, 3))])
     assert isinstance(tiling, Grid) and cells == [(0, 0), ()]
 
 
 def test_equal_boxes_are_one_cell():
     rows = [Box((0, 0), (1, 3)), Box((0, 3), (1, 4)), Box((1, 0), (2, 4))]
-    tiling, cells = tiling_of((2, 4), [*rows, rows[1]])
-    assert isinstance(tiling, Boxes) and cells == [(0,), (1,), (2,), (1,)]
+    tiling, cells = build_tiling((2, 4), [*rows, rows[1]])
+    assert isinstance(tiling, BoxTiling) and cells == [(0,), (1,), (2,), (1,)]

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rankxform.geometry.box import Box
 from rankxform.geometry.grid import Grid
 from rankxform.geometry.pieces import (
-    NO_AXIS,
+    BROADCAST_AXIS,
     Assembly,
-    PieceGrid,
-    concatenated,
-    grouped,
-    interleaved,
-    inverses,
+    PieceTiling,
+    concatenate,
+    concatenate_by_group,
+    interleave_rows,
+    invert,
 )
 
 extents = st.integers(1, 5)
@@ -49,16 +49,18 @@ def assemblies(draw):
         if kind == "concat" and rows > 1:
             first = draw(st.integers(1, rows - 1))
             parts = [tensor((n, *rest), depth - 1) for n in (first, rows - first)]
-            return concatenated([a for a, _ in parts]), np.concatenate([b for _, b in parts])
+            return concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
         if kind == "interleave" and rows % 2 == 0:
             parts = [tensor((rows // 2, *rest), depth - 1) for _ in range(2)]
-            return interleaved([a for a, _ in parts]), np.stack([b for _, b in parts], 1).reshape(
-                shape
-            )
+            return interleave_rows([a for a, _ in parts]), np.stack(
+                [b for _, b in parts], 1
+            ).reshape(shape)
         if kind == "groups" and rows % 6 == 0:
             parts = [tensor((rows * n // 3, *rest), depth - 1) for n in (2, 1)]
             stacked = [b.reshape(2, b.shape[0] // 2, *rest) for _, b in parts]
-            return grouped([a for a, _ in parts], 2), np.concatenate(stacked, 1).reshape(shape)
+            return concatenate_by_group([a for a, _ in parts], 2), np.concatenate(
+                stacked, 1
+            ).reshape(shape)
         return leaf(shape)
 
     rows = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
@@ -76,7 +78,7 @@ def made(assembly, sources):
             dst = tuple(a + s * i for a, s, i in zip(piece.dst_start, piece.dst_step, index))
             src = list(piece.src_start)
             for axis, step, i in zip(piece.axes, piece.src_step, index):
-                if axis != NO_AXIS:
+                if axis != BROADCAST_AXIS:
                     src[axis] += step * i
             found[dst] = sources[piece.source][tuple(src)]
             hits[dst] += 1
@@ -94,7 +96,7 @@ def test_pieces_tile_the_tensor_once_and_make_what_numpy_makes(case):
 @given(assemblies())
 def test_inverses_take_the_sources_out_of_the_tensor(case):
     assembly, array, sources = case
-    for one, source in zip(inverses(assembly, [s.shape for s in sources]), sources):
+    for one, source in zip(invert(assembly, [s.shape for s in sources]), sources):
         found, hits = made(one, [array])
         assert (hits == 1).all()
         assert (found == source).all()
@@ -112,14 +114,14 @@ def grids(draw, shape):
 @given(st.data(), assemblies())
 def test_cells_of_any_grids_are_made_of_each_element_once(data, case):
     assembly, array, sources = case
-    stored = PieceGrid(assembly, [data.draw(grids(source.shape)) for source in sources])
+    stored = PieceTiling(assembly, [data.draw(grids(source.shape)) for source in sources])
     dst = data.draw(grids(assembly.shape))
     for cell in dst.cells_over(Box.whole(assembly.shape)):
         box = dst.box(cell)
         found = np.zeros(assembly.shape, int)
         for at, region in stored.overlaps(dst, cell):
-            piece, held = stored.piece(at), stored.held(at)
-            assert held.contains(stored.stored(at, region))
+            piece, held = stored.piece(at), stored.source_box(at)
+            assert held.contains(stored.box_in_source(at, region))
             assert stored.box(at).contains(region)
             for index in np.ndindex(region.shape):
                 own = Box(
@@ -140,6 +142,6 @@ def test_rows_are_added_and_taken_away(data, case, repeat_last):
     start = data.draw(st.integers(0, stop - 1))
     assert (made(assembly.rows(start, stop), sources)[0] == array[start:stop]).all()
     more = data.draw(st.integers(1, 4))
-    found, hits = made(assembly.with_rows(rows + more, repeat_last=repeat_last), sources)
+    found, hits = made(assembly.resized_rows(rows + more, repeat_last=repeat_last), sources)
     assert (found[:rows] == array).all() and hits.max() == 1
     assert (found[rows:] == (array[-1] if repeat_last else 0)).all()

@@ -12,7 +12,7 @@ import pytest
 
 import rankxform
 from rankxform.geometry.box import Box
-from rankxform.geometry.pieces import Assembly, interleaved, piled
+from rankxform.geometry.pieces import Assembly, interleave_rows, pile
 from rankxform.layout.layout import Layout
 from rankxform.ops.base import Dequantize, LowRank
 from rankxform.planning.description import StatedBox
@@ -35,8 +35,8 @@ def test_layouts_are_written_as_ever(layout):
 
 
 def test_pieces_and_computations_are_written_as_ever():
-    stacked = piled([Assembly.of((2, 3)).transposed(), Assembly.of((2, 3), 1).transposed()])
-    for assembly in (stacked, interleaved([Assembly.of((4,)), Assembly.of((4,), 1)])):
+    stacked = pile([Assembly.of((2, 3)).transposed(), Assembly.of((2, 3), 1).transposed()])
+    for assembly in (stacked, interleave_rows([Assembly.of((4,)), Assembly.of((4,), 1)])):
         assert manifest._assembly_text(assembly) == repr(assembly).replace(", value=0)", ")")
     steps = LowRank("a", "b", 0.5), Dequantize("s", (128, 128)), None
     for count in range(4):
