@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rankxform.geometry.box import Box
-from rankxform.geometry.runs import first_element
+from rankxform.geometry.box import Box, first_element
 from rankxform.values import dataclass
 
 ALIGN = 64

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.tiles import TileRun
+from rankxform.geometry.tiling import TileRun
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.transfers import Transfer
 

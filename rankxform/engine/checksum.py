@@ -25,9 +25,8 @@ import numpy as np
 
 from rankxform.errors import DifferenceError
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box, Shape
-from rankxform.geometry.runs import first_element
-from rankxform.geometry.tiles import split_into_tiles
+from rankxform.geometry.box import Box, Shape, first_element
+from rankxform.geometry.tiling import split_into_tiles
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 

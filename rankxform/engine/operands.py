@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box, Shape
-from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import contiguous_runs
+from rankxform.geometry.box import Box, Shape, contiguous_runs
+from rankxform.geometry.tiling import Cell
 from rankxform.planning.catalog import Parameter
 from rankxform.storage.sources import Sources
 

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from rankxform.errors import UsageError
-from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.box import Box, contiguous_runs, strided_runs
 from rankxform.geometry.pieces import BROADCAST_AXIS, Piece, PieceTiling
-from rankxform.geometry.runs import contiguous_runs, strided_runs
-from rankxform.geometry.tiles import RowIndex, TileRun, split_into_tiles
+from rankxform.geometry.tiling import Cell, RowIndex, TileRun, split_into_tiles
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.routes import Routes
 from rankxform.planning.transfers import Exchange, Transfer

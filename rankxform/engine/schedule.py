@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell, overlaps
-from rankxform.geometry.runs import contiguous_runs
-from rankxform.geometry.tiles import RowIndex, TileRun, split_into_tiles
+from rankxform.geometry.box import Box, contiguous_runs
+from rankxform.geometry.tiling import Cell, RowIndex, TileRun, overlaps, split_into_tiles
 from rankxform.planning.exchange import interleave
 from rankxform.planning.read_method import ReadMethod
 from rankxform.planning.routes import Piece, Routes, routes_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.tiling import Cell
 from rankxform.storage.posix import Buffer
 from rankxform.values import dataclass
 

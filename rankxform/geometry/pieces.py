@@ -16,7 +16,7 @@ from functools import cached_property
 from rankxform.values import dataclass
 
 from .box import Box, Shape
-from .grid import Cell, Overlaps, Tiling
+from .tiling import Cell, Overlaps, Tiling
 
 BROADCAST_AXIS = -1
 

@@ -14,7 +14,7 @@ from typing import Any
 from rankxform.display.units import count, size
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
-from rankxform.geometry.grid import Grid
+from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import natural
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.losses import losses_error, lost_slices

@@ -9,9 +9,8 @@ from typing import Any
 
 from rankxform.display.units import count, size
 from rankxform.formats.dtype import content_bytes, item_size
-from rankxform.geometry.box import Box, Shape
-from rankxform.geometry.grid import Cell
-from rankxform.geometry.runs import count_runs
+from rankxform.geometry.box import Box, Shape, count_runs
+from rankxform.geometry.tiling import Cell
 from rankxform.layout.differences import in_words
 from rankxform.layout.names import more_patterns, pattern_of, patterns, ranges
 from rankxform.planning.catalog import Parameter

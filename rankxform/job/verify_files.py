@@ -13,7 +13,7 @@ from rankxform.engine.compare_sink import Difference
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.tiling import Cell
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from rankxform.errors import RequestError
 from rankxform.geometry.box import Shape
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.tiling import Cell
 
 from .layout import Layout
 

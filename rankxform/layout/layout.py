@@ -20,7 +20,7 @@ from typing import Any
 
 from rankxform.errors import RequestError, StrategyError
 from rankxform.geometry.box import Shape
-from rankxform.geometry.grid import Cell, Grid
+from rankxform.geometry.tiling import Cell, Grid
 from rankxform.values import dataclass
 
 MOST_RANKS = 1 << 20

@@ -11,7 +11,7 @@ from dataclasses import field
 
 from rankxform.formats.base import Schema
 from rankxform.geometry.box import Shape
-from rankxform.geometry.grid import Cell, SourceTiling
+from rankxform.geometry.tiling import Cell, SourceTiling
 from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import NO_STATES, Step

@@ -19,7 +19,7 @@ from rankxform.facts import Fact
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Grid
+from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.values import dataclass

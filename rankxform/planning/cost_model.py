@@ -13,7 +13,7 @@ from dataclasses import fields
 from numbers import Real
 
 from rankxform.errors import UsageError
-from rankxform.geometry.grid import Cell, overlaps
+from rankxform.geometry.tiling import Cell, overlaps
 from rankxform.options import Kind, parse_size
 from rankxform.values import dataclass
 

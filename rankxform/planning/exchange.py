@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from rankxform.geometry.box import bounding_boxes
-from rankxform.geometry.grid import Cell, Grid, overlaps
+from rankxform.geometry.tiling import Cell, Grid, overlaps
 from rankxform.values import dataclass
 
 from .assign import RUN, Assigner, Assignment, balance

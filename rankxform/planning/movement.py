@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import count
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.grid import Cell, Grid, SourceTiling, overlaps
+from rankxform.geometry.tiling import Cell, Grid, SourceTiling, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.values import dataclass
 

@@ -21,7 +21,7 @@ from typing import NoReturn, TypeAlias
 from rankxform.errors import RequestError
 from rankxform.formats.base import TensorSpec
 from rankxform.geometry.box import Shape
-from rankxform.geometry.grid import Cell, overlaps
+from rankxform.geometry.tiling import Cell, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 

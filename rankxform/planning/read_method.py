@@ -13,8 +13,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol
 
-from rankxform.geometry.box import Box
-from rankxform.geometry.runs import count_runs
+from rankxform.geometry.box import Box, count_runs
 from rankxform.values import dataclass
 
 USUAL_LATENCY = 60_000.0

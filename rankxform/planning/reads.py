@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, bounding_boxes
-from rankxform.geometry.grid import Cell, SourceTiling, Tiling, overlaps
+from rankxform.geometry.tiling import Cell, SourceTiling, Tiling, overlaps
 
 from .read_method import Read, ReadMethod, count_reads
 from .transfers import Transfer

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property
 
-from rankxform.geometry.grid import Cell, overlaps
+from rankxform.geometry.tiling import Cell, overlaps
 from rankxform.values import dataclass
 
 from .transfers import Exchange

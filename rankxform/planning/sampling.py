@@ -18,7 +18,7 @@ from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.base import Index, Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell
+from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import pattern_of, ranges, summarize_names
 from rankxform.values import dataclass
 

@@ -13,9 +13,8 @@ from functools import cached_property
 from math import lcm
 from typing import TypeVar
 
-from rankxform.geometry.boxes import BoxTiling
-from rankxform.geometry.grid import Cell, Grid
 from rankxform.geometry.pieces import PieceTiling
+from rankxform.geometry.tiling import BoxTiling, Cell, Grid
 from rankxform.values import dataclass
 
 K = TypeVar("K")

@@ -10,7 +10,7 @@ from dataclasses import astuple, fields
 from typing import TypeVar
 
 from rankxform.formats.dtype import item_size
-from rankxform.geometry.grid import Cell, overlaps
+from rankxform.geometry.tiling import Cell, overlaps
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import find_states
 from rankxform.values import dataclass

@@ -15,8 +15,7 @@ from rankxform.facts import BYTES, HEADER, LAYERS, OUTPUTS, SHAPE, STRATEGY, TEN
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
-from rankxform.geometry.boxes import BoxTiling, build_tiling
-from rankxform.geometry.grid import Cell, Grid
+from rankxform.geometry.tiling import BoxTiling, Cell, Grid, build_tiling
 from rankxform.layout.layout import Layout, whole
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States, find_states

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Cell, Grid, Overlaps, overlaps
+from rankxform.geometry.tiling import Cell, Grid, Overlaps, overlaps
 from rankxform.values import dataclass
 
 from .catalog import Parameter

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rankxform.engine import checksum as fingerprint
 from rankxform.engine.checksum import MODULUS, Fingerprint
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Grid
+from rankxform.geometry.tiling import Grid
 from tests.geometry.test_box import boxes
 
 

@@ -9,10 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Grid
-from rankxform.geometry.runs import contiguous_runs, first_element, strided_runs
-from rankxform.geometry.tiles import split_into_tiles
+from rankxform.geometry.box import Box, contiguous_runs, first_element, strided_runs
+from rankxform.geometry.tiling import Grid, split_into_tiles
 
 extents = st.integers(1, 6)
 

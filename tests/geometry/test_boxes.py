@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rankxform.geometry.box import Box
-from rankxform.geometry.boxes import BoxTiling, build_tiling
-from rankxform.geometry.grid import Grid, overlaps
+from rankxform.geometry.tiling import BoxTiling, Grid, build_tiling, overlaps
 
 
 def split(box, rng, depth=3):

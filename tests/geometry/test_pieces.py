@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import Grid
 from rankxform.geometry.pieces import (
     BROADCAST_AXIS,
     Assembly,
@@ -19,6 +18,7 @@ from rankxform.geometry.pieces import (
     interleave_rows,
     invert,
 )
+from rankxform.geometry.tiling import Grid
 
 extents = st.integers(1, 5)
 

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from rankxform.geometry.box import Box
-from rankxform.geometry.grid import overlaps
+from rankxform.geometry.tiling import overlaps
 from rankxform.planning import plan as planning_plan
 from rankxform.planning import transfers
 from rankxform.planning.assign import Assigner, assign, assign_visible, balance
