@@ -95,10 +95,10 @@ def bounding_boxes(boxes: Iterable[tuple[K, Box]]) -> dict[K, Box]:
     >>> bounding_boxes([("a", Box((0,), (1,))), ("a", Box((3,), (4,)))])
     {'a': Box(start=(0,), stop=(4,))}
     """
-    found: dict[K, Box] = {}
+    bounds: dict[K, Box] = {}
     for key, box in boxes:
-        found[key] = found[key].bounding_box(box) if key in found else box
-    return found
+        bounds[key] = bounds[key].bounding_box(box) if key in bounds else box
+    return bounds
 
 
 def first_element(box: Box, shape: tuple[int, ...]) -> int:
@@ -110,8 +110,8 @@ def first_element(box: Box, shape: tuple[int, ...]) -> int:
     6
     """
     position = 0
-    for at, extent in zip(box.start, shape):
-        position = position * extent + at
+    for start, extent in zip(box.start, shape):
+        position = position * extent + start
     return position
 
 
@@ -159,9 +159,10 @@ def count_runs(box: Box, shape: tuple[int, ...]) -> int:
 
 
 def strided_runs(box: Box, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return (start of the first, length, distance, number) of runs that are equally far apart.
+    """Return (start of the first, length, distance, count) of runs at equal distances, in elements.
 
-    As for `contiguous_runs`; the number is 0 where they are not, which takes three axes.
+    The runs are those of `contiguous_runs`. The count is 0 if their distances differ, which takes
+    three axes.
 
     >>> strided_runs(Box((0, 2), (2, 4)), (2, 4))
     (2, 2, 4, 2)

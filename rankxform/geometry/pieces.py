@@ -1,10 +1,14 @@
-"""Tensors assembled of pieces of others: index maps, in integers.
+"""Tensors composed of pieces of others: index maps, in integers.
 
-A piece takes a strided box of a source tensor to a strided box of the tensor that is made. Element
-`i` of the piece, counted along the axes of the made tensor, lies at ``dst_start + dst_step * i``
-there, and at ``src_start + src_step * i`` in the source, along the source's axes in any order.
-Concatenating, interleaving, stacking, splitting and transposing all make such pieces of such
-pieces; each of them can be read backwards.
+Merged matrices, such as MindFormers' QKV, gate and up projections or stacked experts, are composed
+of several source tensors. A piece maps a strided box of one source tensor to a strided box of the
+composed tensor: element `i`, counted along the axes of the composed tensor, lies there at
+``dst_start + dst_step * i``, and in the source at ``src_start + src_step * i``, along the source's
+axes in any order.
+
+Concatenating, interleaving, stacking, splitting and transposing pieces makes pieces again, and each
+piece has an inverse. A mapping table is therefore written in one direction only, and the engine
+copies composed tensors from any sharding to any other without making the whole tensor.
 """
 
 from __future__ import annotations
@@ -58,18 +62,18 @@ class Piece:
         return moving == sorted(moving)
 
     def inside(self, box: Box) -> Box | None:
-        """Return which of the piece's elements lie in a box of the made tensor, if any do."""
+        """Return the elements that lie in a box of the composed tensor. None: there are none."""
         return _within(self.shape, self.dst_start, self.dst_step, box)
 
     def dst_box(self, box: Box) -> Box:
-        """Return the smallest box of the made tensor with the piece's elements in `box`."""
+        """Return the smallest box of the composed tensor that contains elements of the piece."""
         return _spanned(box, self.dst_start, self.dst_step)
 
     def inside_source(self, box: Box) -> Box | None:
-        """Return which of the piece's elements lie in a box of the source, if any do."""
+        """Return the elements that lie in a box of the source. None: there are none."""
         moving = set(self.axes)
-        for axis, at in enumerate(self.src_start):
-            if axis not in moving and not box.start[axis] <= at < box.stop[axis]:
+        for axis, index in enumerate(self.src_start):
+            if axis not in moving and not box.start[axis] <= index < box.stop[axis]:
                 return None
         low, high, first = [], [], []
         for axis in self.axes:
@@ -84,8 +88,8 @@ class Piece:
         return _within(self.shape, tuple(first), self.src_step, Box(tuple(low), tuple(high)))
 
     def src_box(self, box: Box) -> Box:
-        """Return the smallest box of the source with the piece's elements in `box`."""
-        start, stop = list(self.src_start), [at + 1 for at in self.src_start]
+        """Return the smallest box of the source that contains elements of the piece."""
+        start, stop = list(self.src_start), [index + 1 for index in self.src_start]
         for axis, step, a, b in zip(self.axes, self.src_step, box.start, box.stop):
             if axis != BROADCAST_AXIS:
                 first = self.src_start[axis]
@@ -93,10 +97,13 @@ class Piece:
         return Box(tuple(start), tuple(stop))
 
     def inverse(self, number: int) -> Piece:
-        """Return the piece that makes the source of the made tensor, which is source `number`."""
+        """Return the piece that makes the source again, of the composed tensor.
+
+        `number`: of the composed tensor among the sources of the new piece.
+        """
         assert all(n == 1 for n, axis in zip(self.shape, self.axes) if axis == BROADCAST_AXIS)
         order = [self.axes.index(axis) if axis in self.axes else -1 for axis in self._src_axes]
-        assert -1 not in order, "an axis of the source that the made tensor lacks"
+        assert -1 not in order, "an axis of the source that the composed tensor lacks"
         return Piece(
             number,
             tuple(self.shape[j] for j in order),
@@ -113,12 +120,13 @@ class Piece:
 
 
 def _within(shape: Shape, first: Shape, step: Shape, box: Box) -> Box | None:
+    """Return the indices `i` on each axis for which ``first + step * i`` lies in `box`."""
     start, stop = [], []
-    for n, at, by, a, b in zip(shape, first, step, box.start, box.stop):
-        if by == 0:
-            low, high = (0, n) if a <= at < b else (0, 0)
-        else:
-            low, high = max(0, -((at - a) // by)), min(n, -((at - b) // by))
+    for extent, origin, stride, a, b in zip(shape, first, step, box.start, box.stop):
+        if stride == 0:
+            low, high = (0, extent) if a <= origin < b else (0, 0)
+        else:  # -(x // y) is the quotient rounded up
+            low, high = max(0, -((origin - a) // stride)), min(extent, -((origin - b) // stride))
         if low >= high:
             return None
         start.append(low)
@@ -128,25 +136,22 @@ def _within(shape: Shape, first: Shape, step: Shape, box: Box) -> Box | None:
 
 def _spanned(box: Box, first: Shape, step: Shape) -> Box:
     return Box(
-        tuple(at + by * a for at, by, a in zip(first, step, box.start)),
-        tuple(at + by * (b - 1) + 1 for at, by, b in zip(first, step, box.stop)),
+        tuple(origin + stride * a for origin, stride, a in zip(first, step, box.start)),
+        tuple(origin + stride * (b - 1) + 1 for origin, stride, b in zip(first, step, box.stop)),
     )
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """A tensor as pieces of others. Elements that no piece makes are zero.
-
-    value: if there are no pieces, the number that every element is.
-    """
+    """A composed tensor. Elements that no piece makes are zero."""
 
     shape: Shape
     pieces: tuple[Piece, ...]
-    value: float = 0
+    value: float = 0  # of every element, if there are no pieces
 
     @classmethod
     def of(cls, shape: Shape, source: int = 0) -> Assembly:
-        """Return a source tensor as it is."""
+        """Return source tensor number `source`, unchanged."""
         n = len(shape)
         return cls(
             shape,
@@ -162,15 +167,15 @@ class Assembly:
 
         pieces = tuple(
             Piece(
-                one.source,
-                reordered(one.shape),
-                reordered(one.dst_start),
-                reordered(one.dst_step),
-                one.src_start,
-                reordered(one.src_step),
-                reordered(one.axes),
+                piece.source,
+                reordered(piece.shape),
+                reordered(piece.dst_start),
+                reordered(piece.dst_step),
+                piece.src_start,
+                reordered(piece.src_step),
+                reordered(piece.axes),
             )
-            for one in self.pieces
+            for piece in self.pieces
         )
         return Assembly(reordered(self.shape), pieces)
 
@@ -178,32 +183,32 @@ class Assembly:
         """Return indices ``start`` to ``stop - 1`` of the first axis."""
         box = Box((start, *(0 for _ in self.shape[1:])), (stop, *self.shape[1:]))
         pieces = []
-        for one in self.pieces:
-            inside = one.inside(box)
+        for piece in self.pieces:
+            inside = piece.inside(box)
             if inside is not None:
-                pieces.append(_moved(_cropped(one, inside), -start))
+                pieces.append(_moved(_cropped(piece, inside), -start))
         return Assembly((stop - start, *self.shape[1:]), tuple(pieces))
 
     def resized_rows(self, rows: int, *, repeat_last: bool = False) -> Assembly:
-        """Return the tensor with more rows: zeros, or the last row again and again."""
-        have, more = self.shape[0], []
+        """Return the tensor with `rows` rows: the added ones are zeros or repeat the last row."""
+        old_rows, added = self.shape[0], []
         if repeat_last:
-            last = Box((have - 1, *(0 for _ in self.shape[1:])), self.shape)
-            for one in self.pieces:
-                inside = one.inside(last)
+            last_row = Box((old_rows - 1, *(0 for _ in self.shape[1:])), self.shape)
+            for piece in self.pieces:
+                inside = piece.inside(last_row)
                 if inside is not None:
-                    row = _cropped(one, inside)
-                    more.append(
+                    row = _cropped(piece, inside)
+                    added.append(
                         replace(
                             row,
-                            shape=(rows - have, *row.shape[1:]),
-                            dst_start=(have, *row.dst_start[1:]),
+                            shape=(rows - old_rows, *row.shape[1:]),
+                            dst_start=(old_rows, *row.dst_start[1:]),
                             dst_step=(1, *row.dst_step[1:]),
                             src_step=(0, *row.src_step[1:]),
                             axes=(BROADCAST_AXIS, *row.axes[1:]),
                         )
                     )
-        return Assembly((rows, *self.shape[1:]), (*self.pieces, *more))
+        return Assembly((rows, *self.shape[1:]), (*self.pieces, *added))
 
 
 def _cropped(piece: Piece, box: Box) -> Piece:
@@ -212,21 +217,22 @@ def _cropped(piece: Piece, box: Box) -> Piece:
     for axis, step, a in zip(piece.axes, piece.src_step, box.start):
         if axis != BROADCAST_AXIS:
             src_start[axis] += step * a
-    dst_start = (at + by * a for at, by, a in zip(piece.dst_start, piece.dst_step, box.start))
+    origins = zip(piece.dst_start, piece.dst_step, box.start)
+    dst_start = (origin + stride * a for origin, stride, a in origins)
     return replace(piece, shape=box.shape, dst_start=tuple(dst_start), src_start=tuple(src_start))
 
 
-def _moved(piece: Piece, by: int) -> Piece:
-    return replace(piece, dst_start=(piece.dst_start[0] + by, *piece.dst_start[1:]))
+def _moved(piece: Piece, rows: int) -> Piece:
+    return replace(piece, dst_start=(piece.dst_start[0] + rows, *piece.dst_start[1:]))
 
 
 def concatenate(parts: Sequence[Assembly]) -> Assembly:
     """Return tensors one after another, along the first axis."""
     pieces: list[Piece] = []
     rows = 0
-    for one in parts:
-        pieces += [_moved(piece, rows) for piece in one.pieces]
-        rows += one.shape[0]
+    for part in parts:
+        pieces += [_moved(piece, rows) for piece in part.pieces]
+        rows += part.shape[0]
     return Assembly((rows, *parts[0].shape[1:]), tuple(pieces))
 
 
@@ -241,8 +247,8 @@ def pile(parts: Sequence[Assembly]) -> Assembly:
             src_step=(0, *piece.src_step),
             axes=(BROADCAST_AXIS, *piece.axes),
         )
-        for number, one in enumerate(parts)
-        for piece in one.pieces
+        for number, part in enumerate(parts)
+        for piece in part.pieces
     ]
     return Assembly((len(parts), *parts[0].shape), tuple(pieces))
 
@@ -256,80 +262,86 @@ def interleave_rows(parts: Sequence[Assembly]) -> Assembly:
             dst_start=(piece.dst_start[0] * count + number, *piece.dst_start[1:]),
             dst_step=(piece.dst_step[0] * count, *piece.dst_step[1:]),
         )
-        for number, one in enumerate(parts)
-        for piece in one.pieces
+        for number, part in enumerate(parts)
+        for piece in part.pieces
     )
     return Assembly((parts[0].shape[0] * count, *parts[0].shape[1:]), pieces)
 
 
 def concatenate_by_group(parts: Sequence[Assembly], groups: int) -> Assembly:
-    """Return the first of so many equal groups of rows of each of `parts`, then the second, ..."""
-    rows = [one.shape[0] // groups for one in parts]
+    """Return the first group of rows of each part, then the second group of each, and so on.
+
+    `groups`: the number of groups, equal for all parts.
+    """
+    rows = [part.shape[0] // groups for part in parts]
     return concatenate(
-        [one.rows(n * g, (n + 1) * g) for n in range(groups) for one, g in zip(parts, rows)]
+        [part.rows(n * g, (n + 1) * g) for n in range(groups) for part, g in zip(parts, rows)]
     )
 
 
 def invert(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
-    """Return the sources of `whole`, of these shapes, each as made of `whole`, their source 0."""
-    found: list[list[Piece]] = [[] for _ in shapes]
+    """Return each source of `whole` as composed of `whole` alone.
+
+    `shapes`: of the sources, by number.
+    """
+    pieces_by_source: list[list[Piece]] = [[] for _ in shapes]
     for piece in whole.pieces:
-        found[piece.source].append(piece.inverse(0))
-    return [Assembly(shape, tuple(pieces)) for shape, pieces in zip(shapes, found)]
+        pieces_by_source[piece.source].append(piece.inverse(0))
+    return [Assembly(shape, tuple(pieces)) for shape, pieces in zip(shapes, pieces_by_source)]
 
 
 # -- pieces, and how their sources are sharded ---------------------------------------------------
 
 
 class PieceTiling:
-    """How a tensor is made of pieces of sharded tensors; it equals itself alone.
+    """How a composed tensor lies in the sharded tensors that it is composed of.
 
-    Stands where the tiling of a tensor stands that is stored as it is. Its cells are (number of
-    the piece, cell of the source's tiling), and their boxes count in the piece.
+    It stands where a `Grid` stands for a tensor that is stored as it is. A cell is (number of the
+    piece, *cell of the source's tiling), and its box counts in the piece. It equals itself alone.
     """
 
     def __init__(self, assembly: Assembly, grids: Sequence[Tiling]) -> None:
-        """`grids`: by number of the source."""
-        self.assembly, self.grids = assembly, tuple(grids)
+        self.assembly = assembly
+        self.grids = tuple(grids)  # by number of the source
         self.shape = assembly.shape
 
     def piece(self, cell: Cell) -> Piece:
         return self.assembly.pieces[cell[0]]
 
     def source(self, cell: Cell) -> int:
-        """Return the number of the source that a cell is of."""
+        """Return the number of the source that `cell` belongs to."""
         return self.piece(cell).source
 
     def source_box(self, cell: Cell) -> Box:
-        """Return the region of the source that a cell is, in the source's elements."""
+        """Return the box of the source tensor that `cell` is."""
         return self.grids[self.source(cell)].box(cell[1:])
 
     def box(self, cell: Cell) -> Box:
-        """Return what of a piece a cell holds; it holds some."""
-        found = self.piece(cell).inside_source(self.source_box(cell))
-        assert found is not None
-        return found
+        """Return the elements of the piece that `cell` holds; it holds at least one."""
+        box = self.piece(cell).inside_source(self.source_box(cell))
+        assert box is not None
+        return box
 
     def box_in_source(self, cell: Cell, box: Box) -> Box:
-        """Return the smallest box of the source with a region of a piece."""
+        """Return the smallest box of the source that contains a region of a piece."""
         return self.piece(cell).src_box(box)
 
     def destination_box(self, cell: Cell, box: Box) -> Box:
-        """Return the smallest box of the made tensor with a region of a piece."""
+        """Return the smallest box of the composed tensor that contains a region of a piece."""
         return self.piece(cell).dst_box(box)
 
     def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
-        """Return what makes up `cell` of `dst`: (cell, region), regions counted in the pieces."""
-        found = []
+        """Return the cells that overlap `cell` of `dst`, with the common regions of the pieces."""
+        overlaps = []
         box = dst.box(cell)
         for number, piece in enumerate(self.assembly.pieces if box.size else ()):
             inside = piece.inside(box)
             if inside is None:
                 continue
             grid = self.grids[piece.source]
-            for at in grid.cells_over(piece.src_box(inside)):
-                held = piece.inside_source(grid.box(at))
-                common = held.intersect(inside) if held is not None else None
+            for src_cell in grid.cells_over(piece.src_box(inside)):
+                stored = piece.inside_source(grid.box(src_cell))
+                common = stored.intersect(inside) if stored is not None else None
                 if common is not None:
-                    found.append(((number, *at), common))
-        return tuple(found)
+                    overlaps.append(((number, *src_cell), common))
+        return tuple(overlaps)

@@ -1,4 +1,16 @@
-"""Divisions of a tensor into boxes: grids, other boxes, and the tiles that are moved at once."""
+"""Divisions of a tensor into boxes: grids, other boxes, and the tiles that are moved at once.
+
+A tiling covers a tensor with boxes that do not overlap. Most tilings are grids: their cells are
+found by bisection on every axis, and equal grids compare in one step. Uneven rows and the chunks of
+distributed checkpoints need not be a grid. `build_tiling` makes one if it can, so that a caller
+only lists boxes.
+
+A tile is the part of a tensor that is moved at once. It has one index on each leading axis, a range
+on one axis, and everything on the axes behind it. A tile never crosses the edge of a shard.
+Therefore each shard holds one contiguous byte range of a tile: one read from each source file, one
+write to each destination file, and a strided copy in memory between them, however the two sides are
+sharded.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +28,14 @@ from .box import Box, Shape
 Cell = tuple[int, ...]
 
 Overlaps = tuple[tuple[Cell, Box], ...]
-"""(cell of one grid, region) for all that makes up a box; regions in the array's elements."""
+"""(cell of a tiling, common region) for each cell that overlaps a box, in the array's elements."""
 
 
 class Tiling(Protocol):
-    """What has cells, each a box of one array, that can be found by region."""
+    """Boxes that cover an array without overlap; each has an index, its cell."""
 
     def __hash__(self) -> int:
-        """Tensors that are sharded alike share what is planned for them."""
+        """Tensors with equal tilings share one plan, which is found by this hash."""
 
     @property
     def shape(self) -> Shape:
@@ -37,15 +49,15 @@ class Tiling(Protocol):
 
 
 def cells_overlapping(tiling: Tiling, box: Box) -> Overlaps:
-    """Return what makes up a box: (cell, common region)."""
+    """Return the cells of `tiling` that overlap `box`, each with the common region."""
     if not box.size:
         return ()
-    found = []
+    overlaps = []
     for cell in tiling.cells_over(box):
         common = tiling.box(cell).intersect(box)
         assert common is not None
-        found.append((cell, common))
-    return tuple(found)
+        overlaps.append((cell, common))
+    return tuple(overlaps)
 
 
 @dataclass(frozen=True)
@@ -107,60 +119,56 @@ class Grid:
         )
 
     def source_box(self, cell: Cell) -> Box:
-        """Return the region that is stored as `cell`: its own."""
+        """Return the box of the source tensor that `cell` is: its own."""
         return self.box(cell)
 
     def box_in_source(self, cell: Cell, box: Box) -> Box:
-        """Return where a part of `cell` lies in the tensor that is stored: where it is."""
+        """Return a region of `cell` in the elements of the source tensor: the region itself."""
         return box
 
     def destination_box(self, cell: Cell, box: Box) -> Box:
-        """Return where a region of `cell` lies in the tensor that is made: where it is."""
+        """Return a region of `cell` in the elements of the composed tensor: the region itself."""
         return box
 
     def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
-        """Return what makes up `cell` of `dst`: (cell of this grid, common region)."""
+        """Return the cells of this tiling that overlap `cell` of `dst`, with the common regions."""
         return cells_overlapping(self, dst.box(cell))
 
 
 class SourceTiling(Protocol):
-    """How a tensor is stored: in cells, each a box, of tensors that are sharded.
-
-    A `Grid` is the usual one; `rankxform.geometry.tiling` has one of other boxes, and
-    `rankxform.geometry.pieces` one for tensors made of others.
-    """
+    """How the source stores a tensor: a `Grid`, a `BoxTiling`, or a `PieceTiling` of others."""
 
     def __hash__(self) -> int:
-        """Tensors that are stored alike share what is planned for them."""
+        """Tensors with equal tilings share one plan, which is found by this hash."""
 
     @property
     def shape(self) -> Shape:
         """The tensor's extents, in elements."""
 
     def box(self, cell: Cell) -> Box:
-        """Return what a cell holds, in the frame in which `overlaps` gives regions of it."""
+        """Return the box of a cell, in the frame in which `overlaps` returns regions."""
 
     def source_box(self, cell: Cell) -> Box:
-        """Return the region of the stored tensor that a cell is."""
+        """Return the box of the source tensor that a cell is."""
 
     def box_in_source(self, cell: Cell, box: Box) -> Box:
-        """Return the smallest box of the stored tensor with a region of a cell."""
+        """Return the smallest box of the source tensor that contains a region of a cell."""
 
     def destination_box(self, cell: Cell, box: Box) -> Box:
-        """Return the smallest box of the tensor that is made with a region of a cell."""
+        """Return the smallest box of the composed tensor that contains a region of a cell."""
 
     def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
-        """Return what makes up `cell` of `dst`: (cell, region)."""
+        """Return the cells of this tiling that overlap `cell` of `dst`, with the common regions."""
 
 
 @cache
 def overlaps(src: SourceTiling, dst: Tiling, cell: Cell) -> Overlaps:
-    """Return what makes up `cell` of `dst`: (cell of `src`, common region), in row-major order.
+    """Return the cells of `src` that overlap `cell` of `dst`, in row-major order.
 
-    Both tile one array. A cell without elements is made up of nothing.
+    Each comes with the common region. Both tile one array. A cell without elements overlaps none.
 
     >>> rows, columns = Grid(((0, 2, 4), (0, 4))), Grid(((0, 4), (0, 2, 4)))
-    >>> [(at, str(box)) for at, box in overlaps(rows, columns, (0, 1))]
+    >>> [(cell, str(box)) for cell, box in overlaps(rows, columns, (0, 1))]
     [((0, 0), '[0:2, 2:4]'), ((1, 0), '[2:4, 2:4]')]
     """
     return src.overlaps(dst, cell)
@@ -205,27 +213,27 @@ class BoxTiling:
                 yield (number,)
 
     def source_box(self, cell: Cell) -> Box:
-        """Return the region that is stored as `cell`: its own."""
+        """Return the box of the source tensor that `cell` is: its own."""
         return self.boxes[cell[0]]
 
     def box_in_source(self, cell: Cell, box: Box) -> Box:
-        """Return where a part of `cell` lies in the tensor that is stored: where it is."""
+        """Return a region of `cell` in the elements of the source tensor: the region itself."""
         return box
 
     def destination_box(self, cell: Cell, box: Box) -> Box:
-        """Return where a region of `cell` lies in the tensor that is made: where it is."""
+        """Return a region of `cell` in the elements of the composed tensor: the region itself."""
         return box
 
     def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
-        """Return what makes up `cell` of `dst`: (cell of this tiling, common region)."""
+        """Return the cells of this tiling that overlap `cell` of `dst`, with the common regions."""
         return cells_overlapping(self, dst.box(cell))
 
 
 def build_tiling(shape: Shape, boxes: Sequence[Box]) -> tuple[Grid | BoxTiling, list[Cell]]:
-    """Return the tiling of an array by these boxes, and the cell of each; a grid if they are one.
+    """Return the tiling that `boxes` are, and the cell of each box. It is a grid if possible.
 
-    Equal boxes have one cell, and a box without elements has none of its own: it gets an empty cell
-    ``()``. Raises ValueError, which says what is wrong, where they do not tile the array.
+    Equal boxes share one cell. A box without elements gets the empty cell ``()``. Raises ValueError
+    with the reason if the boxes do not tile the array.
 
     >>> build_tiling((4,), [Box((0,), (3,)), Box((3,), (4,)), Box((4,), (4,))])
     (Grid(edges=((0, 3, 4),)), [(0,), (1,), ()])
@@ -245,14 +253,14 @@ def build_tiling(shape: Shape, boxes: Sequence[Box]) -> tuple[Grid | BoxTiling, 
 
 
 def _grid(shape: Shape, boxes: Sequence[Box]) -> Grid | None:
-    """Return the grid that distinct boxes are, if they are one."""
+    """Return the grid that distinct boxes form. None: they form no grid."""
     if not prod(shape):
         return Grid(tuple((0, n) for n in shape)) if not boxes else None
     edges = [{0, extent} for extent in shape]
     for box in boxes:
         for axis, (start, stop) in enumerate(zip(box.start, box.stop)):
             edges[axis] |= {start, stop}
-    if prod(len(some) - 1 for some in edges) != len(boxes):
+    if prod(len(axis_edges) - 1 for axis_edges in edges) != len(boxes):
         return None
     grid = Grid(tuple(map(tuple, map(sorted, edges))))
     cells = set(map(grid.box, grid.cells_over(Box.whole(shape))))
@@ -260,25 +268,25 @@ def _grid(shape: Shape, boxes: Sequence[Box]) -> Grid | None:
 
 
 def _check_tiles(shape: Shape, boxes: Sequence[Box]) -> None:
-    """Raise ValueError where distinct boxes, which ascend by their start, do not tile an array."""
-    active: list[Box] = []
+    """Raise ValueError if distinct boxes, sorted by their start, do not tile an array."""
+    active: list[Box] = []  # boxes that reach into the rows of the next one
     for box in boxes:
-        active = [one for one in active if one.stop[0] > box.start[0]]
-        for other in active:
-            if other.intersect(box) is not None:
-                raise ValueError(f"boxes at {other.start} and {box.start} overlap")
+        active = [earlier for earlier in active if earlier.stop[0] > box.start[0]]
+        for earlier in active:
+            if earlier.intersect(box) is not None:
+                raise ValueError(f"boxes at {earlier.start} and {box.start} overlap")
         active.append(box)
-    have = sum(box.size for box in boxes)
-    if have != prod(shape):
-        raise ValueError(f"boxes cover {have:,} of {prod(shape):,} elements of {list(shape)}")
+    covered = sum(box.size for box in boxes)
+    if covered != prod(shape):
+        raise ValueError(f"boxes cover {covered:,} of {prod(shape):,} elements of {list(shape)}")
 
 
 @dataclass(frozen=True)
 class TileRun:
-    """Equal tiles that follow each other along one axis: the first, and how many there are."""
+    """Equal tiles that follow each other along one axis."""
 
     first: Box
-    axis: int
+    axis: int  # along which they follow each other
     count: int
 
     @property
@@ -327,11 +335,11 @@ def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Ite
         row = max((sum(prod(s.shape[axis + 1 :]) for s in shards) for shards in active), default=0)
         step = limit // row if row else b - a
         if step >= 1:
-            count, rest = divmod(b - a, step)
+            count, remainder = divmod(b - a, step)
             if count:
                 yield TileRun(_replace(tile, axis, a, a + step), axis, count)
-            if rest:
-                yield TileRun(_replace(tile, axis, b - rest, b), axis, 1)
+            if remainder:
+                yield TileRun(_replace(tile, axis, b - remainder, b), axis, 1)
         else:
             for index in range(a, b):
                 single = _replace(tile, axis, index, index + 1)
@@ -339,58 +347,62 @@ def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Ite
 
 
 def _active(edges: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]:
-    """Return for every interval between `edges` what of each group covers it, if anything does."""
-    found: list[dict[int, list[Box]]] = [{} for _ in edges[1:]]
-    for number, shards in enumerate(groups):
+    """Return for each interval between `edges` the shards that cover it, by group.
+
+    A group none of whose shards cover the interval is left out.
+    """
+    shards_by_interval: list[dict[int, list[Box]]] = [{} for _ in edges[1:]]
+    for group, shards in enumerate(groups):
         for shard in shards:
             first = bisect_left(edges, shard.start[axis])
-            for at in range(first, bisect_left(edges, shard.stop[axis], first)):
-                if at < len(found):
-                    found[at].setdefault(number, []).append(shard)
-    return [list(by_group.values()) for by_group in found]
+            for interval in range(first, bisect_left(edges, shard.stop[axis], first)):
+                if interval < len(shards_by_interval):
+                    shards_by_interval[interval].setdefault(group, []).append(shard)
+    return [list(shards_by_group.values()) for shards_by_group in shards_by_interval]
 
 
 class RowIndex(Generic[T]):
-    """Things with boxes, looked up by the rows of a tile.
+    """Keys of boxes, looked up by the rows of a tile.
 
-    A tile never crosses an edge of these boxes, so on the first axis it is either inside a box's
-    range or outside of it.
+    A tile never crosses an edge of these boxes. On the first axis it is therefore either inside the
+    range of a box or outside of it.
     """
 
-    def __init__(self, things: Iterable[tuple[T, Box]]) -> None:
-        self._all = list(things)
-        boxes = [box for _, box in self._all if box.ndim]
-        self._edges = sorted({e for box in boxes for e in (box.start[0], box.stop[0])})
-        self._found: list[list[tuple[T, Box]]] = [[] for _ in self._edges]
-        for one in self._all if boxes else ():
-            first = bisect_left(self._edges, one[1].start[0])
-            for at in range(first, bisect_left(self._edges, one[1].stop[0], first)):
-                self._found[at].append(one)
+    def __init__(self, keyed_boxes: Iterable[tuple[T, Box]]) -> None:
+        self._entries = list(keyed_boxes)
+        boxes = [box for _, box in self._entries if box.ndim]
+        self._edges = sorted({edge for box in boxes for edge in (box.start[0], box.stop[0])})
+        # By interval between two edges the entries that cover its rows.
+        self._by_interval: list[list[tuple[T, Box]]] = [[] for _ in self._edges]
+        for entry in self._entries if boxes else ():
+            first = bisect_left(self._edges, entry[1].start[0])
+            for interval in range(first, bisect_left(self._edges, entry[1].stop[0], first)):
+                self._by_interval[interval].append(entry)
 
     def near(self, tile: Box) -> Sequence[tuple[T, Box]]:
-        """Return the things whose range on the first axis `tile` is inside of, in their order."""
+        """Return the entries whose rows contain those of `tile`, in the order they were given."""
         if not tile.ndim:
-            return self._all
-        at = bisect_right(self._edges, tile.start[0]) - 1
-        return self._found[at] if at >= 0 else ()
+            return self._entries
+        interval = bisect_right(self._edges, tile.start[0]) - 1
+        return self._by_interval[interval] if interval >= 0 else ()
 
     def touching(self, box: Box) -> list[T]:
-        """Return the things whose range on the first axis shares rows with any box, in order."""
+        """Return the keys of boxes that share rows with `box`, in the order they were given."""
         if not box.ndim:
-            return [thing for thing, _ in self._all]
+            return [key for key, _ in self._entries]
         first = max(0, bisect_right(self._edges, box.start[0]) - 1)
         last = bisect_left(self._edges, box.stop[0])
-        near = {id(one): one[0] for some in self._found[first:last] for one in some}
+        near = {id(e): e[0] for entries in self._by_interval[first:last] for e in entries}
         if last - first <= 1:
             return list(near.values())
-        return [one[0] for one in self._all if id(one) in near]
+        return [entry[0] for entry in self._entries if id(entry) in near]
 
     def over(self, tile: Box) -> Iterator[tuple[T, Box]]:
-        """Yield the things that have a part of `tile`, with that part."""
-        for thing, box in self.near(tile):
-            part = box.intersect(tile)
-            if part is not None:
-                yield thing, part
+        """Yield the keys of boxes that overlap `tile`, each with the common region."""
+        for key, box in self.near(tile):
+            common = box.intersect(tile)
+            if common is not None:
+                yield key, common
 
 
 def _replace(box: Box, axis: int, start: int, stop: int) -> Box:
