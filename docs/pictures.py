@@ -18,7 +18,7 @@ from rankxform.job.picture import as_drawn, kinds
 from rankxform.request import Request
 from rankxform.results.html import page
 from rankxform.target.aim import prepare
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data"
@@ -44,7 +44,7 @@ def sharding() -> Mapping[str, Any]:
         path = Path(temporary) / "shapes.json"
         path.write_text(json.dumps(shapes))
         src, dst = (str(folder / f"{n}_opt.ckpt") for n in ("src_dp8mp1pp1", "dst_dp2mp4pp1"))
-        _, _, target = prepare(Request("", None, src, dst, shapes=str(path)), Serial())
+        _, _, target = prepare(Request("", None, src, dst, shapes=str(path)), SerialTeam())
     drawn = [as_drawn(kind) for kind in kinds(target) if re.search(r"\.w[12]\.weight", kind.name)]
     told = "Llama-2 7B on 8 ranks: dp8 with optimizer shards, then dp2 mp4."
     return {"kinds": {"told": told, "drawn": drawn}}

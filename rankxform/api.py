@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
-from rankxform.display.progress import Begin, Callback, shown
+from rankxform.display.progress import Begin, Callback, progress_shower
 from rankxform.errors import (
     RankxformError,
     RankxformWarning,
@@ -42,7 +42,7 @@ from rankxform.options import LOAD, Kind, facts_of
 from rankxform.planning.needed import needed_ranks
 from rankxform.request import Request, affecting, option_table, options_in_words
 from rankxform.storage import strategies
-from rankxform.transport import Serial, Team, team
+from rankxform.transport import SerialTeam, Team, team
 from rankxform.transport.launcher import launched_rank
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def inspect(path: PathLike, *, progress: Progress = True) -> dict[str, Any]:
 
     "kind" says which it is, and so which other keys there are.
     """
-    with storage_errors(), shown(progress, Serial()):
+    with storage_errors(), progress_shower(progress, SerialTeam()):
         return inspection.inspect(_path("path", path))
 
 
@@ -350,7 +350,7 @@ def _collective(comm: Any, progress: Progress, run: Callable[[Team, Begin], T]) 
     """Return `run` of the team of `comm`; free its communicator if all processes end alike."""
     processes = team(comm)
     try:
-        with shown(progress, processes) as begin:
+        with progress_shower(progress, processes) as begin:
             found = run(processes, begin)
         _warn(getattr(found, "warnings", ()), processes)
     except (RankxformError, RankxformWarning):  # raised on every process

@@ -30,7 +30,7 @@ from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
 from rankxform.storage.index import container, index
 from rankxform.storage.store import absolute, address_of, is_litter, is_path
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 
 Found: TypeAlias = "dict[str, Any] | None"
 Look: TypeAlias = Callable[[str, str], Found]
@@ -74,7 +74,7 @@ def _described(place: str, pattern: str) -> Found:
         "form": form.name,
         "form_title": form.title,
     }
-    source = open_source(Where(absolute(place), form.name), Serial())
+    source = open_source(Where(absolute(place), form.name), SerialTeam())
     faults = [fault.text for fault in source.faults if fault.file is None]
     listing, description = source.listing, source.description
     if not source.paths:
@@ -307,7 +307,7 @@ def _ranks(place: str, pattern: str) -> Found:
     if is_path(place) and not files_of:
         return None
     known = {"kind": "folder", "path": place}
-    source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), Serial())
+    source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), SerialTeam())
     if source.paths:
         rank_of, every = source.selected.rank_of, _rows(place, source)
         rows = [{"rank": rank_of(file), **row} for file, row in every.items()]

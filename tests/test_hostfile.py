@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankxform.errors import UsageError
-from rankxform.transport.hostfile import Host, from_rank_table, text
+from rankxform.transport.hostfile import Host, format_hostfile, parse_rank_table
 
 
 def server(number, ranks, **more):
@@ -81,14 +81,14 @@ VERSION_0 = {
     ids=["1.0", "1.2", "clusters", "0"],
 )
 def test_hosts_come_in_rank_order(document, hosts):
-    assert from_rank_table(json.dumps(document).encode(), "table.json") == hosts
+    assert parse_rank_table(json.dumps(document).encode(), "table.json") == hosts
 
 
 def test_the_two_styles():
     hosts = [Host("a", 8), Host("b", 4)]
-    assert text(hosts) == "a slots=8\nb slots=4"
-    assert text(hosts, "mpich") == "a:8\nb:4"
-    assert text(hosts, "openmpi", 2) == "a slots=2\nb slots=2"
+    assert format_hostfile(hosts) == "a slots=8\nb slots=4"
+    assert format_hostfile(hosts, "mpich") == "a:8\nb:4"
+    assert format_hostfile(hosts, "openmpi", 2) == "a slots=2\nb slots=2"
 
 
 HOSTFILES = Path(__file__).parents[1] / "hostfiles"
@@ -106,7 +106,9 @@ def test_the_hostfiles_are_those_of_rank_tables(style, hosts):
         {**server(n, range(8 * n - 8, 8 * n)), "server_id": f"10.1.0.{n}"}
         for n in range(1, hosts + 1)
     ]
-    made = text(from_rank_table(json.dumps(table(servers)).encode(), "table.json"), style)
+    made = format_hostfile(
+        parse_rank_table(json.dumps(table(servers)).encode(), "table.json"), style
+    )
     comment, *lines = (HOSTFILES / f"{style}-{hosts}x8").read_text().splitlines()
     assert comment.startswith("#") and "\n".join(lines) == made
 
@@ -132,9 +134,9 @@ def test_the_hostfiles_are_those_of_rank_tables(style, hosts):
 )
 def test_tables_that_do_not_tell_the_hosts(document, words):
     with pytest.raises(UsageError, match=f"table.json: .*{words}"):
-        from_rank_table(json.dumps(document).encode(), "table.json")
+        parse_rank_table(json.dumps(document).encode(), "table.json")
 
 
 def test_what_is_not_json():
     with pytest.raises(UsageError, match="table.json: not JSON"):
-        from_rank_table(b"\xff{", "table.json")
+        parse_rank_table(b"\xff{", "table.json")

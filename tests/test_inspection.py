@@ -171,12 +171,14 @@ def test_replicas_are_not_compared_without_a_strategy(job):
     """What a pipeline's or a sharded checkpoint's ranks hold under one name is not the same."""
     from rankxform.job.replicas import compare_replicas
     from rankxform.request import Request
-    from rankxform.transport import Serial
+    from rankxform.transport import SerialTeam
 
     with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):
-        compare_replicas(Request(str(job / "checkpoint"), None), Serial())
+        compare_replicas(Request(str(job / "checkpoint"), None), SerialTeam())
     strategy = str(job / "strategy")
-    found = compare_replicas(Request(str(job / "checkpoint"), None, strategy, strategy), Serial())
+    found = compare_replicas(
+        Request(str(job / "checkpoint"), None, strategy, strategy), SerialTeam()
+    )
     assert found.differences == ()
 
 

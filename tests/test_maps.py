@@ -19,7 +19,7 @@ from rankxform.job.launch import launch
 from rankxform.request import Request
 from rankxform.storage import maps
 from rankxform.target.destination import DESTINATIONS
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference, reference_dcp, reference_forms
 from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import words
@@ -443,7 +443,7 @@ def test_a_program_is_launched_from_a_published_model(tmp_path, monkeypatch):
     layouts = random_strategy(params, 2, 1, 1)
     reference.write_strategy(tmp_path / "b.ckpt", layouts)
     request = Request(str(sample / "hf"), None, None, "b.ckpt", map="qwen3", format="safetensors")
-    done, made = launch(request, tmp_path / "output", Serial())
+    done, made = launch(request, tmp_path / "output", SerialTeam())
     assert len(done.files) == 2
     make = {"make": lambda n, s, d: mf[n]}
     assert reference.wrong_slices(Path(made), layouts, params, "safetensors", **make) == []

@@ -15,7 +15,7 @@ from rankxform.job.predict import Cluster
 from rankxform.ops.base import OPERATIONS
 from rankxform.request import Request
 from rankxform.target.placement import NODE, SHARED
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference, reference_forms
 from tests.place import Place
 from tests.reference_maps import Model
@@ -194,7 +194,8 @@ def test_a_simulation_counts_the_factors_that_cross(tmp_path):
     dst = reference.write_strategy(tmp_path / "dst.ckpt", stages)
     request = Request(str(src), None, None, str(dst), dtype="bf16", read_method="ranges")
     node, shared = (
-        simulate(request, Serial(), Cluster(2, 2, placement)).found for placement in (NODE, SHARED)
+        simulate(request, SerialTeam(), Cluster(2, 2, placement)).found
+        for placement in (NODE, SHARED)
     )
     read = [sum(one.read for one in found.workloads) for found in (node, shared)]
     assert read[0] - read[1] == 16

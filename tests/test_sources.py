@@ -17,7 +17,7 @@ from rankxform.job.launch import launch
 from rankxform.job.replicas import compare_replicas
 from rankxform.mindspore import calls
 from rankxform.request import Request
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference
 from tests.reference import full_tensor, shard, write_checkpoint, write_ckpt, write_strategy
 
@@ -352,9 +352,11 @@ def verbs(src, tmp, **options):
         lambda: rankxform.verify(src, tmp / "dst", **options),
         lambda: rankxform.plan(src, **options),
         lambda: rankxform.load(src, **options),
-        lambda: compare_replicas(Request(str(src), None, options.get("src_strategy")), Serial()),
+        lambda: compare_replicas(
+            Request(str(src), None, options.get("src_strategy")), SerialTeam()
+        ),
         lambda: launch(
-            Request(str(src), None, options.get("src_strategy")), tmp / "output", Serial()
+            Request(str(src), None, options.get("src_strategy")), tmp / "output", SerialTeam()
         ),
     ]
 

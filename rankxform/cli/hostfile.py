@@ -36,8 +36,8 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
     def convert() -> tuple[str, list[dict[str, object]]]:
         path = Path(options.table)
-        hosts = hostfile.from_rank_table(read_bytes(path), str(path))
-        return hostfile.text(hosts, options.style, options.slots), list(map(vars, hosts))
+        hosts = hostfile.parse_rank_table(read_bytes(path), str(path))
+        return hostfile.format_hostfile(hosts, options.style, options.slots), list(map(vars, hosts))
 
     text, hosts = team.bcast(convert)
     Screen(options, team).result("hostfile", lambda: {"hosts": hosts}, lambda: text)

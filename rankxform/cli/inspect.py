@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS
-from rankxform.display.terminal import labelled, red, shown_path
-from rankxform.display.units import abbreviate, count, seconds, short_table, size, table
+from rankxform.display.terminal import labelled_lines, red, shown_path
+from rankxform.display.units import (
+    first_of_ranks,
+    format_count,
+    format_seconds,
+    format_size,
+    short_table,
+    table,
+)
 from rankxform.errors import CheckpointError, DifferenceError, UsageError
 from rankxform.layout.names import natural, pattern_of
 from rankxform.options import flag_of
@@ -141,7 +148,7 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     drawn = [one.facts for one in every]
     team.bcast(lambda: save(options.page, {"result": "contents", "head": head, "contents": drawn}))
     lines = [f"{shown_path(one.src)}: {one.in_short()}" for one in every]
-    lines += [*(f"  {text}" for text in faults), labelled("page", shown_path(options.page))]
+    lines += [*(f"  {text}" for text in faults), labelled_lines("page", shown_path(options.page))]
     facts = {"page": options.page, "faults": faults}
     screen.result("contents", lambda: facts, lambda: "\n".join(lines))
     return CheckpointError.exit_code if faults else 0
@@ -194,11 +201,12 @@ def _checked(found: Check) -> str:
         False: red("WRONG"),
         None: "nothing could be compared with anything",
     }[found.same]
-    what = f"{FORMS[found.form].title}, {count(found.files_compared, 'file')}: {told}"
-    read = f"{count(found.reads, 'read')}, {size(found.bytes_read)}, {seconds(found.seconds)}"
+    what = f"{FORMS[found.form].title}, {format_count(found.files_compared, 'file')}: {told}"
+    reads, passed = format_count(found.reads, "read"), format_seconds(found.seconds)
+    read = f"{reads}, {format_size(found.bytes_read)}, {passed}"
     lines = [f"{shown_path(found.src)}: {what}"]
-    lines += [labelled(row.check, f"{row.state}: {row.text}") for row in rows]
-    return "\n".join([*lines, labelled("looked at", read)])
+    lines += [labelled_lines(row.check, f"{row.state}: {row.text}") for row in rows]
+    return "\n".join([*lines, labelled_lines("looked at", read)])
 
 
 def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:
@@ -206,10 +214,10 @@ def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> s
         told = f"fits, by {samples_in_words(evidence.facts)}"
     else:
         told = "nothing could be compared: no two files hold slices of one tensor"
-    read = f"{count(evidence.reads, 'read')} of {size(evidence.bytes_read)}"
+    read = f"{format_count(evidence.reads, 'read')} of {format_size(evidence.bytes_read)}"
     lines = [
-        labelled("from", shown_path(source.where.path), catalog_words(source.table)),
-        labelled("strategy", f"{told} ({read})"),
+        labelled_lines("from", shown_path(source.where.path), catalog_words(source.table)),
+        labelled_lines("strategy", f"{told} ({read})"),
         *notes(facts["notices"]),
         *warnings(facts["warnings"]),
     ]
@@ -231,7 +239,8 @@ def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = Fals
         "files": _files_table,
         "destination": _destination_table,
         "json": lambda found: (
-            f"{shown_path(found['path'])}: JSON, and no strategy; {size(found['file_bytes'])}"
+            f"{shown_path(found['path'])}: JSON, and no strategy; "
+            f"{format_size(found['file_bytes'])}"
         ),
     }
     return tables[found["kind"]](found)
@@ -244,14 +253,14 @@ def _checkpoint_table(found: Mapping[str, Any], verbose: bool) -> str:
         name = entry["name"] if verbose else pattern_of(entry["name"])
         alike.setdefault((name, entry["dtype"], str(entry["shape"])), []).append(entry)
     rows = [
-        (dtype, shape, size(sum(e["nbytes"] for e in some)),
+        (dtype, shape, format_size(sum(e["nbytes"] for e in some)),
          some[0]["name"] if len(some) == 1 else f"{name} ({len(some):,})")
         for (name, dtype, shape), some in alike.items()
     ]  # fmt: skip
     extra = ", with a checksum" if found["checksum"] else ""
     head = (
         f"{shown_path(found['path'])}: {found['format']}, "
-        f"{count(found['parameters'], 'parameter')}, {size(found['nbytes'])}{extra}"
+        f"{format_count(found['parameters'], 'parameter')}, {format_size(found['nbytes'])}{extra}"
     )
     return "\n\n".join([head, table(("type", "shape", "bytes", "parameter"), rows)])
 
@@ -261,7 +270,7 @@ def _folder_table(found: Mapping[str, Any]) -> str:
     step = f", step {found['step']}" if found["step"] else ""
     others = [one for one in found.get("steps", ()) if one != found["step"]]
     also = f" (there are {', '.join(others)} too)" if others else ""
-    what = f"checkpoint of {count(ranks, 'rank')}{step}{also}, {_sum(found)}"
+    what = f"checkpoint of {format_count(ranks, 'rank')}{step}{also}, {_sum(found)}"
     lines = [f"{shown_path(found['path'])}: {what}"]
     lines += [f"not clear: {found['unclear']}"] if "unclear" in found else []
     lines += warnings(found.get("warnings", ()))
@@ -272,10 +281,10 @@ def _described_table(found: Mapping[str, Any]) -> str:
     step = f", iteration {found['step']}" if found["step"] else ""
     others = [one for one in found["steps"] if one != found["step"]]
     also = f" (there are {', '.join(others)} too)" if others else ""
-    ranks = f" of {count(found['ranks'], 'rank')}" if found.get("ranks") else ""
+    ranks = f" of {format_count(found['ranks'], 'rank')}" if found.get("ranks") else ""
     files = found["shards"]
-    total = size(sum(one.get("nbytes", 0) for one in files))
-    what = f"{found['form_title']}{step}{also}, {count(len(files), 'file')}{ranks}, {total}"
+    total = format_size(sum(one.get("nbytes", 0) for one in files))
+    what = f"{found['form_title']}{step}{also}, {format_count(len(files), 'file')}{ranks}, {total}"
     lines = [f"{shown_path(found['path'])}: {what}"]
     lines += [f"WRONG: {fault}" for fault in found["faults"]]
     lines += [f"note: {notice}" for notice in found.get("notices", ())]
@@ -298,16 +307,16 @@ def _numbers(one: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
     file = one["file"].removeprefix(folder.rstrip("/") + "/")
     if "error" in one:
         return "-", "-", f"{file}: {one['error'].removeprefix(one['file'] + ': ')}"
-    return one["parameters"], size(one["nbytes"]), file
+    return one["parameters"], format_size(one["nbytes"]), file
 
 
 def _sum(found: Mapping[str, Any]) -> str:
-    return size(sum(one.get("nbytes", 0) for one in found["shards"]))
+    return format_size(sum(one.get("nbytes", 0) for one in found["shards"]))
 
 
 def _files_table(found: Mapping[str, Any]) -> str:
     rows = [_numbers(one, found["path"]) for one in found["shards"]]
-    what = count(len(rows), "checkpoint file")
+    what = format_count(len(rows), "checkpoint file")
     head = f"{shown_path(found['path'])}: {what}"
     return "\n\n".join([head, table(("parameters", "bytes", "file"), rows)])
 
@@ -317,7 +326,7 @@ def _parts_table(found: Mapping[str, Any]) -> str:
         return f"{shown_path(found['path'])}: holds no checkpoint and no strategy"
     rows = [(Path(part["path"]).name, part["what"]) for part in found["items"]]
     why = f"\ncannot be read as one: {found['why']}" if "why" in found else ""
-    head = f"{shown_path(found['path'])}: {count(len(rows), 'entry')}{why}"
+    head = f"{shown_path(found['path'])}: {format_count(len(rows), 'entry')}{why}"
     return "\n\n".join([head, table(("name", "is"), rows)])
 
 
@@ -330,17 +339,17 @@ def _destination_table(found: Mapping[str, Any]) -> str:
         return f"{shown_path(found['path'])}: unfinished work of rankxform ({why})"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written_at"]))
     number = len(found["shards"])
-    what = f"checkpoint of {count(number, 'rank')}"
+    what = f"checkpoint of {format_count(number, 'rank')}"
     if found["form_title"]:
-        what = f"{found['form_title']}, {count(number, 'file')}"
+        what = f"{found['form_title']}, {format_count(number, 'file')}"
     state = "complete" if found["complete"] else "NOT COMPLETE"
     checks = "fingerprints are kept: verify can compare all bytes with them"
     lines = [
         f"{shown_path(found['path'])}: {what}, {_sum(found)}, {state}",
-        labelled("written", f"by rankxform, {when}"),
-        labelled("from", found["src"]),
-        labelled("options", shlex.join(found["options"]) or "-"),
-        labelled("checks", checks if found["fingerprints"] else "no fingerprints are kept"),
+        labelled_lines("written", f"by rankxform, {when}"),
+        labelled_lines("from", found["src"]),
+        labelled_lines("options", shlex.join(found["options"]) or "-"),
+        labelled_lines("checks", checks if found["fingerprints"] else "no fingerprints are kept"),
     ]
     lines += [f"WRONG: {fault}" for fault in found["faults"]]
     if found["begun"]:
@@ -360,17 +369,19 @@ def _strategy(found: Mapping[str, Any], raw: bool) -> str:
 
 def _replicas(found: ReplicaVerdict) -> str:
     """Say where source ranks that should hold the same bytes do not."""
-    files = count(found.files_compared, "file")
-    what = f"{size(found.bytes_compared)} in {files}, {seconds(found.seconds)}"
+    files = format_count(found.files_compared, "file")
+    what = f"{format_size(found.bytes_compared)} in {files}, {format_seconds(found.seconds)}"
     told = warnings(found.warnings)
     if found.same is None:
         return "\n".join([f"NOTHING COMPARED: no bytes are held by several ranks, {what}", *told])
     if found.same:
-        return "\n".join([*told, labelled("same", f"all bytes that several ranks hold, {what}")])
+        return "\n".join(
+            [*told, labelled_lines("same", f"all bytes that several ranks hold, {what}")]
+        )
     rows = [
-        (one.name, one.box, " | ".join(abbreviate(list(ranks)) for ranks in one.groups))
+        (one.name, one.box, " | ".join(first_of_ranks(list(ranks)) for ranks in one.groups))
         for one in found.differences
     ]
     lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
-    last = f"{red('DIFFERENT')}: {count(len(rows), 'place')}; compared {what}"
+    last = f"{red('DIFFERENT')}: {format_count(len(rows), 'place')}; compared {what}"
     return "\n".join([lines, *told, last])

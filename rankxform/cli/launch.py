@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rankxform.display.terminal import warn
-from rankxform.display.units import count
+from rankxform.display.units import format_count
 from rankxform.errors import UsageError
 from rankxform.options import RUN
 from rankxform.request import Request
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
-from rankxform.transport.launcher import leave_hydra, local_rank, workers
+from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
 from rankxform.values import dataclass
 
 from . import report
@@ -102,7 +102,7 @@ def _announce(request: Request, target: Target, fits: bool, team: Team, screen: 
 
     ranks = target.planner.dst.ranks
     if team.rank == 0 and ranks > 1 < team.size != ranks:
-        warn(f"{team.size} processes start, and the destination has {count(ranks, 'rank')}")
+        warn(f"{team.size} processes start, and the destination has {format_count(ranks, 'rank')}")
     if target.derived is not None:
         screen.say(derived_table(target.derived))
     if fits:
@@ -156,9 +156,9 @@ def _check(options: argparse.Namespace, team: Team) -> None:
         raise UsageError("launch: which program? launch --load CKPT ... -- python train.py ...")
     if shutil.which(options.program[0]) is None:
         raise UsageError(f"launch: there is no program {options.program[0]!r} in PATH")
-    if team.size == 1 and workers() > 1:
+    if team.size == 1 and msrun_workers() > 1:
         raise UsageError(
-            f"launch: {workers()} workers were started without MPI, as by msrun, and "
+            f"launch: {msrun_workers()} workers were started without MPI, as by msrun, and "
             "they would convert the same folder",
             "start them by mpirun or srun",
             "let the program call rankxform.load or rankxform.mindspore.load_into",

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import rankxform
-from rankxform.display.log import close_log, note, open_log
-from rankxform.display.progress import PLANNING, await_first_word, speak, style_of
-from rankxform.display.terminal import STDERR, folded, red, width
+from rankxform.display.log import close_log, open_log, write_log
+from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
+from rankxform.display.terminal import STDERR, red, width, wrap_text
 from rankxform.errors import Parts, RankxformError, StoppedError, UsageError, exit_code
 from rankxform.metrics import since_process_start
 from rankxform.options import CONVERSIONS
@@ -70,12 +70,12 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         outcome = _print_error(error, argv) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
         message, code = _describe(error)
-        note(f"rankxform: error: {message}")
+        write_log(f"rankxform: error: {message}")
         if "--json" in argv and processes.rank == 0:
             _print_document({"kind": type(error).__name__, "code": code, "message": message})
         processes.abort(message, code)
         raise
-    speak()
+    clear_pending_output()
     close_log()
     gc.freeze()  # what is there now is not looked through again when the interpreter ends
     if isinstance(outcome, int):
@@ -123,7 +123,7 @@ def _help(argv: Sequence[str]) -> int:
 
 
 def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
-    speak()
+    clear_pending_output()
     if "--json" in argv:
         _print_document(
             {
@@ -163,14 +163,14 @@ def _in_lines(error: BaseException) -> str:
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
     columns, here = width(STDERR), os.getcwd() + os.sep
-    lines = [folded(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
+    lines = [wrap_text(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
     for number, text in enumerate(parts.tries):
-        lines.append(folded(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
+        lines.append(wrap_text(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
     lines += [
-        folded(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details
+        wrap_text(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details
     ]
     text = "\n".join(lines) + "\n"
-    note(text)
+    write_log(text)
     is_given = any(word.startswith(here) or f"={here}" in word for word in sys.argv)
     own = rf"(?<![\w/.~-]){re.escape(here)}"  # not in the middle of another path
     return text if is_given or len(here) < 3 else re.sub(own, "", text)

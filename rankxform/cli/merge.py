@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankxform.display.terminal import labelled
+from rankxform.display.terminal import labelled_lines
 from rankxform.transport import Team
 
 from .options import add_json
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 def _text(target: Path, strategy: Strategy) -> str:
     """Say what was merged, and what MindSpore will make of it."""
-    text = labelled("done", f"{target}: {strategy.extent}")
+    text = labelled_lines("done", f"{target}: {strategy.extent}")
     dashes = [name for name in strategy.stages_of if "-" in name]
     if dashes:
-        text += "\n" + labelled(
+        text += "\n" + labelled_lines(
             "note",
             "MindSpore's own reader does not take names with a dash, such as "
             f"{dashes[0]!r}; rankxform does",

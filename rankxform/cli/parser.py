@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import rankxform
-from rankxform.display.terminal import folded
+from rankxform.display.terminal import wrap_text
 from rankxform.errors import UsageError, nearest
 
 from .verbs import VERBS, verb_called
@@ -65,7 +65,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps lines as they are written where they fit, and names the value of an option once."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = (folded(line, min(width, _WIDEST) - len(indent), 0) for line in text.splitlines())
+        lines = (
+            wrap_text(line, min(width, _WIDEST) - len(indent), 0) for line in text.splitlines()
+        )
         return "\n".join(indent + part for line in lines for part in (line.splitlines() or [""]))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:

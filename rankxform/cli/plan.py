@@ -8,14 +8,14 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rankxform.display.terminal import labelled
+from rankxform.display.terminal import labelled_lines
 from rankxform.display.units import (
-    abbreviate,
-    against_needed,
-    buffer,
-    seconds,
+    first_of_ranks,
+    format_buffer,
+    format_seconds,
+    format_size,
+    read_and_needed,
     short_table,
-    size,
     table,
 )
 from rankxform.errors import UsageError
@@ -170,22 +170,23 @@ def _table(planned: Planned, screen: Screen) -> str:
         methods_table(plan.methods),
     ]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
-        gap = size(plan.read_latency_bytes)
+        gap = format_size(plan.read_latency_bytes)
         lines.append(
             f"Ranges are read separately where that saves more than {gap} a read (its latency)."
         )
     processes = plan.processes
     lines += [
         "",
-        labelled(
+        labelled_lines(
             "in all",
-            f"reads {against_needed(plan.bytes_read, plan.bytes_needed)}; writes "
-            f"{size(plan.bytes_written)}; buffers of at most {buffer(plan.buffer_bytes)} on "
+            f"reads {read_and_needed(plan.bytes_read, plan.bytes_needed)}; writes "
+            f"{format_size(plan.bytes_written)}; buffers of at most "
+            f"{format_buffer(plan.buffer_bytes)} on "
             + (f"each of {processes:,} processes" if processes > 1 else "one process"),
         ),
     ]
     if plan.reads_again:
-        lines.append(labelled("read less", f"--read-method {TWO_PHASE} reads each byte once"))
+        lines.append(labelled_lines("read less", f"--read-method {TWO_PHASE} reads each byte once"))
     lines += left_out(plan.left_out, plan.absent, verbose)
     lines += notes(plan.notices)
     if prediction:
@@ -193,7 +194,7 @@ def _table(planned: Planned, screen: Screen) -> str:
     if target.dst is not None and source.paths and not _is_short(plan):
         run = screen.command("transform", without=("--dry-run",))
         timed = [] if prediction else ["with --dry-run: how long that would take, measured"]
-        lines.append(labelled("next", run, *timed))
+        lines.append(labelled_lines("next", run, *timed))
     return "\n".join(lines + warnings(plan.warnings))
 
 
@@ -206,14 +207,14 @@ def _is_short(plan: Plan) -> bool:
 def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
     """Say whether there is room, what is needed, what is missing, and whose processes write."""
     each = " a process" if plan.processes > 1 else ""
-    told = [f"needs {needs(plan)}", f"{buffer(plan.buffer_bytes)} of buffers{each}"]
+    told = [f"needs {needs(plan)}", f"{format_buffer(plan.buffer_bytes)} of buffers{each}"]
     if prediction:
-        told.append(f"about {seconds(prediction[0])}")
+        told.append(f"about {format_seconds(prediction[0])}")
     if plan.absent:
         told.append(f"{len(plan.absent):,} tensors are in no file")
-    lines = [labelled("NO ROOM" if _is_short(plan) else "fits", ", ".join(told))]
+    lines = [labelled_lines("NO ROOM" if _is_short(plan) else "fits", ", ".join(told))]
     if plan.written_by == NODE:
-        lines.append(labelled("written", "each file by processes of one node"))
+        lines.append(labelled_lines("written", "each file by processes of one node"))
     return lines
 
 
@@ -221,8 +222,8 @@ def needs(plan: Plan) -> str:
     """Say how much room a destination takes, and how much there is."""
     needed, free = plan.bytes_stored, plan.bytes_free
     least = "at least " if needed is not None and needed < plan.bytes_written else ""
-    told = f"{least}{size(plan.bytes_written if needed is None else needed)}"
-    return told + (f" ({size(free)} free)" if free is not None else "")
+    told = f"{least}{format_size(plan.bytes_written if needed is None else needed)}"
+    return told + (f" ({format_size(free)} free)" if free is not None else "")
 
 
 def _sharding(kinds: Sequence[Kind]) -> list[str]:
@@ -230,11 +231,11 @@ def _sharding(kinds: Sequence[Kind]) -> list[str]:
     lines: list[str] = []
     for kind in kinds:
         states = f", with {', '.join(kind.states)}" if kind.states else ""
-        runs = f"; runs of {size(min(kind.runs))} or more" if kind.runs else ""
+        runs = f"; runs of {format_size(min(kind.runs))} or more" if kind.runs else ""
         lines.append(
-            labelled(
+            labelled_lines(
                 "" if lines else "sharded",
-                f"{kind.name} ({size(kind.nbytes)}{states}):",
+                f"{kind.name} ({format_size(kind.nbytes)}{states}):",
                 f"  {kind.change}{runs}",
             )
         )
@@ -247,8 +248,9 @@ def _shards_table(plan: Plan, verbose: bool) -> str:
     titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
     rows = [
         (
-            r.file or r.rank, abbreviate(r.writers), r.parameters, r.copies, size(r.bytes_needed),
-            size(r.bytes_written), abbreviate([*map(int, r.bytes_from)]),
+            r.file or r.rank, first_of_ranks(r.writers), r.parameters, r.copies,
+            format_size(r.bytes_needed),
+            format_size(r.bytes_written), first_of_ranks([*map(int, r.bytes_from)]),
         )
         for r in plan.shards
     ]  # fmt: skip
@@ -261,7 +263,15 @@ def _stages_table(between: Flow) -> str:
     for row, (stage, nbytes) in enumerate(zip(between.rows, between.written)):
         read = [name for at, name in enumerate(between.columns) if (row, at) in between.cells]
         number = between.sizes[row]
-        rows.append((stage, f"{number:,}", size(nbytes), size(nbytes / number), ", ".join(read)))
+        rows.append(
+            (
+                stage,
+                f"{number:,}",
+                format_size(nbytes),
+                format_size(nbytes / number),
+                ", ".join(read),
+            )
+        )
     head = ("stage", "ranks", "writes", "a rank", f"from source {between.column}s")
     return table(head, rows) + "\n(-v prints a row for each rank)"
 
@@ -269,17 +279,18 @@ def _stages_table(between: Flow) -> str:
 def methods_table(methods: Iterable[MethodUse]) -> str:
     """Write how source files are read."""
     rows = [
-        (use.in_words, f"{len(use.names):,}", size(use.bytes_read), use.which) for use in methods
+        (use.in_words, f"{len(use.names):,}", format_size(use.bytes_read), use.which)
+        for use in methods
     ]
     return table(("how files are read", "parameters", "reads", "which"), rows)
 
 
 def _prediction(expected: float, slowest: Costs) -> str:
-    return labelled(
+    return labelled_lines(
         "time",
-        f"the move would take about {seconds(expected)}: the slowest process reads "
-        f"{size(slowest.read)}/s and writes {size(slowest.write)}/s, measured with "
-        f"{buffer(MEASURED_BYTES)}",
+        f"the move would take about {format_seconds(expected)}: the slowest process reads "
+        f"{format_size(slowest.read)}/s and writes {format_size(slowest.write)}/s, measured with "
+        f"{format_buffer(MEASURED_BYTES)}",
     )
 
 
@@ -334,7 +345,7 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
     source, target, found = simulated
     rows = []
     for name, (least, mean, largest) in spread_of(found.workloads).items():
-        show = "{:,.0f}".format if name in COUNTS else size
+        show = "{:,.0f}".format if name in COUNTS else format_size
         times = f"{largest / mean:.2f}" if mean else ""
         total = sum(getattr(one, name) for one in found.workloads)
         rows.append((NAMES[name], show(least), show(mean), show(largest), times, show(total)))
@@ -349,11 +360,12 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
         methods_table(found.methods),
         "",
         *_idle(found),
-        f"about {seconds(found.total)}: the busiest process {seconds(max(found.seconds))}, the "
-        f"busiest node's network {seconds(max(found.network))}",
+        f"about {format_seconds(found.total)}: the busiest process "
+        f"{format_seconds(max(found.seconds))}, the "
+        f"busiest node's network {format_seconds(max(found.network))}",
         f"if {costs}",
-        f"Peak memory per process: {size(found.memory)} "
-        f"({buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
+        f"Peak memory per process: {format_size(found.memory)} "
+        f"({format_buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
     return "\n".join([*lines, *notes(target.notices), *warnings(target.warnings)])
 
@@ -366,10 +378,10 @@ def _idle(found: Simulation) -> list[str]:
         return []
     many = f"{idle:,} of {len(slices):,} processes write nothing"
     why = f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
-    return [labelled("idle", f"{many}: {why}")]
+    return [labelled_lines("idle", f"{many}: {why}")]
 
 
 def _cost(name: str, value: float) -> str:
     if name == SHARE:
         return f"{value:.0%}"
-    return seconds(value) if name in LATENCIES else f"{size(value)}/s"
+    return format_seconds(value) if name in LATENCIES else f"{format_size(value)}/s"

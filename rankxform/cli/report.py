@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rankxform
-from rankxform.display.terminal import labelled, shown_path
-from rankxform.display.units import against_needed, buffer, count, seconds, size, table
+from rankxform.display.terminal import labelled_lines, shown_path
+from rankxform.display.units import (
+    format_buffer,
+    format_count,
+    format_seconds,
+    format_size,
+    read_and_needed,
+    table,
+)
 from rankxform.errors import StorageError
 from rankxform.layout.names import patterns, ranges, summarize_names
 from rankxform.layout.states import state_of_name
@@ -35,9 +42,11 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
     """Say which files were found and what is about to happen; behind warnings the verdict."""
     src, dst = source.where.path, target.planner.dst
     some, every = len(target.ranks), dst.ranks
-    made = count(every, "rank") if some == every else f"{some} of {count(every, 'rank')}"
+    made = (
+        format_count(every, "rank") if some == every else f"{some} of {format_count(every, 'rank')}"
+    )
     if target.arrangement.parts:
-        number = count(len(target.files), "file")
+        number = format_count(len(target.files), "file")
         made = f"{target.form.title}, {number}" + (f" of {made}" if every > 1 else "")
     derived = []
     if target.derived is not None:
@@ -50,19 +59,19 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
             *warnings(target.warnings),
             *verdict,
             *derived,
-            f"rankxform {rankxform.__version__}, {count(processes, 'process')}",
-            labelled(
+            f"rankxform {rankxform.__version__}, {format_count(processes, 'process')}",
+            labelled_lines(
                 "from",
                 f"{shown_path(src) or 'shapes alone'}: {_found(source)}{_step(source)}"
-                + (f", {size(total)}" if src else ""),
+                + (f", {format_size(total)}" if src else ""),
                 catalog_words(target.planner.catalog),
             ),
-            labelled(
+            labelled_lines(
                 "to",
                 f"{shown_path(target.dst)}: {made}" if target.dst else made,
                 strategy_words(dst),
             ),
-            *([labelled("names", target.map_in_words)] if target.map_in_words else []),
+            *([labelled_lines("names", target.map_in_words)] if target.map_in_words else []),
         )
     )
 
@@ -75,30 +84,33 @@ def needs(request: Request, target: Target, nbytes: int, processes: int) -> list
     if target.dst is None or scheme_of(target.dst) or not nbytes:
         return []
     try:
-        free = f" ({size(free_bytes(target.folder))} free)"
+        free = f" ({format_size(free_bytes(target.folder))} free)"
     except StorageError:  # what is wrong is met again, where all processes hear of it
         free = ""
     each = " a process" if processes > 1 else ""
     return [
-        labelled("to write", f"{size(nbytes)}{free}, {buffer(request.memory)} of buffers{each}")
+        labelled_lines(
+            "to write",
+            f"{format_size(nbytes)}{free}, {format_buffer(request.memory)} of buffers{each}",
+        )
     ]
 
 
 def samples_in_words(evidence: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
-    told, percent = count(evidence.get("samples") or 0, "sample"), evidence.get("percent")
+    told, percent = format_count(evidence.get("samples") or 0, "sample"), evidence.get("percent")
     return told if not percent else f"{told}, of kinds that hold {percent} % of the bytes"
 
 
 def _found(source: Source) -> str:
     description = source.selected.description
     if description is None:
-        selected, files = source.selected, f", {count(len(source.indexes), 'file')}"
-        found = count(len({*map(selected.rank_of, source.indexes)}), "rank")
+        selected, files = source.selected, f", {format_count(len(source.indexes), 'file')}"
+        found = format_count(len({*map(selected.rank_of, source.indexes)}), "rank")
         return found + (files if selected.ranks else "")
     ranks = len({description.ranks[file] for file in source.indexes if file in description.ranks})
-    found = f"{source.form.title}, {count(len(source.indexes), 'file')}"
-    return found + (f" of {count(ranks, 'rank')}" if ranks > 1 else "")
+    found = f"{source.form.title}, {format_count(len(source.indexes), 'file')}"
+    return found + (f" of {format_count(ranks, 'rank')}" if ranks > 1 else "")
 
 
 def _step(source: Source) -> str:
@@ -112,12 +124,12 @@ def _step(source: Source) -> str:
 
 def warnings(texts: Sequence[str]) -> list[str]:
     """Write warnings, which are said first and last."""
-    return [labelled("WARNING:", text) for text in texts]
+    return [labelled_lines("WARNING:", text) for text in texts]
 
 
 def notes(texts: Sequence[str]) -> list[str]:
     """Write what to know."""
-    return [labelled("note", text) for text in texts]
+    return [labelled_lines("note", text) for text in texts]
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -144,20 +156,21 @@ def summary(
     """
     told = [] if quiet else _told(done, verbose)
     if done.files_kept == len(done.files):
-        last = f"{count(done.files_kept, 'file')} complete already; nothing was written"
+        last = f"{format_count(done.files_kept, 'file')} complete already; nothing was written"
     else:
         linked = f" ({done.files_linked} linked to equal ones)" if done.files_linked else ""
-        made = count(len(done.files) - done.files_kept, "file")
+        made = format_count(len(done.files) - done.files_kept, "file")
         before = ""
         if done.bytes_before:
-            before = f", of which {size(done.bytes_before)} had been written before"
+            before = f", of which {format_size(done.bytes_before)} had been written before"
         last = (
-            f"{size(done.bytes_written + done.bytes_before)} in {made}{linked}{before}, "
-            f"{seconds(done.seconds)}, {size(done.bytes_written / max(done.seconds, 1e-9))}/s"
+            f"{format_size(done.bytes_written + done.bytes_before)} in {made}{linked}{before}, "
+            f"{format_seconds(done.seconds)}, "
+            f"{format_size(done.bytes_written / max(done.seconds, 1e-9))}/s"
         )
-    lines = [*told, labelled("done", last)]
+    lines = [*told, labelled_lines("done", last)]
     if not quiet:
-        lines += [labelled("next", *_next(done, verify))]
+        lines += [labelled_lines("next", *_next(done, verify))]
     return "\n".join(lines + warnings(done.warnings))
 
 
@@ -167,31 +180,31 @@ def _told(done: Report, verbose: bool) -> list[str]:
         return []
     lines = []
     if done.files_kept or done.files_continued:
-        kept = count(done.files_kept, "file")
+        kept = format_count(done.files_kept, "file")
         text = f"an earlier run: {kept} complete, {done.files_continued} begun"
-        lines.append(labelled("continued", text))
+        lines.append(labelled_lines("continued", text))
     if done.placement:
-        lines.append(labelled("placed", done.placement))
-    sent = f"; sent {size(done.bytes_sent)} between processes" if done.bytes_sent else ""
+        lines.append(labelled_lines("placed", done.placement))
+    sent = f"; sent {format_size(done.bytes_sent)} between processes" if done.bytes_sent else ""
     text = (
-        f"{against_needed(done.bytes_read, done.bytes_needed)}{sent}; peak memory "
-        f"{size(done.peak_memory_bytes)} a process"
+        f"{read_and_needed(done.bytes_read, done.bytes_needed)}{sent}; peak memory "
+        f"{format_size(done.peak_memory_bytes)} a process"
     )
-    lines.append(labelled("read", text))
+    lines.append(labelled_lines("read", text))
     if done.strategy:
-        lines.append(labelled("strategy", f"of the destination: {shown_path(done.strategy)}"))
+        lines.append(labelled_lines("strategy", f"of the destination: {shown_path(done.strategy)}"))
     if done.bytes_compared:
         names = done.compared_names
         some = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
-        text = f"between ranks, all bytes: {some} ({size(done.bytes_compared)})"
-        lines.append(labelled("compared", text))
+        text = f"between ranks, all bytes: {some} ({format_size(done.bytes_compared)})"
+        lines.append(labelled_lines("compared", text))
     return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
 
 
 def left_out(left: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
-        _some("left out", one.names, one.families, f"{size(one.nbytes)}; {one.why}", verbose)
+        _some("left out", one.names, one.families, f"{format_size(one.nbytes)}; {one.why}", verbose)
         for one in left
     ]
     if absent:
@@ -210,7 +223,7 @@ def _some(
     others = [name for name in names if name not in families]
     shown = [f"{family} ({count:,})" for family, count in counts.items()]
     shown += [summarize_names(others, 3)] if others else []
-    return labelled(
+    return labelled_lines(
         label, f"{', '.join(shown)}: {why}", *(f"  {name}" for name in patterns(names) if verbose)
     )
 

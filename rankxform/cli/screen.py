@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rankxform.display.log import is_open, note
-from rankxform.display.progress import Progress, speak
-from rankxform.display.terminal import labelled, shown_path
+from rankxform.display.log import is_open, write_log
+from rankxform.display.progress import Progress, clear_pending_output
+from rankxform.display.terminal import labelled_lines, shown_path
 from rankxform.request import Request
 from rankxform.transport import Team
-from rankxform.transport.team import quiet
+from rankxform.transport.team import show_nothing
 
 from . import arguments, report
 from .json_output import as_json
@@ -22,7 +22,7 @@ from .json_output import as_json
 if TYPE_CHECKING:
     from rankxform.source.opening import Source
     from rankxform.target.target import Target
-    from rankxform.transport.team import Show
+    from rankxform.transport.team import ShowProgress
 
 
 class Screen:
@@ -51,7 +51,9 @@ class Screen:
 
         return self._team.bcast(read)
 
-    def begin_writing(self, request: Request, source: Source, target: Target, nbytes: int) -> Show:
+    def begin_writing(
+        self, request: Request, source: Source, target: Target, nbytes: int
+    ) -> ShowProgress:
         """Say what is about to be written; return what is shown the progress."""
         several = self._team.nodes.count > 1 or self._team.rank > 0
         needs = [] if several else report.needs(request, target, nbytes, self._team.size)
@@ -59,14 +61,14 @@ class Screen:
 
     def begin(
         self, source: Source, target: Target, nbytes: int, verdict: Sequence[str] = ()
-    ) -> Show:
+    ) -> ShowProgress:
         """Say what is about to happen; return what is shown the progress."""
         self.begun = source, target
         if self._team.rank == 0 and (not self.is_quiet or is_open()):
             lines = [report.header(source, target, self._team.size, verdict), *self.defaults()]
             lines += report.notes(arguments.notes_of_script(self._options))
             if self.is_quiet:
-                note("\n".join(lines))
+                write_log("\n".join(lines))
             else:
                 self.say("\n".join(lines))
         return self.progress(nbytes)
@@ -80,12 +82,12 @@ class Screen:
         """Say which options come from a file or the environment."""
         found = getattr(self._options, "defaults", ())
         words = [f"{' '.join(one.words)} ({shown_path(one.origin)})" for one in found]
-        return [labelled("options", *words)] if words else []
+        return [labelled_lines("options", *words)] if words else []
 
-    def progress(self, nbytes: int) -> Show:
+    def progress(self, nbytes: int) -> ShowProgress:
         """Return what is shown the progress of so many bytes."""
         if self._team.rank:
-            return quiet
+            return show_nothing
         return Progress(nbytes, getattr(self._options, "progress", "auto"))
 
     def say(self, text: str) -> None:
@@ -93,7 +95,7 @@ class Screen:
         if self._team.rank:
             return
         if self._options.json:
-            note(text)
+            write_log(text)
             return
         try:
             _print(text)
@@ -132,8 +134,8 @@ class Screen:
 
 def _print(text: str) -> None:
     """Print a result; a reader that went away, as `head` does, is no error."""
-    speak()
-    note(text)
+    clear_pending_output()
+    write_log(text)
     try:
         sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
         sys.stdout.buffer.flush()

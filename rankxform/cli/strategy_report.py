@@ -8,7 +8,7 @@ from typing import Any
 from rankxform.derivation.derive import entry
 from rankxform.derivation.pipeline import lists_of, places_in_lists
 from rankxform.derivation.request import Derived, ShardingRow
-from rankxform.display.terminal import folded, shown_path, width
+from rankxform.display.terminal import shown_path, width, wrap_text
 from rankxform.display.units import table
 from rankxform.layout.differences import StrategyDifference, in_words
 from rankxform.layout.layout import Layout
@@ -88,7 +88,7 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
         *stage_lines(strategy),
         "",
     ]
-    told = [folded(line, width(), 4) for line in lines]
+    told = [wrap_text(line, width(), 4) for line in lines]
     return "\n".join([*told, table(head, rows)])
 
 

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rankxform.display.terminal import labelled, red
-from rankxform.display.units import abbreviate, count, seconds, short_table, size
+from rankxform.display.terminal import labelled_lines, red
+from rankxform.display.units import (
+    first_of_ranks,
+    format_count,
+    format_seconds,
+    format_size,
+    short_table,
+)
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import pattern_of, ranges
 from rankxform.options import RUN, facts_of
@@ -101,13 +107,14 @@ def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     doubts = warnings(found.warnings)
     if found.same is None:
         why = (
-            f"samples alone were compared. {count(found.files_compared, 'file')} of the right size "
+            f"samples alone were compared. {format_count(found.files_compared, 'file')} "
+            "of the right size "
             "with sound headers; the manifest has no fingerprints (transform --verify --overwrite "
             "keeps them)"
         )
         return "\n".join(
             [
-                labelled("NOT VERIFIED:", why),
+                labelled_lines("NOT VERIFIED:", why),
                 f"to compare every byte: {found.command}",
                 *notices,
                 *doubts,
@@ -120,14 +127,14 @@ def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
             what += "; with the fingerprints of the conversion"
         elif found.evidence.get("samples"):
             what += f"; SRC's strategy stands on {stands}"
-        return "\n".join([*notices, labelled("same", what), *doubts])
+        return "\n".join([*notices, labelled_lines("same", what), *doubts])
     slices = [one for one in found.differences if not one.whole_file]
     files = {one.rank for one in found.differences if one.whole_file or found.by_manifest}
     names = {one.name for one in slices}
-    told = [count(len(names), "parameter"), count(len(slices), "slice")]
+    told = [format_count(len(names), "parameter"), format_count(len(slices), "slice")]
     where = ", ".join(
         ([] if found.by_manifest or not slices else told)
-        + ([count(len(files), "file")] if files else [])
+        + ([format_count(len(files), "file")] if files else [])
     )
     last = f"{red('DIFFERENT')}: {where}; compared {what}"
     if quiet:
@@ -137,7 +144,7 @@ def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
 
 
 def _compared(files: int, nbytes: int, duration: float) -> str:
-    return f"{size(nbytes)} in {count(files, 'file')}, {seconds(duration)}"
+    return f"{format_size(nbytes)} in {format_count(files, 'file')}, {format_seconds(duration)}"
 
 
 def _differences(found: Verdict, verbose: bool) -> str:
@@ -157,7 +164,9 @@ def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
     what = first.name if len(names) == 1 else f"{pattern_of(first.name)} ({len(names):,})"
     ranks = sorted({one.rank for one in some})
     where = (
-        abbreviate([found.names.get(rank, "-") for rank in ranks]) if found.names else ranges(ranks)
+        first_of_ranks([found.names.get(rank, "-") for rank in ranks])
+        if found.names
+        else ranges(ranks)
     )
     if first.index is None:
         return where, "", "", f"{what}: {first.why}"

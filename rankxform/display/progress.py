@@ -13,11 +13,11 @@ from typing import Protocol
 from rankxform.errors import UsageError
 from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.team import ShowProgress, show_nothing
 
-from .log import is_open, note
+from .log import is_open, write_log
 from .terminal import columns_of
-from .units import seconds, size
+from .units import format_seconds, format_size
 
 _BAR_SECONDS, _SIGN_SECONDS = 0.2, 10.0
 _FIRST_SECONDS, _SECOND_SECONDS, _LINE_SECONDS = 2.0, 10.0, 60.0
@@ -29,7 +29,7 @@ _WIDTH, _LEAST_WIDTH = 30, 5
 Callback = Callable[[int, int, str], None]
 """Called by process 0 with the bytes done, those of all, and the phase: "plan", where both are 0,
 "move", "load", "compare" or "check"."""
-Begin = Callable[[str, int], Show]
+Begin = Callable[[str, int], ShowProgress]
 """Called with a phase and its bytes; returns the function that is shown the progress."""
 
 
@@ -116,7 +116,7 @@ class _FirstSign:
         self._over.set()
 
 
-class _Said:
+class _PendingOutput:
     """Pending output: the line of an unfinished bar, and a first sign still to come."""
 
     bar: _Line | None = None
@@ -126,21 +126,21 @@ class _Said:
 def await_first_word(style: str, passed: float, doing: str = PLANNING) -> None:
     """Print a first sign after two seconds without output, of which `passed` are already over."""
     if style != "none":
-        _Said.sign = _FirstSign(passed, doing)
+        _PendingOutput.sign = _FirstSign(passed, doing)
 
 
-def speak() -> None:
+def clear_pending_output() -> None:
     """Prepare for other output: cancel the first sign, and erase a bar that has been drawn."""
-    if _Said.sign:
-        _Said.sign.end()
-        _Said.sign = None
-    if _Said.bar is not None:
-        _Said.bar.erase()
-        _Said.bar = None
+    if _PendingOutput.sign:
+        _PendingOutput.sign.end()
+        _PendingOutput.sign = None
+    if _PendingOutput.bar is not None:
+        _PendingOutput.bar.erase()
+        _PendingOutput.bar = None
 
 
 @contextmanager
-def shown(progress: bool | Callback, team: Team) -> Iterator[Begin]:
+def progress_shower(progress: bool | Callback, team: Team) -> Iterator[Begin]:
     """Show what a function does as is wished: to a callback, as the command does, or not.
 
     A callback may raise, which ends the call on every process.
@@ -155,7 +155,7 @@ def shown(progress: bool | Callback, team: Team) -> Iterator[Begin]:
     team.bcast(check)
     if callable(progress):
 
-        def begin(phase: str, total: int) -> Show:
+        def begin(phase: str, total: int) -> ShowProgress:
             return lambda done, end: progress(total if end else done, total, phase)
 
         yield begin if team.rank == 0 else _nobody
@@ -167,15 +167,15 @@ def shown(progress: bool | Callback, team: Team) -> Iterator[Begin]:
     try:
         yield _as_the_command
     finally:
-        speak()
+        clear_pending_output()
 
 
-def _nobody(phase: str, total: int) -> Show:
-    return quiet
+def _nobody(phase: str, total: int) -> ShowProgress:
+    return show_nothing
 
 
-def _as_the_command(phase: str, total: int) -> Show:
-    speak()
+def _as_the_command(phase: str, total: int) -> ShowProgress:
+    clear_pending_output()
     return Progress(total)
 
 
@@ -186,7 +186,7 @@ def is_notebook() -> bool:
 
 def _say(text: str) -> None:
     """Print a line on standard error, where a notebook shows it too."""
-    note(text)
+    write_log(text)
     if is_notebook():
         sys.stderr.write(text)
     else:
@@ -236,9 +236,9 @@ class Progress:
         now = time.monotonic()
         if not end and is_open() and now - self._logged >= _LINE_SECONDS:
             self._logged = now
-            note(self._in_words(done, max(now - self._began, 1e-6)))
+            write_log(self._in_words(done, max(now - self._began, 1e-6)))
         if end:
-            speak()
+            clear_pending_output()
             if self._line is not None:
                 self._line.close()
                 self._line = None
@@ -267,12 +267,16 @@ class Progress:
         """Return what was done, of how much, how fast; and the time that is left."""
         share = self._share(done)
         left = passed / share - passed if share else 0.0
-        rate = f"{size(done / passed)}/s,"
-        return (f"{share:4.0%}", f"of {size(self._total)},", rate), f"{seconds(left)} left"
+        rate = f"{format_size(done / passed)}/s,"
+        return (
+            f"{share:4.0%}",
+            f"of {format_size(self._total)},",
+            rate,
+        ), f"{format_seconds(left)} left"
 
     def _in_words(self, done: int, passed: float) -> str:
         words, left = self._words(done, passed)
-        return f"rankxform: {' '.join(words)} {seconds(passed)} passed, {left}"
+        return f"rankxform: {' '.join(words)} {format_seconds(passed)} passed, {left}"
 
     def _draw(self, done: int, passed: float) -> None:
         if self._line is None:
@@ -281,7 +285,7 @@ class Progress:
         words, left = self._words(done, passed)
         text = bar_line(words, left, self._share(done), self._line.columns)
         self._line.draw(text)
-        _Said.bar = self._line
+        _PendingOutput.bar = self._line
 
 
 def _line() -> _Line | None:

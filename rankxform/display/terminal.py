@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from rankxform.transport.launcher import terminal
 
-from .log import note
+from .log import write_log
 
 USUAL_COLUMNS = 80
 _LEAST_COLUMNS = 30
@@ -60,13 +60,13 @@ def _styled(text: str, code: str, stream: int) -> str:
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
-def folded(text: str, columns: int | None, indent: int = 2) -> str:
+def wrap_text(text: str, columns: int | None, indent: int = 2) -> str:
     """Break lines between words so that none is longer than `columns`; None: leave them.
 
     The further lines begin with `indent` blanks. A word that is too long, such as a path, stays
     whole, so that it can be copied.
 
-    >>> print(folded("read 134 MB, 1.00 times the 134 MB needed", 24, 5))
+    >>> print(wrap_text("read 134 MB, 1.00 times the 134 MB needed", 24, 5))
     read 134 MB, 1.00 times
          the 134 MB needed
     """
@@ -88,11 +88,11 @@ def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
     ) or [""]  # fmt: skip
 
 
-def labelled(label: str, *texts: str) -> str:
+def labelled_lines(label: str, *texts: str) -> str:
     """Write texts, one below the other, behind a label. A command is not broken, so that it can be
     pasted.
 
-    >>> print(labelled("to", "dst: 4 ranks", "b.ckpt: 4 ranks"))
+    >>> print(labelled_lines("to", "dst: 4 ranks", "b.ckpt: 4 ranks"))
     to        dst: 4 ranks
               b.ckpt: 4 ranks
     """
@@ -117,7 +117,7 @@ def printable(text: str) -> str:
 def warn(text: str) -> None:
     """Say on standard error what may not be what was meant; one write, so that lines never mix."""
     line = f"rankxform: warning: {text}\n"
-    note(line)
+    write_log(line)
     os.write(STDERR, line.encode(errors="backslashreplace"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .terminal import folded, printable, width
+from .terminal import printable, width, wrap_text
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MANY_ROWS = 40
@@ -14,10 +14,10 @@ _BELOW = " " * 4
 _NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?( |$)")
 
 
-def size(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Write bytes in decimal units.
 
-    >>> size(999), size(1_350_000_000)
+    >>> format_size(999), format_size(1_350_000_000)
     ('999 B', '1.35 GB')
     """
     exponent = 0
@@ -27,30 +27,31 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.{3 if exponent else 0}{'g' if exponent else 'f'}} {_UNITS[exponent]}"
 
 
-def buffer(nbytes: int) -> str:
+def format_buffer(nbytes: int) -> str:
     """Write the size of a buffer as options give it: in powers of 1024, where it is round.
 
-    >>> buffer(64 << 20), buffer(100_000_000)
+    >>> format_buffer(64 << 20), format_buffer(100_000_000)
     ('64 MiB', '100 MB')
     """
-    return size(nbytes) if nbytes % (1 << 20) else f"{nbytes >> 20:,} MiB"
+    return format_size(nbytes) if nbytes % (1 << 20) else f"{nbytes >> 20:,} MiB"
 
 
-def against_needed(read: int, needed: int) -> str:
+def read_and_needed(read: int, needed: int) -> str:
     """Write how many bytes are read, and why they are more than those that are needed.
 
-    >>> against_needed(2000, 2000)
+    >>> read_and_needed(2000, 2000)
     '2 kB, 1.00 times the 2 kB needed'
     """
     times = read / needed if needed else 1
     why = "; equal slices are read by every process that writes one, or whole rows for a part"
-    return f"{size(read)}, {times:.2f} times the {size(needed)} needed{why if times > 1.05 else ''}"
+    more = why if times > 1.05 else ""
+    return f"{format_size(read)}, {times:.2f} times the {format_size(needed)} needed{more}"
 
 
-def count(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """Write how many there are.
 
-    >>> count(1, "file"), count(1024, "process"), count(2, "entry")
+    >>> format_count(1, "file"), format_count(1024, "process"), format_count(2, "entry")
     ('1 file', '1,024 processes', '2 entries')
     """
     if number == 1:
@@ -61,10 +62,10 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {many}"
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Write a time.
 
-    >>> seconds(3e-5), seconds(0.4), seconds(75), seconds(7380)
+    >>> format_seconds(3e-5), format_seconds(0.4), format_seconds(75), format_seconds(7380)
     ('30 us', '0.40 s', '1 min 15 s', '2 h 3 min')
     """
     if 0 < value < 0.01:
@@ -94,16 +95,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     def line(row: Sequence[str]) -> str:
         padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)]
         if below and not right[-1]:
-            last = folded(_BELOW + row[-1], columns, len(_BELOW))
+            last = wrap_text(_BELOW + row[-1], columns, len(_BELOW))
             return "  ".join(padded[:-1]).rstrip() + f"\n{last}"
         text = "  ".join(padded).rstrip()
         fits = columns is None or right[-1] or columns < before
-        return text if fits else folded(text, columns, before)
+        return text if fits else wrap_text(text, columns, before)
 
     return "\n".join(map(line, [list(head), *cells]))
 
 
-def abbreviate(ranks: Sequence[object]) -> str:
+def first_of_ranks(ranks: Sequence[object]) -> str:
     """Write the first of some ranks or files, and how many there are."""
     shown = ", ".join(map(str, ranks[:12]))
     return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from rankxform.display.units import count, seconds, size
+from rankxform.display.units import format_count, format_seconds, format_size
 from rankxform.engine.scan import Scanned, looked_at, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.base import PLACE
@@ -22,7 +22,7 @@ from rankxform.storage.posix import OnProgress
 from rankxform.target.aim import aim
 from rankxform.target.asked import read_request, where_given
 from rankxform.transport import Team
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
 
 from .evidence import examine
@@ -80,8 +80,10 @@ class Check(Result):
 
     def in_short(self) -> str:
         told = {True: "nothing wrong was found", False: "WRONG", None: "nothing could be compared"}
-        read = f"{count(self.files_compared, 'file')}, {size(self.bytes_read)} looked at"
-        return f"{self.form}: {told[self.same]}; {read}, {seconds(self.seconds)}"
+        read = (
+            f"{format_count(self.files_compared, 'file')}, {format_size(self.bytes_read)} looked at"
+        )
+        return f"{self.form}: {told[self.same]}; {read}, {format_seconds(self.seconds)}"
 
     def amounts(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -98,7 +100,10 @@ class Check(Result):
 
 
 def check(
-    request: Request, full: bool, team: Team, begin: Callable[[int], Show] = lambda total: quiet
+    request: Request,
+    full: bool,
+    team: Team,
+    begin: Callable[[int], ShowProgress] = lambda total: show_nothing,
 ) -> Check:
     """Look for all that is wrong with a checkpoint; `full`: read every byte. Collective."""
     began = time.monotonic()
@@ -159,14 +164,16 @@ def _statements(source: Source) -> Iterator[Row]:
     if source.faults or description.missing_files:
         return
     if description.boxes:
-        boxes = count(sum(map(len, description.boxes.values())), "box")
-        tensors = count(len(description.boxes), "tensor")
+        boxes = format_count(sum(map(len, description.boxes.values())), "box")
+        tensors = format_count(len(description.boxes), "tensor")
         text = f"{boxes} of {tensors} cover each, and none twice"
         yield Row("boxes", RIGHT, text)
     if described:
-        yield Row("statements", RIGHT, f"{count(number, 'file')}: they hold what is said of them")
+        yield Row(
+            "statements", RIGHT, f"{format_count(number, 'file')}: they hold what is said of them"
+        )
     elif source.own is not None:
-        yield Row("statements", RIGHT, f"{count(number, 'file')}, as rankxform wrote them")
+        yield Row("statements", RIGHT, f"{format_count(number, 'file')}, as rankxform wrote them")
 
 
 def _ranks(source: Source) -> Iterator[Row]:
@@ -205,7 +212,7 @@ def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Ev
         return [Row("copies", WRONG, str(error))], Evidence()
     rows = [Row("copies", DOUBTFUL, text) for text in evidence.warnings]
     if evidence.samples:
-        text = f"{count(evidence.samples, 'comparison')} of what several files hold"
+        text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
         rows.append(Row("copies", RIGHT, text))
     else:
         text = "no two files hold bytes that must be the same, or must not be"
@@ -223,22 +230,24 @@ def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
         yield Row("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
     sums, left = sum(one.sums for one in every), sum(one.unchecked_sums for one in every)
     if sums and not wrong:
-        yield Row("checksums", RIGHT, f"{count(sums, 'checksum')} compared with the content")
+        yield Row("checksums", RIGHT, f"{format_count(sums, 'checksum')} compared with the content")
     elif left:
-        yield Row("checksums", NOT_CHECKED, f"{count(left, 'checksum')}; --full compares them")
+        yield Row(
+            "checksums", NOT_CHECKED, f"{format_count(left, 'checksum')}; --full compares them"
+        )
     elif not sums:
         yield Row("checksums", NOT_CHECKED, "the files carry none")
-    looked = count(sum(one.tensors for one in every), "tensor") + ("" if full else " looked at")
+    looked = format_count(sum(one.tensors for one in every), "tensor") + (
+        "" if full else " looked at"
+    )
     nans, infinite = _joined(one.nans for one in every), _joined(one.infinite for one in every)
     if nans:
-        text = (
-            f"{count(sum(nans.values()), 'value')} of {summarize_names(nans, 3)}: no number (NaN)"
-        )
+        values = format_count(sum(nans.values()), "value")
+        text = f"{values} of {summarize_names(nans, 3)}: no number (NaN)"
         yield Row("values", WRONG, text)
     if infinite:
-        text = (
-            f"{count(sum(infinite.values()), 'value')} of {summarize_names(infinite, 3)}: infinite"
-        )
+        values = format_count(sum(infinite.values()), "value")
+        text = f"{values} of {summarize_names(infinite, 3)}: infinite"
         yield Row("values", DOUBTFUL, text)
     if not nans and not infinite:
         rest = "" if full else "; --full looks at all"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from rankxform.display.units import count, size
+from rankxform.display.units import format_count, format_size
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.tiling import Grid
@@ -50,7 +50,7 @@ class Contents(Result):
         return tuple(self.facts["faults"])
 
     def in_short(self) -> str:
-        wrong = f"; {count(len(self.faults), 'fault')}" if self.faults else ""
+        wrong = f"; {format_count(len(self.faults), 'fault')}" if self.faults else ""
         return f"{self.facts['about']}{wrong}"
 
     def drawn(self) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def _facts(source: Source) -> dict[str, Any]:
     return {
         "title": source.where.path,
         "about": f"{source.form.title}{step}: {extent}"
-        f"{count(len(source.paths), 'file')} of {size(stored)}, "
-        f"{count(len(parameters), 'tensor')} of {size(sum(nbytes))}",
+        f"{format_count(len(source.paths), 'file')} of {format_size(stored)}, "
+        f"{format_count(len(parameters), 'tensor')} of {format_size(sum(nbytes))}",
         "faults": [*faults, *source.warnings],
         "kinds": _totals(states, nbytes),
         "types": types,
@@ -182,7 +182,7 @@ class _Shardings:
         files = [self._place(sharding.files[cell]) for cell in cells]
         copies = max((len(some) for some in sharding.files.values()), default=0)
         lacking = len(sharding.placement.lacking)
-        held = count(len(cells), "slice")
+        held = format_count(len(cells), "slice")
         if [box.shape for box in boxes] == [grid.shape]:
             held = "whole"
         suffixes = sharding.placement.suffixes
@@ -190,7 +190,7 @@ class _Shardings:
         many = sorted(range(len(cuts)), key=lambda axis: (-len(cuts[axis]), axis))[:2]
         axes: list[int | None] = [*sorted(many), None, None]
         return {
-            "holds": f"{held}, in {count(copies, 'file')}{' each' if len(cells) > 1 else ''}"
+            "holds": f"{held}, in {format_count(copies, 'file')}{' each' if len(cells) > 1 else ''}"
             + (f"; {lacking:,} in no file" if lacking else ""),
             "axes": axes[:2],
             **(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rankxform.display.units import seconds, size
+from rankxform.display.units import format_seconds, format_size
 from rankxform.values import dataclass
 
 from .report import Report
@@ -66,7 +66,7 @@ def _notes(done: Report) -> list[str]:
     """Say where memory stood in for storage."""
     found = []
     if done.bytes_fetched is not None and done.bytes_fetched < done.bytes_read:
-        cached = size(done.bytes_read - done.bytes_fetched)
+        cached = format_size(done.bytes_read - done.bytes_fetched)
         found.append(
             f"At least {cached} of what was read came from memory, as the system counts; not all "
             "network file systems are in its count."
@@ -78,8 +78,9 @@ def _notes(done: Report) -> list[str]:
 
 def in_words(floor: Floor) -> list[str]:
     """Say what the floor tells."""
-    told = f"{floor.share:.0%} of the move's {seconds(floor.seconds)} is the least that its reads "
-    told += "and writes could take at the rates they had, shared out evenly and with nothing else."
+    told = f"{floor.share:.0%} of the move's {format_seconds(floor.seconds)} is the least that its "
+    told += "reads and writes could take at the rates they had, shared out evenly and with nothing "
+    told += "else."
     return [told, *floor.notes]
 
 

@@ -55,7 +55,7 @@ from rankxform.target.asked import Asked
 from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
 from rankxform.transport import Team
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.team import ShowProgress, show_nothing
 
 from .rows import check_values
 
@@ -222,7 +222,12 @@ class Seen(NamedTuple):
 
 
 def look(
-    source: Source, wanted: Sequence[Wanted], team: Team, show: Show = quiet, *, crc: bool = False
+    source: Source,
+    wanted: Sequence[Wanted],
+    team: Team,
+    show: ShowProgress = show_nothing,
+    *,
+    crc: bool = False,
 ) -> Seen:
     """Return what files hold of tensors. Collective.
 

@@ -26,8 +26,8 @@ from rankxform.target.aim import prepare
 from rankxform.target.reading import reading
 from rankxform.target.target import Target
 from rankxform.transport import Team
-from rankxform.transport.launcher import workers
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.launcher import msrun_workers
+from rankxform.transport.team import ShowProgress, show_nothing
 
 from .evidence import examine
 from .measure import plan_work
@@ -87,7 +87,10 @@ class Wanted(NamedTuple):
 
 
 def load(
-    request: Request, team: Team, rank: int, begin: Callable[[int], Show] = lambda total: quiet
+    request: Request,
+    team: Team,
+    rank: int,
+    begin: Callable[[int], ShowProgress] = lambda total: show_nothing,
 ) -> Parameters:
     """Return the slices of destination `rank`.
 
@@ -128,7 +131,7 @@ def fill(
     target: Target,
     mine: Sequence[SliceRange],
     team: Team,
-    show: Show = quiet,
+    show: ShowProgress = show_nothing,
 ) -> tuple[dict[str, Any], list[Traffic]]:
     """Read the slices of this process, which are of one rank, into arrays. Collective.
 
@@ -204,9 +207,9 @@ def own_rank(team: Team, environ: Mapping[str, str]) -> int:
     if team.size > 1:
         return team.rank
     if not environ.get("RANK_ID"):
-        if workers(environ) > 1:
+        if msrun_workers(environ) > 1:
             raise UsageError(
-                f"this is one of {workers(environ)} workers, and RANK_ID does not say which "
+                f"this is one of {msrun_workers(environ)} workers, and RANK_ID does not say which "
                 "(msrun sets it where --node_rank is given)",
                 "pass rank=",
             )

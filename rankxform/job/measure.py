@@ -267,7 +267,7 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
     speed: of this process, in bytes that it reads a second.
     """
     nodes = team.nodes
-    leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
+    leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
     p2p = team.p2p()
     after = nodes.processes[(node + 1) % nodes.count][0]
     before = nodes.processes[node - 1][0]

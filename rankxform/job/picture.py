@@ -7,7 +7,7 @@ from itertools import islice
 from math import ceil, prod
 from typing import Any
 
-from rankxform.display.units import count, size
+from rankxform.display.units import format_count, format_size
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, Shape, count_runs
 from rankxform.geometry.tiling import Cell
@@ -321,16 +321,16 @@ def as_drawn(kind: Kind) -> dict[str, Any]:
     states = f"; with {', '.join(kind.states)}" if kind.states else ""
     axes = axes_of(kind)
     also = f"; axes {axes[0]} and {axes[1]} are drawn" if len(kind.shape) > 2 else ""
-    many = count(kind.count, "tensor")
+    many = format_count(kind.count, "tensor")
     runs = ""
     if kind.runs:
-        read, written = map(size, kind.runs)
+        read, written = map(format_size, kind.runs)
         runs = f"; contiguous: {read} or more a read, {written} or more a write"
     sides = {"before": kind.src, "after": kind.dst}
     ranks = [rank for one in sides.values() if one for _, some in one.boxes for rank in some]
     return {
         "title": kind.name,
-        "about": f"{many} of {kind.dtype} {shape}; {size(kind.nbytes)}{states}{also}{runs}",
+        "about": f"{many} of {kind.dtype} {shape}; {format_size(kind.nbytes)}{states}{also}{runs}",
         "shape": kind.shape,
         "axes": [axis if 0 <= axis < len(kind.shape) else None for axis in axes],
         "change": kind.change,
@@ -346,7 +346,7 @@ def as_drawn(kind: Kind) -> dict[str, Any]:
 
 
 def _held_by(side: Side, shape: Shape) -> str:
-    held = "whole" if side.is_whole(shape) else count(side.pieces, "slice")
+    held = "whole" if side.is_whole(shape) else format_count(side.pieces, "slice")
     if side.copies < 2:
         return held
     return f"{held} on {side.copies:,} ranks" + (" each" if side.pieces > 1 else "")

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankxform.display.units import against_needed, buffer, count, size
+from rankxform.display.units import format_buffer, format_count, format_size, read_and_needed
 from rankxform.engine.file_sink import part_of
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.layout.names import layers_by_stage
@@ -106,9 +106,9 @@ class Plan(Result):
         return any(use.method != TWO_PHASE for use in self.methods)
 
     def in_short(self) -> str:
-        ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
-        tensors = count(self.parameters, "tensor")
-        return f"{ranks}: {size(self.bytes_written)} to write, {tensors}"
+        ranks = f"{self.src_ranks} -> {format_count(self.dst_ranks, 'rank')}"
+        tensors = format_count(self.parameters, "tensor")
+        return f"{ranks}: {format_size(self.bytes_written)} to write, {tensors}"
 
     def layers(self) -> dict[str, tuple[str, ...]]:
         return {"before": self.src_layers, "after": self.dst_layers}
@@ -122,21 +122,22 @@ class Plan(Result):
     def amounts(self) -> dict[str, str]:
         left = sum(len(one.names) for one in self.left_out)
         known = {
-            "read": against_needed(self.bytes_read, self.bytes_needed),
-            "sent": size(self.bytes_sent),
-            "processes": f"{self.processes:,}, buffers of {buffer(self.buffer_bytes)} each",
+            "read": read_and_needed(self.bytes_read, self.bytes_needed),
+            "sent": format_size(self.bytes_sent),
+            "processes": f"{self.processes:,}, buffers of {format_buffer(self.buffer_bytes)} each",
         }
         for use in self.methods:
-            told = f"{count(len(use.names), 'tensor')}, {size(use.bytes_read)}: {use.which}"
+            tensors = format_count(len(use.names), "tensor")
+            told = f"{tensors}, {format_size(use.bytes_read)}: {use.which}"
             known[use.in_words] = told
         if self.reads_again:
             known["read less"] = f"read_method={TWO_PHASE!r} reads each byte once, and exchanges"
         if self.bytes_free is not None:
-            known["disk"] = f"{size(self.bytes_free)} free"
+            known["disk"] = f"{format_size(self.bytes_free)} free"
         if left:
-            known["left out"] = count(left, "tensor")
+            known["left out"] = format_count(left, "tensor")
         if self.absent:
-            known["absent"] = count(len(self.absent), "tensor")
+            known["absent"] = format_count(len(self.absent), "tensor")
         return known
 
     def as_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rankxform.request import Request
 from rankxform.target.asked import read_request
 from rankxform.target.asked_source import open_asked
 from rankxform.transport import Team
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
 
 from .evidence import look
@@ -56,7 +56,7 @@ class ReplicaVerdict:
 
 
 def compare_replicas(
-    request: Request, team: Team, begin: Callable[[int], Show] = lambda total: quiet
+    request: Request, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
 ) -> ReplicaVerdict:
     """Read every byte that more than one source rank should hold, and compare.
 
@@ -66,7 +66,7 @@ def compare_replicas(
     source = open_asked(read_request(request, team), team, every=True)
     names = replicas_to_compare(source.table, source.indexes)
     total = sum(source.indexes[file].nbytes(n) for file, some in names.items() for n in some)
-    show = begin(total) if team.rank == 0 else quiet
+    show = begin(total) if team.rank == 0 else show_nothing
     seen = look(source, [Wanted(names, True)], team, show).samples[True]
     found = team.agree(lambda: tuple(unequal_replicas(source.table, seen)))
     seconds = time.monotonic() - began

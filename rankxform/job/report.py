@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from typing import Any
 
-from rankxform.display.units import against_needed, count, seconds, size
+from rankxform.display.units import format_count, format_seconds, format_size, read_and_needed
 from rankxform.engine.copier import Values
 from rankxform.engine.pipeline import Traffic
 from rankxform.layout.names import layers_by_stage, patterns, summarize_names
@@ -92,9 +92,11 @@ class Report(Result):
         return {**asdict(self), **by_pattern(self.left_out, self.absent)}
 
     def in_short(self) -> str:
-        ranks = f"{self.src_ranks} -> {count(self.dst_ranks, 'rank')}"
-        files = count(len(self.files), "file")
-        return f"{ranks}: {size(self.bytes_written)} in {files}, {seconds(self.seconds)}"
+        ranks = f"{self.src_ranks} -> {format_count(self.dst_ranks, 'rank')}"
+        files = format_count(len(self.files), "file")
+        return (
+            f"{ranks}: {format_size(self.bytes_written)} in {files}, {format_seconds(self.seconds)}"
+        )
 
     def layers(self) -> dict[str, tuple[str, ...]]:
         return {"before": self.src_layers, "after": self.dst_layers}
@@ -104,9 +106,10 @@ class Report(Result):
         return {
             "from": f"{self.src}{f', step {self.step}' if self.step else ''}",
             "to": self.dst,
-            "read": against_needed(self.bytes_read, self.bytes_needed),
-            "processes": f"{self.processes:,}, peak memory {size(self.peak_memory_bytes)} each",
-            **({"left out": count(left, "tensor")} if left else {}),
+            "read": read_and_needed(self.bytes_read, self.bytes_needed),
+            "processes": f"{self.processes:,}, peak memory "
+            f"{format_size(self.peak_memory_bytes)} each",
+            **({"left out": format_count(left, "tensor")} if left else {}),
             "fingerprints": "kept" if self.fingerprints else "not kept",
         }
 

@@ -31,21 +31,21 @@ from rankxform.target.outputs import FileLayouts
 from rankxform.target.reading import reading
 from rankxform.target.suggestions import suggesting
 from rankxform.target.target import Target
-from rankxform.transport import Serial, Team
-from rankxform.transport.team import Show, quiet
+from rankxform.transport import SerialTeam, Team
+from rankxform.transport.team import ShowProgress, show_nothing
 
 from .evidence import examine
 from .measure import plan_work
 from .report import Report, report_of
 
-Begin = Callable[[Source, Target, int], Show]
+Begin = Callable[[Source, Target, int], ShowProgress]
 """Called with what is read, what is made of it, and the bytes to move, before the first is; returns
 the function that is shown the progress. Process 0's is shown it."""
 
 
-def silent(source: Source, target: Target, nbytes: int) -> Show:
+def silent(source: Source, target: Target, nbytes: int) -> ShowProgress:
     """Show nothing."""
-    return quiet
+    return show_nothing
 
 
 def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
@@ -76,7 +76,12 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
 
 
 def move(
-    work: WorkPlan, source: Source, target: Target, destination: Destination, team: Team, show: Show
+    work: WorkPlan,
+    source: Source,
+    target: Target,
+    destination: Destination,
+    team: Team,
+    show: ShowProgress,
 ) -> Traffic:
     """Read, exchange, assemble and write what every process has to. Collective."""
     p2p = team.p2p() if work.exchanges else None
@@ -94,7 +99,7 @@ def convert_one(request: Request, path: Path) -> None:
     The file is written completely or not at all. An existing file is replaced, even by several
     processes at once. There is no manifest and no journal: a stopped conversion starts over.
     """
-    team = Serial()
+    team = SerialTeam()
     asked, source, target = prepare(request, team)
     target = target.with_evidence(examine(asked, source, target, team))
     if any(is_same(path, Path(one)) for one in source.paths.values()):

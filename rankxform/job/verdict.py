@@ -7,7 +7,7 @@ from dataclasses import asdict, field
 from posixpath import basename
 from typing import Any
 
-from rankxform.display.units import count, seconds, size
+from rankxform.display.units import format_count, format_seconds, format_size
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import DifferenceError
 from rankxform.formats.base import Index
@@ -78,8 +78,10 @@ class Verdict(Result):
 
     def in_short(self) -> str:
         told = {True: "the same", False: "DIFFERENT", None: "not every byte was compared"}
-        compared = f"{size(self.bytes_compared)} in {count(self.files_compared, 'file')}"
-        return f"{told[self.same]}: {compared}, {seconds(self.seconds)}"
+        compared = (
+            f"{format_size(self.bytes_compared)} in {format_count(self.files_compared, 'file')}"
+        )
+        return f"{told[self.same]}: {compared}, {format_seconds(self.seconds)}"
 
     def amounts(self) -> dict[str, str]:
         of = {"bytes": "bytes", "fingerprints": "fingerprints", "sizes": "sizes and samples"}

@@ -20,7 +20,7 @@ from rankxform.target.free import foreign_warnings
 from rankxform.target.reading import reading
 from rankxform.target.target import Target
 from rankxform.transport import Team
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.team import ShowProgress, show_nothing
 
 from .evidence import examine
 from .measure import plan_work
@@ -87,7 +87,7 @@ def compare(
     there: Source,
     assignment: Assignment,
     team: Team,
-    show: Show,
+    show: ShowProgress,
 ) -> tuple[list[Difference], int]:
     """Compare files, and the checksums that they carry; return differences, and bytes.
 
@@ -112,7 +112,7 @@ def compare(
     nbytes, differing = team.work(own, show)
     carrying = there.reach.partition(there.indexes)[team.rank]
     differing += team.work(
-        lambda tick: wrong_checksums(there.paths, there.indexes, carrying, tick), quiet
+        lambda tick: wrong_checksums(there.paths, there.indexes, carrying, tick), show_nothing
     )
     every = team.allgather(lambda: (nbytes, differing))
     return [one for _, some in every for one in some], sum(nbytes for nbytes, _ in every)

@@ -29,7 +29,7 @@ from rankxform.storage.sources import Sources
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Target
 from rankxform.transport import Team
-from rankxform.transport.team import Show, quiet
+from rankxform.transport.team import ShowProgress, show_nothing
 
 from .verdict import Verdict, unreadable, wrong_checksums
 from .verify_files import record_folder
@@ -38,7 +38,7 @@ _MOST_FILES = 1 << 24
 
 
 def verify_alone(
-    folder: str, team: Team, begin: Callable[[int], Show] = lambda total: quiet
+    folder: str, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
 ) -> Verdict:
     """Compare a destination with its own manifest: sizes and headers, and fingerprints if kept.
 
@@ -64,7 +64,7 @@ def verify_alone(
         team.rank
     ]
     total = sum(facts["size"] for facts in facts_of_all) if with_digests else 0
-    show = begin(total) if team.rank == 0 else quiet
+    show = begin(total) if team.rank == 0 else show_nothing
     found: list[Difference] = []
 
     def check(on_progress: OnProgress) -> int:

@@ -16,7 +16,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
 from rankxform.storage.index import index
-from rankxform.transport import Serial, team
+from rankxform.transport import SerialTeam, team
 
 from .network import parameters, strategy_of
 from .unified import chosen
@@ -142,7 +142,7 @@ def load_segmented_checkpoints(
     made: dict[str, Any] = {}
     held: dict[str, tuple[Path, Any]] = {}
     for path in sorted(folder.glob("*.ckpt")):
-        found = load(Request(str(path), None, "none"), Serial(), 0)
+        found = load(Request(str(path), None, "none"), SerialTeam(), 0)
         for name in [name for name in found if not wanted(name)]:
             found.pop(name)
         _check_same(found, held, path)

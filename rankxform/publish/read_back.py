@@ -28,9 +28,9 @@ def seen_elsewhere(
     """
     elsewhere: dict[int, list[int]] = {}
     for writer in processes:
-        node = nodes.of[writer]
+        node = nodes.node_of[writer]
         if written[writer] and node not in elsewhere:
-            elsewhere[node] = [other for other in processes if nodes.of[other] != node]
+            elsewhere[node] = [other for other in processes if nodes.node_of[other] != node]
         others = elsewhere.get(node, [])
         for number, (path, facts) in enumerate(written[writer].items()):
             if others and others[number % len(others)] == process:

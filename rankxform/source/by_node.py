@@ -39,7 +39,7 @@ def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, fr
 
     there = reduce(Listing.joined, team.allgather(own))
     searched = searched_nodes(team)
-    return replace(there, searched=searched), frozenset(nodes.of[process] for process in same)
+    return replace(there, searched=searched), frozenset(nodes.node_of[process] for process in same)
 
 
 def reach_of(
@@ -52,10 +52,10 @@ def reach_of(
     """
     nodes = team.nodes
     if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
-        return Reach.full(nodes.of, paths), []
+        return Reach.full(nodes.node_of, paths), []
 
     def mine() -> dict[int, Identity]:
-        if not nodes.is_leader(team.rank) or nodes.of[team.rank] in same_as_node0:
+        if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
             return {}
         return {rank: one for rank, path in paths.items() if (one := identity.identity(Path(path)))}
 
@@ -77,7 +77,7 @@ def reach_of(
     gone = [rank for rank in paths if not any(rank in one for one in seen)]
     if gone:
         raise CheckpointError(f"there is no such file{searched_nodes(team)}", where=paths[gone[0]])
-    return Reach(nodes.of, tuple(map(frozenset, seen))), notices
+    return Reach(nodes.node_of, tuple(map(frozenset, seen))), notices
 
 
 def _compare(
@@ -88,7 +88,7 @@ def _compare(
 ) -> list[str]:
     """Compare files that nodes have under one name and that are not the same by their times."""
     nodes = team.nodes
-    node = nodes.of[team.rank]
+    node = nodes.node_of[team.rank]
     for rank, groups in twice.items():
         sizes = {nodes.names[group[0]]: found[group[0]][rank].size for group in groups}
         if len(set(sizes.values())) > 1:

@@ -11,7 +11,7 @@ from shlex import quote
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, Selected, Where, recognized
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.display.units import count
+from rankxform.display.units import format_count
 from rankxform.errors import Parts, RankxformError, UsageError
 from rankxform.formats.base import suffixes
 from rankxform.formats.signatures import folder_signature
@@ -154,7 +154,7 @@ def _named(child: Path) -> str:
     with suppress(RankxformError):
         ranks = by_rank(store_at(str(child)).list(DEFAULT_PATTERN), DEFAULT_PATTERN)
         if ranks:
-            return f"name {quote(shortly(child))} ({count(len(ranks), 'rank')})"
+            return f"name {quote(shortly(child))} ({format_count(len(ranks), 'rank')})"
     return f"name {quote(shortly(child))}"
 
 

@@ -97,5 +97,5 @@ def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> 
     return Source(
         asked.where, FORMS[DEFAULT_FORM], Selected(names_of),
         names_of, indexes, {}, catalog,
-        Reach.full(team.nodes.of, indexes), tuple(indexes),
+        Reach.full(team.nodes.node_of, indexes), tuple(indexes),
     )  # fmt: skip

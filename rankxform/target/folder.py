@@ -34,7 +34,7 @@ from rankxform.source.opening import Source
 from rankxform.storage.identity import sampled
 from rankxform.storage.posix import OnProgress, create, give_name, make_folder, remove, sync
 from rankxform.transport import Team
-from rankxform.transport.team import quiet
+from rankxform.transport.team import show_nothing
 from rankxform.values import dataclass
 
 from .free import foreign_warnings
@@ -225,7 +225,7 @@ class Folder:
         one reads back before and after that.
         """
         if self.request.crc:
-            team.work(self._add_checksums, quiet)
+            team.work(self._add_checksums, show_nothing)
         sums = team.allgather(lambda: self.journal.sums) if self.request.verify else []
         seen = self._seen(team)
         facts = team.allgather(lambda: self._link(seen))

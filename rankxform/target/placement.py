@@ -68,16 +68,16 @@ class Placement:
         for root in self.roots:
             mine = [rank for rank in ranks if rank in root.ranks]
             every = frozenset(mine)
-            own = sorted({self.nodes.of[process] for process in root.processes})
+            own = sorted({self.nodes.node_of[process] for process in root.processes})
             if self.one_node:
-                number = [own.index(self.nodes.of[process]) for process in root.processes]
+                number = [own.index(self.nodes.node_of[process]) for process in root.processes]
                 writer = share_among_nodes(planner, mine, number, done)
                 for at, node in enumerate(own):
                     files[node] = frozenset(rank for rank in mine if writer[rank] == at)
             else:
                 for node in own:
                     files[node] = every
-        return assign_visible(planner, ranks, Reach(self.nodes.of, tuple(files)), done)
+        return assign_visible(planner, ranks, Reach(self.nodes.node_of, tuple(files)), done)
 
     def describe(self) -> str | None:
         """Say which ranks are where, if nodes have folders of their own, or who writes a file."""
@@ -161,9 +161,9 @@ def unsafe_writers(request: Request, target: Target, team: Team) -> str | None:
 
 def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
     """Assign ranks to nodes in order: evenly to their processes, or else evenly to the nodes."""
-    processes = len(nodes.of)
+    processes = len(nodes.node_of)
     if ranks % processes == 0:
-        return {rank: nodes.of[rank * processes // ranks] for rank in range(ranks)}
+        return {rank: nodes.node_of[rank * processes // ranks] for rank in range(ranks)}
     return {rank: rank * nodes.count // ranks for rank in range(ranks)}
 
 
@@ -189,7 +189,7 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
     nodes = team.nodes
     held: list[FolderMarker] = []
     token = team.bcast(lambda: random_hex(8))
-    leader, node = nodes.is_leader(team.rank), nodes.of[team.rank]
+    leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
     try:
         team.agree(lambda: held.append(FolderMarker(folder, token, node)) if leader else None)
         every = team.allgather(lambda: held[0].seen(nodes.count) if held else ())
@@ -214,7 +214,7 @@ def hosts_of(placement: str, ranks: int) -> list[str] | None:
             "or rank table of this name is there"
         )
     data = read_bytes(Path(placement))
-    parse = hostfile.from_rank_table if data.lstrip()[:1] == b"{" else hostfile.parse
+    parse = hostfile.parse_rank_table if data.lstrip()[:1] == b"{" else hostfile.parse_hostfile
     hosts = [host.address for host in parse(data, placement) for _ in range(host.devices)]
     if len(hosts) != ranks:
         raise UsageError(
@@ -225,12 +225,14 @@ def hosts_of(placement: str, ranks: int) -> list[str] | None:
 
 def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
     nodes = team.nodes
-    name = nodes.names[nodes.of[team.rank]]
+    name = nodes.names[nodes.node_of[team.rank]]
 
     def own() -> Iterable[str]:
         return own_addresses(set(hosts), name) if nodes.is_leader(team.rank) else ()
 
-    found = {host: nodes.of[p] for p, known in enumerate(team.allgather(own)) for host in known}
+    found = {
+        host: nodes.node_of[p] for p, known in enumerate(team.allgather(own)) for host in known
+    }
     for rank, host in enumerate(hosts):
         if host not in found:
             raise UsageError(

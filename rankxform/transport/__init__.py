@@ -11,7 +11,7 @@ from typing import Any
 from rankxform.errors import UsageError
 
 from .launcher import launched_size
-from .team import Serial, Team
+from .team import SerialTeam, Team
 
 
 def team(comm: Any = None) -> Team:
@@ -22,7 +22,7 @@ def team(comm: Any = None) -> Team:
     Raises UsageError where launcher and MPI library disagree, or no MPI library is found.
     """
     if comm is None and launched_size() is None:
-        return Serial()
+        return SerialTeam()
     if comm is not None and not hasattr(comm, "Dup"):
         raise UsageError(f"comm is {comm!r}; expected a communicator of mpi4py")
     from .mpi import MpiTeam
@@ -30,4 +30,4 @@ def team(comm: Any = None) -> Team:
     return MpiTeam.over(comm)
 
 
-__all__ = ["Serial", "Team", "team"]
+__all__ = ["SerialTeam", "Team", "team"]

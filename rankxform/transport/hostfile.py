@@ -23,7 +23,7 @@ class Host:
     devices: int
 
 
-def from_rank_table(data: bytes, label: str) -> list[Host]:
+def parse_rank_table(data: bytes, label: str) -> list[Host]:
     """Return the hosts of a rank table, in rank order. Raises UsageError that names `label`."""
     try:
         document = json.loads(data)
@@ -108,10 +108,10 @@ def _checked(hosts: list[Host], label: str) -> list[Host]:
     return hosts
 
 
-def parse(data: bytes, label: str) -> list[Host]:
+def parse_hostfile(data: bytes, label: str) -> list[Host]:
     r"""Return the hosts of a hostfile, of either kind of mpirun. Raises UsageError.
 
-    >>> parse(b"a slots=2  # first\nb:4\nc\n", "hosts")[:2]
+    >>> parse_hostfile(b"a slots=2  # first\nb:4\nc\n", "hosts")[:2]
     [Host(address='a', devices=2), Host(address='b', devices=4)]
     """
     if data.lstrip()[:1] == b"{":
@@ -131,10 +131,10 @@ def parse(data: bytes, label: str) -> list[Host]:
     return _checked(hosts, label)
 
 
-def text(hosts: list[Host], style: str = "openmpi", slots: int | None = None) -> str:
+def format_hostfile(hosts: list[Host], style: str = "openmpi", slots: int | None = None) -> str:
     """Write a hostfile: ``host slots=N`` for Open MPI, ``host:N`` for MPICH.
 
-    >>> print(text([Host("10.1.2.3", 8)], "mpich", slots=2))
+    >>> print(format_hostfile([Host("10.1.2.3", 8)], "mpich", slots=2))
     10.1.2.3:2
     """
     form = "{}:{}" if style == "mpich" else "{} slots={}"

@@ -33,8 +33,8 @@ _OTHERS = (
 )  # fmt: skip
 """What says that mpirun may reach hosts by a scheduler's own means, or with words of its own."""
 _ANSWER = (
-    "import rankxform; from rankxform.transport.library import load; "
-    "print(rankxform.__version__, load().Get_library_version().replace('\\n', ' '))"
+    "import rankxform; from rankxform.transport.library import import_mpi; "
+    "print(rankxform.__version__, import_mpi().Get_library_version().replace('\\n', ' '))"
 )
 _OWN = ("127.0.0.1", "127.0.1.1")
 """The latter is a host's own name in Debian's /etc/hosts."""
@@ -42,7 +42,7 @@ _NO_CONNECTION = 255
 """The exit code of ssh where the host was not reached."""
 
 
-class Own(NamedTuple):
+class HostSetup(NamedTuple):
     """What this host has, and the others must have.
 
     version: of rankxform.
@@ -57,7 +57,9 @@ class Own(NamedTuple):
     passed_on: Mapping[str, str] = {}
 
 
-def ask(names: Sequence[str], label: str, own: Own, seconds: float = _SECONDS) -> None:
+def check_hosts(
+    names: Sequence[str], label: str, own: HostSetup, seconds: float = _SECONDS
+) -> None:
     """See that each host has this rankxform, an MPI library of this family, and this folder.
 
     Hosts are asked at once, by the program that mpirun reaches them by. Where that is another's
@@ -120,7 +122,7 @@ def _is_here(name: str) -> bool:
     return False
 
 
-def _answer(line: Sequence[str], own: Own, seconds: float) -> str | None:
+def _answer(line: Sequence[str], own: HostSetup, seconds: float) -> str | None:
     """Ask one host; return why it cannot take part, None if it can."""
     try:
         process = subprocess.Popen(

@@ -46,10 +46,10 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
     return _first_number(environ, _LOCAL_RANKS) or 0
 
 
-def workers(environ: Mapping[str, str] = os.environ) -> int:
+def msrun_workers(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many processes a job has that was started without MPI, as by msrun.
 
-    >>> workers({"MS_WORKER_NUM": "8"}), workers({})
+    >>> msrun_workers({"MS_WORKER_NUM": "8"}), msrun_workers({})
     (8, 1)
     """
     return _first_number(environ, ("MS_WORKER_NUM", "RANK_SIZE")) or 1

@@ -22,7 +22,7 @@ _WORDS = {
 }
 
 
-def load() -> Any:
+def import_mpi() -> Any:
     """Import mpi4py's MPI without initializing it. Raises UsageError without an MPI library.
 
     If it is initialized later, it is finalized as usual, at the very end of the interpreter.

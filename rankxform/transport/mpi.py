@@ -37,10 +37,10 @@ from rankxform.errors import (
 )
 
 from .launcher import CLEAR_LINE, launched_size, terminal
-from .library import check_launcher, initialize, load
+from .library import check_launcher, import_mpi, initialize
 from .nodes import Nodes, this_node
 from .p2p import OnProgress, PointToPoint
-from .team import Show, Team
+from .team import ShowProgress, Team
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ _OF_INPUTS = (CheckpointError, StrategyError, RequestError)
 
 def _load() -> Any:
     """Return mpi4py's MPI, initialized. Raises UsageError where it does not fit the launcher."""
-    mpi = load()
+    mpi = import_mpi()
     if not mpi.Is_initialized():
         check_launcher(mpi.Get_library_version())
         initialize(mpi)
@@ -132,8 +132,8 @@ class MpiTeam(Team):
             failure = error
         self._agree(failure)
 
-    def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
-        rounds = _Rounds(self, show)
+    def work(self, compute: Callable[[Callable[[int], None]], T], show: ShowProgress) -> T:
+        rounds = _ProgressRounds(self, show)
         value: T | None = None
         with self._agreed():
             failed = True
@@ -277,14 +277,14 @@ class MpiTeam(Team):
             )
 
 
-class _Rounds:
+class _ProgressRounds:
     """Reductions that run beside the work: bytes done, processes at their end, failures.
 
     Every process takes part in round after round until one round has counted all of them as
     ended. A round is started when the last is complete and a moment has passed.
     """
 
-    def __init__(self, team: MpiTeam, show: Show) -> None:
+    def __init__(self, team: MpiTeam, show: ShowProgress) -> None:
         self._team, self._show = team, show
         self._failure: BaseException | None = None
         self._done = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankxform.errors import UsageError
 
 from . import hostfile
-from .library import OPEN_MPI, family_of, load, name_of
+from .library import OPEN_MPI, family_of, import_mpi, name_of
 
 _ANSWER = 30.0
 _SETUP = f"import sys; sys.path[:1] = []; sys.path.append({str(Path(__file__).parents[2])!r});"
@@ -36,7 +36,7 @@ def command(
     Raises:
         UsageError: there is no MPI library, no mpirun that fits it, or hosts cannot take part.
     """
-    library = load().Get_library_version()
+    library = import_mpi().Get_library_version()
     mpirun = _found(library)
     data, hosts = _hosts(path) if path else (b"", [])
     number = ["-n", str(processes or sum(host.devices for host in hosts))]
@@ -46,13 +46,13 @@ def command(
         own[at:at] = number
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if path:
-        from .hosts import Own, ask
+        from .hosts import HostSetup, check_hosts
 
         names = [host.address for host in hosts]
         if processes is not None and family_of(library) != OPEN_MPI:  # which starts on all
             before = accumulate((host.devices for host in hosts), initial=0)
             names = [name for name, slots in zip(names, before) if slots < processes]
-        ask(names, path, Own(version, library, _SETUP, passed_on))
+        check_hosts(names, path, HostSetup(version, library, _SETUP, passed_on))
     if family_of(library) != OPEN_MPI:
         named = _as_options(path, data, hosts, b"slots=", "-f", "-hosts") if path else []
         return [mpirun, *named, *number, *own]
@@ -72,7 +72,7 @@ def _hosts(path: str) -> tuple[bytes, list[hostfile.Host]]:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{error.strerror}", where=f"--hostfile {path}") from error
-    return data, hostfile.parse(data, path)
+    return data, hostfile.parse_hostfile(data, path)
 
 
 def _as_options(

@@ -16,11 +16,11 @@ _MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 class Nodes:
     """Processes by node. Those of one node have one host and one view of its file systems.
 
-    of: by process the number of its node; nodes are numbered as processes meet them.
+    node_of: by process the number of its node; nodes are numbered as processes meet them.
     names: the host's, by node.
     """
 
-    of: tuple[int, ...]
+    node_of: tuple[int, ...]
     names: tuple[str, ...]
 
     @classmethod
@@ -28,7 +28,7 @@ class Nodes:
         """Number the nodes; `found` is by process (name of the host, what distinguishes nodes).
 
         >>> Nodes.of_processes([("a", 1), ("b", 1), ("a", 1)])
-        Nodes(of=(0, 1, 0), names=('a', 'b'))
+        Nodes(node_of=(0, 1, 0), names=('a', 'b'))
         """
         numbers: dict[tuple[str, Hashable], int] = {}
         of = tuple(numbers.setdefault(one, len(numbers)) for one in found)
@@ -42,13 +42,13 @@ class Nodes:
     def processes(self) -> tuple[tuple[int, ...], ...]:
         """The processes of each node, ascending; the first one speaks for it."""
         found: list[list[int]] = [[] for _ in self.names]
-        for process, node in enumerate(self.of):
+        for process, node in enumerate(self.node_of):
             found[node].append(process)
         return tuple(map(tuple, found))
 
     def is_leader(self, process: int) -> bool:
         """Tell whether `process` is the first of its node."""
-        return self.processes[self.of[process]][0] == process
+        return self.processes[self.node_of[process]][0] == process
 
 
 ALONE = Nodes((0,), ("this host",))

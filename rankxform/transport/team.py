@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # it needs numpy
     from .p2p import PointToPoint
 
 T = TypeVar("T")
-Show = Callable[[int, bool], None]
+ShowProgress = Callable[[int, bool], None]
 """Called on process 0 with the bytes done by all processes, and whether that is the end."""
 
 
-def quiet(done: int, end: bool) -> None:
+def show_nothing(done: int, end: bool) -> None:
     """Show nothing."""
 
 
-class Stopping(Protocol):
+class StopSource(Protocol):
     """What may ask a process to stop before the end."""
 
     def reason(self) -> str | None:
@@ -38,7 +38,7 @@ class Stopping(Protocol):
         """Take note whether work is done that asks for the reason often."""
 
 
-class NeverStopping:
+class NeverStop:
     """Nothing asks (`Stopping`)."""
 
     def reason(self) -> str | None:
@@ -57,7 +57,7 @@ class Team(ABC):
 
     rank: int
     size: int
-    stopping: Stopping = NeverStopping()
+    stopping: StopSource = NeverStop()
     """Asked often, on every process: why to stop before the end, if anything says so."""
     stall_seconds = 900.0
     """How long to wait for an answer of another process before all are ended."""
@@ -85,7 +85,7 @@ class Team(ABC):
         self.agree(lambda: None)
 
     @abstractmethod
-    def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
+    def work(self, compute: Callable[[Callable[[int], None]], T], show: ShowProgress) -> T:
         """Do long local work that reports bytes as it goes; end at the same time.
 
         `compute` gets a function to call with the bytes done since the last call. That function
@@ -94,7 +94,7 @@ class Team(ABC):
 
     def allgather_work(self, compute: Callable[[Callable[[int], None]], T]) -> list[T]:
         """Do long local work as `work` does, and return all values, by process, on every one."""
-        value = self.work(compute, quiet)
+        value = self.work(compute, show_nothing)
         return self.allgather(lambda: value)
 
     @property
@@ -129,7 +129,7 @@ class Team(ABC):
         """End every process now, and say nothing. Does not return."""
 
 
-class Serial(Team):
+class SerialTeam(Team):
     """One process, without MPI."""
 
     rank, size = 0, 1
@@ -145,7 +145,7 @@ class Serial(Team):
             self.check_stop()
             return compute()
 
-    def work(self, compute: Callable[[Callable[[int], None]], T], show: Show) -> T:
+    def work(self, compute: Callable[[Callable[[int], None]], T], show: ShowProgress) -> T:
         done = 0
 
         def on_progress(nbytes: int) -> None:

@@ -39,12 +39,12 @@ def agent(tmp_path, monkeypatch):
 
 
 def own_library():
-    return library.load().Get_library_version()
+    return library.import_mpi().Get_library_version()
 
 
 def asked(*names, seconds=20.0):
-    own = hosts.Own(rankxform.__version__, own_library(), _SETUP)
-    hosts.ask(names, "hosts", own, seconds)
+    own = hosts.HostSetup(rankxform.__version__, own_library(), _SETUP)
+    hosts.check_hosts(names, "hosts", own, seconds)
 
 
 def test_all_hosts_can_take_part_and_this_one_is_not_asked(tmp_path, agent):

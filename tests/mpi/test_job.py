@@ -13,7 +13,7 @@ import rankxform
 import rankxform.mindspore
 from rankxform.errors import PeerError
 from rankxform.transport import team
-from rankxform.transport.team import NeverStopping
+from rankxform.transport.team import NeverStop
 from tests import reference
 from tests.cases import Case, random_case
 from tests.mpi.conftest import prepare
@@ -86,7 +86,7 @@ def test_a_failure_in_the_middle_of_the_work_stops_the_others(tmp):
     assert progress_calls < 10_000, "the healthy processes worked on to the end"
 
 
-class Asking(NeverStopping):
+class Asking(NeverStop):
     def reason(self):
         return "stopped by a test"
 

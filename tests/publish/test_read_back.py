@@ -79,10 +79,12 @@ def test_each_file_is_read_once_and_by_another_node():
     for process in range(4):
         for path, _, writer in seen_elsewhere(written, range(4), process, nodes):
             assert path not in readers
-            assert nodes.names[nodes.of[int(path[0])]] == writer
+            assert nodes.names[nodes.node_of[int(path[0])]] == writer
             readers[path] = process
     assert sorted(readers) == sorted(path for one in written for path in one)
-    assert all(nodes.of[int(path[0])] != nodes.of[reader] for path, reader in readers.items())
+    assert all(
+        nodes.node_of[int(path[0])] != nodes.node_of[reader] for path, reader in readers.items()
+    )
     assert len(set(readers.values())) == 4
     own_folders = list(seen_elsewhere(written, (0, 1), 0, nodes))
     assert own_folders == []

@@ -14,7 +14,7 @@ from rankxform.publish.target import FOLDER_NAME, JOB_NAME
 from rankxform.source.choice import Narrow, look_at
 from rankxform.source.opening import open_source
 from rankxform.storage import strategies
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests.reference import write_checkpoint, write_ckpt, write_strategy
 
 LAYOUTS = [{"a": ([2], [0, -1], 0, 0)}, {"b": ([2], [0, -1], 0, 0)}]
@@ -35,7 +35,7 @@ def spoil(folder, *numbers):
 
 def test_a_source_without_faults_has_a_table(ranks):
     folder, strategy = ranks
-    source = open_source(Where(str(folder), strategy=strategy), Serial()).require()
+    source = open_source(Where(str(folder), strategy=strategy), SerialTeam()).require()
     assert [one.name for one in source.table.parameters] == ["a", "b"]
     assert source.wanted == tuple(source.indexes) == (0, 1, 2, 3)
     assert source.form.name == "ranks" and source.faults == ()
@@ -44,7 +44,7 @@ def test_a_source_without_faults_has_a_table(ranks):
 def test_every_fault_is_collected_and_the_first_is_raised(ranks):
     folder, strategy = ranks
     spoil(folder, 1, 3)
-    source = open_source(Where(str(folder), strategy=strategy), Serial())
+    source = open_source(Where(str(folder), strategy=strategy), SerialTeam())
     assert [fault.file for fault in source.faults] == [1, 3]
     assert all(fault.inside for fault in source.faults)
     assert source.catalog is None and sorted(source.indexes) == [0, 2]
@@ -57,7 +57,7 @@ def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
     folder, strategy = ranks
     spoil(folder, 2)
     narrow = Narrow(ranks=lambda strategy: [0, 1]) if narrowed else Narrow()
-    source = open_source(Where(str(folder), strategy=strategy), Serial(), narrow)
+    source = open_source(Where(str(folder), strategy=strategy), SerialTeam(), narrow)
     assert bool(source.faults) != narrowed
     if narrowed:
         assert [one.name for one in source.table.parameters] == ["a"]
@@ -65,18 +65,18 @@ def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
 
 def test_files_whose_ranks_nothing_tells_are_a_fault_and_still_known(ranks):
     folder, _ = ranks
-    source = open_source(Where(str(folder)), Serial())
+    source = open_source(Where(str(folder)), SerialTeam())
     assert sorted(source.indexes) == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="no --src-strategy says"):
         source.require()
-    whole = open_source(Where(str(folder), strategy=WholeStrategy()), Serial())
+    whole = open_source(Where(str(folder), strategy=WholeStrategy()), SerialTeam())
     assert whole.table.strategy is not None and len(whole.paths) == 4
 
 
 def test_files_that_contradict_the_strategy_are_a_fault_of_their_content(ranks):
     folder, strategy = ranks
     write_ckpt(folder / "rank_1/checkpoint_1.ckpt", {"a": ("Float32", np.zeros((2, 4), "<f4"))})
-    source = open_source(Where(str(folder), strategy=strategy), Serial())
+    source = open_source(Where(str(folder), strategy=strategy), SerialTeam())
     assert [one.inside for one in source.faults] == [True] and len(source.paths) == 4
     with pytest.raises(CheckpointError, match="'a'"):
         source.require()
@@ -87,9 +87,9 @@ def test_preferred_files_are_chosen_where_all_are_there(ranks):
     (folder / "rank_0/checkpoint_0-1_9.ckpt").write_bytes(b"")
     names = {rank: f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)}
     where = Where(str(folder), strategy=strategy)
-    assert open_source(where, Serial()).faults
-    assert not open_source(where, Serial(), Narrow(preferred=names)).faults
-    assert open_source(where, Serial(), Narrow(preferred={**names, 4: "rank_4/x.ckpt"})).faults
+    assert open_source(where, SerialTeam()).faults
+    assert not open_source(where, SerialTeam(), Narrow(preferred=names)).faults
+    assert open_source(where, SerialTeam(), Narrow(preferred={**names, 4: "rank_4/x.ckpt"})).faults
 
 
 def test_looking_reads_no_header(ranks):
@@ -104,7 +104,7 @@ def test_looking_reads_no_header(ranks):
 def test_a_stopped_run_is_named_before_what_it_left(form, tmp_path):
     (tmp_path / FOLDER_NAME).mkdir()
     (tmp_path / FOLDER_NAME / JOB_NAME).write_text("{}")
-    source = open_source(Where(str(tmp_path), form), Serial())
+    source = open_source(Where(str(tmp_path), form), SerialTeam())
     with pytest.raises(CheckpointError, match="a conversion into this folder was stopped"):
         source.require()
 
@@ -113,5 +113,5 @@ def test_links_that_lead_nowhere_are_no_mark_of_a_form(ranks):
     folder, strategy = ranks
     for name in ("metadata.json", "common.json", "param_name_map.json"):
         (folder / name).symlink_to("nowhere")
-    source = open_source(Where(str(folder), strategy=strategy), Serial())
+    source = open_source(Where(str(folder), strategy=strategy), SerialTeam())
     assert source.form.name == "ranks" and not source.faults

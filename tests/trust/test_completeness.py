@@ -12,7 +12,7 @@ import pytest
 import rankxform
 from rankxform.job.replicas import compare_replicas
 from rankxform.request import Request
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference
 
 PARAMS = {f"layers.{n}.w": ((8, 8), "Float32") for n in range(3)}
@@ -134,7 +134,7 @@ class TestAsked:
         src, strategy = made(tmp_path)
         with pytest.raises(rankxform.DifferenceError, match="no two files hold the same"):
             convert(src, strategy, tmp_path, check_replicas="error")
-        found = compare_replicas(Request(str(src), None, strategy, strategy), Serial())
+        found = compare_replicas(Request(str(src), None, strategy, strategy), SerialTeam())
         assert found.same is None
         with pytest.raises(rankxform.DifferenceError):
             bool(found)

@@ -281,14 +281,14 @@ def test_a_single_rank_is_looked_at_to_be_known_again(tmp_path):
 def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
     from rankxform.job.launch import launch
     from rankxform.request import Request
-    from rankxform.transport import Serial
+    from rankxform.transport import SerialTeam
 
     place = Place(
         tmp_path, lambda rank: {"global_step": (STEP[0], np.array([100 - rank // 3], "<i4"))}
     )
     request = Request(str(place.src), None, place.right, place.right)
     with pytest.raises(rankxform.CheckpointError, match="global_step"):
-        launch(request, tmp_path / "output", Serial())
+        launch(request, tmp_path / "output", SerialTeam())
 
 
 def test_few_samples_of_many_files():

@@ -15,7 +15,7 @@ import rankxform
 from rankxform.job.replicas import compare_replicas
 from rankxform.request import Request
 from rankxform.storage import strategies
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference
 
 DATA = Path(__file__).parents[1] / "data" / "real_strategies"
@@ -76,7 +76,7 @@ def test_a_strategy_of_as_many_ranks_is_not_believed(tmp_path):
             found = outcome(src, path_b, common, tmp_path / "dst")
             counts[found] += 1
             if found == "wrong":
-                replicas = compare_replicas(Request(str(src), None, path_b, None), Serial())
+                replicas = compare_replicas(Request(str(src), None, path_b, None), SerialTeam())
                 assert not replicas.differences, f"{a} by {b}: replicas tell"
     pairs = sum(counts.values())
     assert pairs > 100 and counts["wrong"] <= MOST_UNTOLD * pairs, counts

@@ -11,7 +11,7 @@ import pytest
 import rankxform
 from rankxform.job.replicas import compare_replicas
 from rankxform.request import Request
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 
@@ -39,7 +39,7 @@ def taint(folder, rank, name):
 
 
 def compare(folder, a):
-    return compare_replicas(Request(folder, None, a, a), Serial())
+    return compare_replicas(Request(folder, None, a, a), SerialTeam())
 
 
 def test_equal_replicas_pass(place):

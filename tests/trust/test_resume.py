@@ -13,7 +13,7 @@ from rankxform.engine.file_sink import part_of
 from rankxform.job.transform import transform
 from rankxform.publish import journal, target
 from rankxform.request import Request
-from rankxform.transport import Serial
+from rankxform.transport import SerialTeam
 from tests import reference
 from tests.place import Place, of_another_step
 
@@ -224,7 +224,7 @@ def test_what_fails_before_the_first_byte_leaves_nothing(place):
 
     request = Request(str(place.src), str(place.dst), str(place.a), str(place.b), fsync=False)
     with pytest.raises(ValueError, match="of the caller's own"):
-        transform(request, Serial(), fail)
+        transform(request, SerialTeam(), fail)
     assert not place.dst.exists()
 
 

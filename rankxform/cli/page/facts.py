@@ -10,7 +10,13 @@ from posixpath import basename
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rankxform
-from rankxform.display.units import against_needed, buffer, count, seconds, size
+from rankxform.display.units import (
+    format_buffer,
+    format_count,
+    format_seconds,
+    format_size,
+    read_and_needed,
+)
 from rankxform.job.efficiency import floor_of, in_words
 from rankxform.job.picture import as_drawn, flow, kinds, node_flow, shown
 from rankxform.results import stages
@@ -69,31 +75,33 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
         "time": "not measured",
         "reads": f"{least if least == most else f'{least} to {most}'} of {plan.src_ranks:,} "
         f"source {'ranks' if source.table.strategy else 'files'}, for each file written",
-        "read": against_needed(plan.bytes_read, plan.bytes_needed),
+        "read": read_and_needed(plan.bytes_read, plan.bytes_needed),
         "disk": needs(plan),
-        "memory": f"{buffer(plan.buffer_bytes)} of buffers a process",
+        "memory": f"{format_buffer(plan.buffer_bytes)} of buffers a process",
         "tensors": f"{plan.parameters:,}",
         "processes": f"{plan.processes:,}",
     }
     state, told = "plan", "a plan; nothing was read but headers and samples"
     if simulated is not None:
         told, predicted = "simulated, by the cost model", simulated["predicted_seconds"]
-        amounts["processes"] = f"{plan.processes:,} on {count(simulated['nodes'], 'node')}"
+        amounts["processes"] = f"{plan.processes:,} on {format_count(simulated['nodes'], 'node')}"
     if predicted is not None:
-        amounts["time"] = f"about {seconds(predicted)}"
+        amounts["time"] = f"about {format_seconds(predicted)}"
     if done is not None:
         state, told = "right", "done, every byte written once; not compared"
         if done.files_kept == len(done.files):
             told = "complete already; nothing was written"
         elif done.fingerprints:
             told = "done, and fingerprints are kept"
-        amounts["time"] = f"{seconds(done.seconds)}; {seconds(done.move_seconds)} to move bytes"
-        amounts["memory"] = f"{size(done.peak_memory_bytes)} in the largest process"
+        amounts["time"] = (
+            f"{format_seconds(done.seconds)}; {format_seconds(done.move_seconds)} to move bytes"
+        )
+        amounts["memory"] = f"{format_size(done.peak_memory_bytes)} in the largest process"
     if verdict is not None:
         state, told = _STATES[verdict.same], verdict.in_short()
         if verdict.same and verdict.checked == "bytes":
-            told = f"the same, every byte compared: {size(verdict.bytes_compared)}"
-        amounts["time"] = seconds(verdict.seconds)
+            told = f"the same, every byte compared: {format_size(verdict.bytes_compared)}"
+        amounts["time"] = format_seconds(verdict.seconds)
     step = f", step {plan.step}" if plan.step else ""
     sides = (plan.src, source.table.label), (target.dst, target.planner.dst.label)
     src, dst = (basename((folder or label).rstrip("/")) for folder, label in sides)
@@ -120,10 +128,14 @@ def _time(outcome: Outcome) -> dict[str, Any]:
     told = ""
     if simulated is not None:
         every = simulated["seconds_of_processes"] or [0.0]
-        told = f"About {seconds(simulated['predicted_seconds'])} in all; the busiest process "
-        told += f"{seconds(max(every))}, the idlest {seconds(min(every))}, by the cost model."
+        told = (
+            f"About {format_seconds(simulated['predicted_seconds'])} in all; the busiest process "
+        )
+        told += f"{format_seconds(max(every))}, the idlest {format_seconds(min(every))}, "
+        told += "by the cost model."
     elif predicted is not None:
-        told = f"The move would take about {seconds(predicted)}, at bandwidths that were measured."
+        told = f"The move would take about {format_seconds(predicted)}, "
+        told += "at bandwidths that were measured."
     if done is None or done.files_kept == len(done.files):
         return {"told": [told], "floor": None, "phases": None} if told else {}
     floor = floor_of(done)
