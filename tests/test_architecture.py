@@ -272,7 +272,7 @@ def test_functions_stay_short():
     for path, node in functions():
         body = node.body[1:] if ast.get_docstring(node) else node.body
         lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
-        assert lines <= 50, f"{path}: {node.name} has {lines} lines"
+        assert lines <= 70, f"{path}: {node.name} has {lines} lines"
 
 
 MINDSPORES_OWN = {
@@ -297,6 +297,49 @@ RETIRED = {
     "as_exchange", "strangers", "visibility", "Visibility", "weighed",
 }  # fmt: skip
 """Names that said nothing, or two things; what they became is in the history."""
+
+
+VAGUE = {
+    "one", "found", "some", "known", "held", "every", "there", "told", "asked", "what", "made", "given",
+    "wanted", "rest", "own", "at", "alike", "more", "stated", "gone",
+}  # fmt: skip
+"""Words that say nothing of what is bound."""
+
+MOST_VAGUE = {"geometry": 0.0, "": 12.3}
+"""Percent of bindings, by package; "" is the whole. It only goes down."""
+
+TWICE = {
+    "Contradiction", "DeriveOptions", "Kind", "Outcome", "Parameter", "Part", "Parts", "Placement", "Read",
+    "Rule", "SourceOptions", "State", "Stated", "Tail", "Wanted",
+}  # fmt: skip
+"""Names of several classes, which are to get names of their own."""
+
+
+def bindings(path):
+    """Yield every parameter, and every name that is stored, each time."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+@pytest.mark.parametrize("package", MOST_VAGUE)
+def test_names_say_what_they_hold(package):
+    paths = [path for path in files() if package in ("", package_of(path))]
+    names = [name for path in paths for name in bindings(path)]
+    share = 100 * sum(name in VAGUE for name in names) / len(names)
+    assert share <= MOST_VAGUE[package], f"{share:.1f} % of {len(names)} bindings"
+
+
+def test_a_class_has_a_name_of_its_own():
+    names = [
+        node.name
+        for path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} <= TWICE
 
 
 def identifiers(path):

@@ -67,10 +67,12 @@ class Checkpoint2:
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         if listing.kind != FOLDER:
             return None
-        if unified.MAP in listing.files:  # which may have a common.json too
-            return None
-        theirs = any(name.startswith(OTHERS_STEPS) for name in listing.folders)
-        for name in (COMMON,) if theirs else (TRACKER, COMMON):
+        marks = [TRACKER, COMMON]
+        if any(name.startswith(OTHERS_STEPS) for name in listing.folders):
+            marks.remove(TRACKER)
+        if {unified.MAP, unified.FIRST} & {*listing.files}:  # which has a common.json too
+            marks.remove(COMMON)
+        for name in marks:
             if name in listing.files:
                 return name
         if METADATA in listing.files:
@@ -205,6 +207,7 @@ def _facts(chosen: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
     """
     common = chosen.at(COMMON)
     found = folder.steps(training, common)
+    found = [fact for fact in found if fact.value]  # 0 where a trainer does not count so
     counted = frozenset(fact.value for fact in found if fact.of != "epoch_num")
     if counted and chosen.number is not None:
         number = frozenset({chosen.number})

@@ -62,7 +62,8 @@ def training(store: Store, name: str, path: str, searched: str = "") -> dict[str
 
 def steps(stated: Mapping[str, Any], path: str) -> list[Fact]:
     """Return how far a training was, as a common.json states it."""
-    return [Fact(STEP, name, stated[name], METADATA, path) for name in STEPS if stated.get(name)]
+    known = {name: stated[name] for name in STEPS if stated.get(name) is not None}
+    return [Fact(STEP, name, number, METADATA, path) for name, number in known.items()]
 
 
 def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:

@@ -34,7 +34,7 @@ from . import folder
 from .base import Arrangement, Naming, Needed, Selected, Where
 from .folder import COMMON
 
-MAP, LOOSE = "param_name_map.json", "hyper_param.safetensors"
+MAP, FIRST, LOOSE = "param_name_map.json", "part0.safetensors", "hyper_param.safetensors"
 DEFAULT_BYTES = 3 << 30
 _PART = re.compile(r"part(0|[1-9][0-9]{0,8})\.safetensors")
 
@@ -57,7 +57,7 @@ class Unified:
         return "*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
-        marks = (MAP, "part0.safetensors")
+        marks = (MAP, FIRST)
         return next((name for name in marks if name in listing.files), None)
 
     def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
@@ -121,12 +121,12 @@ class Unified:
         }
         total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
         files = {name: [t.name for t in some] for name, some in held.items()}
-        found = {MAP: [folder.index_document(files, total, indent=4)]}
+        index = {MAP: [folder.index_document(files, total, indent=4)]}  # written last
         tensors = (tensor for some in held.values() for tensor in some)
         goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
         if goes_on and training.get("global_step") is not None:
-            found[COMMON] = [documents.common(training)]
-        return found
+            return {COMMON: [documents.common(training)], **index}
+        return index
 
     def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, own)

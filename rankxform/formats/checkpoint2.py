@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from rankxform.errors import FormatError, StrategyError
@@ -207,9 +207,14 @@ def parse_common(data: bytes) -> dict[str, Any]:
     step = found.get("global_step")
     if step is not None and (type(step) is not int or not 0 <= step < MOST_STEPS):
         raise FormatError(f"global_step is {str(step)[:20]!r}, which is no number of steps")
-    large = {key: n for key in COMMON if isinstance(n := found.get(key), int) and abs(n) >= 1 << 63}
-    for key, value in large.items():
-        raise FormatError(f"{key} is {str(value)[:20]}..., which no counter holds")
+    for key in COMMON:
+        value = found.get(key)
+        is_number = type(value) is int and -(1 << 63) <= value < 1 << 63
+        if type(value) is float and (key == "loss_scale" or value.is_integer()):
+            is_number = isfinite(value) and abs(value) < 1 << 63
+            found[key] = value if key == "loss_scale" else int(value)
+        if value is not None and not is_number:
+            raise FormatError(f"{key} is {str(value)[:20]!r}, and a counter cannot hold it")
     more = {CONSUMED: found[CONSUMED]} if type(found.get(CONSUMED)) is int else {}
     return {**{key: found.get(key) for key in COMMON}, **more}
 

@@ -12,6 +12,7 @@ from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Schema
+from rankxform.formats.checkpoint2 import COMMON
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.strategy import WholeStrategy
@@ -278,11 +279,13 @@ def _training_faults(target: Target, description: Description) -> Iterator[str]:
     """Yield what is wrong with the facts on the training, of a form that states some."""
     if target.form.training is None:
         return
-    want, have = (one.get("global_step") for one in (target.training, description.training))
     if not description.training and not target.form.counters:
         yield "is missing; a training job knows its step by it"
-    elif want is not None and have not in (want, None if target.form.counters else want):
-        yield f"states global_step {have}, and the source's is {want}"
+    for name in COMMON:
+        want, have = (one.get(name) for one in (target.training, description.training))
+        must = name == "global_step" and not target.form.counters and description.training
+        if want is not None and have != want and (have is not None or must):
+            yield f"states {name} {have}, and the source's is {want}"
 
 
 def _stated(

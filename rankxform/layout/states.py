@@ -77,6 +77,7 @@ _BELOW_A_ROOT = STATE_PREFIXES | STATE_SUFFIXES | frozenset((
 
 COUNTERS = frozenset((
     "global_step", "learning_rate", "loss_scale", "scale_sense", "epoch_num", "step_num",
+    "global_batch_size",
     "beta1_power", "beta2_power", "current_iterator_step", "last_overflow_iterator_step",
     "momentum", "state_step", "step_t", "afactor_step", "cov_step", "fake_lr", "fake_param",
     "accumulation_step", "scale_value", "ga_steps", "current_default_lr", "current_grouped_lr",

@@ -4,7 +4,6 @@ from . import cast, counters, dequantize, drop, naming, rename, vocabulary, weig
 from .base import OPERATIONS, prepared
 
 OPERATIONS.update(
-    counters=counters.counters,
     rename=rename.rename,
     weights_only=weights.weights_only,
     model_only=weights.model_only,
@@ -19,6 +18,7 @@ OPERATIONS.update(
     items=drop.drop_items,
     vocabulary=vocabulary.vocabulary,
     cast=cast.cast,
+    counters=counters.counters,
 )
 
 __all__ = ["cast", "counters", "dequantize", "drop", "naming", "rename", "vocabulary", "weights"]

@@ -8,12 +8,14 @@ them, and begins with step 0 or fails where there are none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from struct import pack, unpack
 from typing import Any
 
 from rankxform.formats.checkpoint2 import COMMON
 from rankxform.geometry.pieces import Assembly
 
-from .base import Composition, Tensor
+from .base import Composition, Operation, Tensor
+from .drop import drop
 
 _AS_PARAMETER = "global_step"
 """The optimizer's own counter, a parameter of one element; the others are plain numbers."""
@@ -23,31 +25,40 @@ _NOT_SCALED = 1
 """What MindFormers' rank folders hold where its common.json says null."""
 
 
-class Counters:
-    """Adds a tensor for each fact that no tensor states, if there are states of an optimizer."""
+class Counters(Composition):
+    """Adds a tensor for each fact that no tensor states, if an optimizer's states are written.
+
+    It is the last operation: what is added has its name already, and is chosen by it.
+    """
 
     renames = False
 
-    def __init__(self, training: Mapping[str, Any]) -> None:
-        known = {name: training.get(name) for name in COMMON}
-        if known["step_num"] is not None and known["loss_scale"] is None:
-            known["loss_scale"] = _NOT_SCALED
-        self._facts = {n: v for n, v in known.items() if type(v) is int or type(v) is float}
+    def __init__(self, training: Mapping[str, Any], choose: Operation | None) -> None:
+        facts = {name: training.get(name) for name in COMMON}
+        if facts["step_num"] is not None and facts["loss_scale"] is None:
+            facts["loss_scale"] = _NOT_SCALED
+        self._facts = {name: value for name, value in facts.items() if value is not None}
+        self._choose = choose
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        states = [one for one in tensors if one.state]
+        states = [tensor for tensor in tensors if tensor.state and not tensor.dropped]
         if not states:
             return [*tensors]
-        there = {one.name for one in tensors}
-        facts = {name: value for name, value in self._facts.items() if name not in there}
-        return [*tensors, *(_tensor(name, value, states[-1]) for name, value in facts.items())]
+        names = {tensor.name for tensor in tensors}
+        added = [
+            _counter(name, value, states[-1])
+            for name, value in self._facts.items()
+            if name not in names
+        ]
+        return [*tensors, *(self._choose(one) if self._choose else one for one in added)]
 
 
-def _tensor(name: str, value: float, state: Tensor) -> Tensor:
+def _counter(name: str, value: float, state: Tensor) -> Tensor:
     """Return a tensor of one number, which is written behind `state`."""
-    dtype = "Int64" if type(value) is int else "Float32"
-    shape = (1,) if name == _AS_PARAMETER else ()
-    if shape and value < _MOST_INT32:
+    dtype, shape = "Int64", (1,) if name == _AS_PARAMETER else ()
+    if type(value) is float:
+        dtype = "Float32" if unpack("<f", pack("<f", value))[0] == value else "Float64"
+    elif shape and value < _MOST_INT32:
         dtype = "Int32"
     made = Assembly(shape, (), value)
     return Tensor(name, dtype, shape, state.sources, made, keeps_dtype=True, is_weight=False)
@@ -59,10 +70,6 @@ def is_added(tensor: Tensor) -> bool:
 
 
 def counters(options: Mapping[str, Any]) -> Composition | None:
-    """Return the operation that adds the facts `training`, where the destination is to have them.
-
-    They belong to an optimizer's states, and are left out with these.
-    """
-    if options.get("weights_only") or not options.get("training"):
-        return None
-    return Counters(options["training"])
+    """Return the operation that adds the facts `training`, if the destination keeps them so."""
+    training = options.get("training")
+    return Counters(training, drop(options)) if training else None

@@ -116,7 +116,9 @@ def select(
         name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
         declared = parameter.declared and parameter.src_name not in apart
         here = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
-        if name in dst and declared:
+        if parameter.value is not None:  # no strategy speaks of what no file holds
+            replicated[name] = parameter
+        elif name in dst and declared:
             sharded[name] = parameter
         elif declared and parameter.base_name in dst:
             reasons.setdefault(_STATE, []).append(parameter)
@@ -126,6 +128,8 @@ def select(
             (sharded if there else replicated)[name] = parameter
         else:
             reasons.setdefault(_UNMATCHED, []).append(parameter)
+    if not any(p.state for p in (*sharded.values(), *replicated.values())):
+        replicated = {name: p for name, p in replicated.items() if p.value is None}
     left_out = tuple(
         _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
     )

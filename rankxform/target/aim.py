@@ -16,6 +16,7 @@ from rankxform.formats.base import FORMATS, Format, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.counters import is_added
 from rankxform.ops.naming import AS_STORED, MINDSPORE, named_strategy
 from rankxform.ops.vocabulary import is_vocabulary
 from rankxform.options import is_default
@@ -48,7 +49,7 @@ from .operation_inputs import (
 from .placement import unsafe_writers
 from .suggestions import suggesting
 from .target import Target
-from .training import training_facts, training_step
+from .training import kept_facts, training_facts, training_step
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
@@ -118,8 +119,9 @@ def _aimed(
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
     request, operation, catalog = asked.request, asked.operation, source.table
-    added, own = adapter.table if adapter else None, source.description
-    derivation = derivation_of(request, operation, added, own.items, own.training)
+    added, items = adapter.table if adapter else None, source.description.items
+    facts = None if source.form.counters else training  # as tensors, the source has them
+    derivation = derivation_of(request, operation, added, items, facts)
     derivation = derivation.with_states(catalog.states)
     _check_extra_names(source, asked.src)
     check_side(request, operation, source, derivation)
@@ -154,7 +156,7 @@ def _aimed(
         arrangement=arrangement,
         derived=derived,
         adapter=adapter,
-        training=training,
+        training=kept_facts(request, training),
         companions=operation.companions,
         truncated_vocab=truncated_vocab(derivation, tensors),
         tied_duplicates=tied_duplicates(tensors),
@@ -260,7 +262,8 @@ def _wanted(
     asked: Asked, catalog: Catalog, tensors: Sequence[Tensor], derivation: Derivation
 ) -> tuple[Derived | None, Strategy]:
     """Return the destination's strategy, and how it was derived if it was not given."""
-    made = [one for one in tensors if not (one.dropped and derivation.renames)]
+    in_files = [one for one in tensors if not is_added(one)]  # no strategy speaks of the others
+    made = [one for one in in_files if not (one.dropped and derivation.renames)]
     schema = Schema(
         tuple(one.name for one in made),
         tuple(one.dtype for one in made),

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from math import isfinite
 from shlex import quote
+from struct import unpack
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Form
+from rankxform.errors import CheckpointError
 from rankxform.formats.base import Index
-from rankxform.formats.checkpoint2 import CONSUMED
+from rankxform.formats.checkpoint2 import COMMON, CONSUMED
 from rankxform.formats.dtype import item_size
+from rankxform.layout.names import STEPS
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.sources import Sources
 from rankxform.transport import Team
 
 _STEP_KEY = "global_step"
+_FLOATS = {"Float32": "<f", "Float64": "<d"}
 _STEP = "iteration"
 """The option of forms whose folders bear the step's number."""
 
@@ -27,24 +32,49 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     They are the source's own; global_step is read from the tensor of that name otherwise.
     """
     form = FORMS[request.dst_form or DEFAULT_FORM]
-    if (form.training is None and _STEP not in form.options) or request.shapes is not None:
+    has_files = form.training is not None or _STEP in form.options
+    has_tensors = form.counters and not source.form.counters
+    if not (has_files or has_tensors) or request.shapes is not None:
         return {}
     step = source.selected.step
     noted = source.own.steps if source.own is not None else {}
-    training = {**noted, **source.description.training}
+    description = source.description
+    training = {**noted, **description.training}
     if leaves_consumed_out(request):
         training.pop(CONSUMED, None)
     if step is not None and len(step) > 1:
         named = dict(zip(("epoch_num", "step_num"), step))  # in the epoch, or in the run
         stated = {name: _number(source, name, team) for name in named}
         training.update({n: v if stated[n] is None else stated[n] for n, v in named.items()})
-    if training.get(_STEP_KEY) is None:
-        training[_STEP_KEY] = _number(source, _STEP_KEY, team)
+    for name in COMMON:
+        number = _number(source, name, team)
+        if training.get(name) is None:
+            training[name] = number
+        elif name not in STEPS and number not in (None, training[name]):  # steps are compared
+            raise CheckpointError(
+                f"{name} is {training[name]}, and {number} by a tensor of that name",
+                "take files of one step",
+                where=description.source,
+            )
     if training[_STEP_KEY] is None and step is not None and len(step) == 1:
         training[_STEP_KEY] = step[0]
     if training[_STEP_KEY] is None:
         training[_STEP_KEY] = request.iteration
     return training
+
+
+def kept_facts(request: Request, training: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the facts of `training` that a destination's companion files state.
+
+    If the destination keeps them as tensors too, `--exclude` leaves both out.
+    """
+    if not FORMS[request.dst_form or DEFAULT_FORM].counters:
+        return training
+    return {
+        name: value
+        for name, value in training.items()
+        if not any(re.search(pattern, name) for pattern in request.exclude)
+    }
 
 
 def unplaced(request: Request, source: Source, written: Collection[str]) -> Iterator[str]:
@@ -84,7 +114,7 @@ def _of_consumed(form: Form, source: str, consumed: int) -> str:
     return f"{told}, which {form.training} says too; MindFormers before 2.1 wants {leave}"
 
 
-def _number(source: Source, name: str, team: Team) -> int | None:
+def _number(source: Source, name: str, team: Team) -> float | None:
     """Return the value of a tensor of one number; None where no file has one of that name.
 
     Collective.
@@ -96,12 +126,16 @@ def _number(source: Source, name: str, team: Team) -> int | None:
         return None
     reader = source.reach.processes_seeing((file,))[0]
 
-    def value() -> int | None:
+    def value() -> float | None:
         if team.rank != reader:
             return None
         room = memoryview(bytearray(indexes[file].nbytes(name)))
         with Sources(source.paths, indexes) as sources:
             sources.read(file, name, 0, room)
+        dtype = indexes[file].dtype(name)
+        if dtype in _FLOATS:
+            (number,) = unpack(_FLOATS[dtype], room)
+            return number if isfinite(number) else None
         return int.from_bytes(room, "little", signed=True)
 
     return next((n for n in team.allgather(value) if n is not None and n >= 0), None)
@@ -109,7 +143,7 @@ def _number(source: Source, name: str, team: Team) -> int | None:
 
 def _is_number(index: Index, name: str) -> bool:
     dtype = index.dtype(name)
-    return "Int" in dtype and index.nbytes(name) == item_size(dtype)
+    return ("Int" in dtype or dtype in _FLOATS) and index.nbytes(name) == item_size(dtype)
 
 
 def training_step(training: Mapping[str, Any]) -> int | None:
