@@ -1,4 +1,4 @@
-"""The file of ``--log``: all that process 0 says, each line with its time."""
+"""The file of ``--log``: everything that process 0 prints, each line with its time."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ _STAMP = "%Y-%m-%d %H:%M:%S%z"
 
 
 class _LogFile:
-    """The descriptor of the file, if one is wanted."""
+    """The descriptor of the log file; None without --log."""
 
     fd: int | None = None
 
 
 def open_log(path: str, first: str) -> None:
-    """Say everything to a file too from here on; lines are added to one that is there. OSError."""
+    """Open the log and write its first line. An existing file is continued. Raises OSError."""
     _LogFile.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     write_log(first)
 
 
 def close_log() -> None:
-    """Say nothing more to the file."""
+    """Close the log, if it is open."""
     if _LogFile.fd is not None:
         os.close(_LogFile.fd)
         _LogFile.fd = None
 
 
 def is_open() -> bool:
-    """Tell whether a file is written."""
+    """Return whether a log is open."""
     return _LogFile.fd is not None
 
 
 def write_log(text: str) -> None:
-    """Add lines to the file, if there is one. Where it cannot be written, that is said and the
-    work goes on without."""
+    """Append lines to the log, if it is open. If that fails, warn, and go on without a log."""
     if _LogFile.fd is None:
         return
     now, plain = time.strftime(_STAMP), re.sub("\x1b\\[[0-9;]*m", "", text)

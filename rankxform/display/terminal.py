@@ -1,6 +1,6 @@
-"""What a person's terminal can show: its width, bold and red, and texts folded to fit it.
+"""Text for a terminal: its width, bold and red, and lines that are wrapped to fit it.
 
-Where the output goes to a file or a pipe, lines are as long as they are, for other programs.
+Lines that go to a file or a pipe are not wrapped, because other programs read them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STDOUT, STDERR = 1, 2
 
 
 def columns_of(fd: int) -> int:
-    """Return how wide the terminal is that a descriptor belongs to."""
+    """Return the number of columns of a descriptor's terminal."""
     with suppress(OSError):
         return os.get_terminal_size(fd).columns or USUAL_COLUMNS
     return USUAL_COLUMNS
@@ -29,7 +29,7 @@ def columns_of(fd: int) -> int:
 
 @lru_cache(maxsize=2)
 def width(stream: int = STDOUT) -> int | None:
-    """Return how many columns a line of output may take, or None if no person's terminal shows it.
+    """Return how many columns a line of output may take. None: no terminal shows it.
 
     stream: `STDOUT` or `STDERR`.
     """
@@ -45,12 +45,12 @@ def width(stream: int = STDOUT) -> int | None:
 
 
 def bold(text: str, stream: int = STDOUT) -> str:
-    """Return `text` in bold where a terminal shows it and NO_COLOR is not set."""
+    """Return `text` in bold, if a terminal shows it and NO_COLOR is not set."""
     return _styled(text, "1", stream)
 
 
 def red(text: str, stream: int = STDOUT) -> str:
-    """Return `text` in red, as `bold` does in bold."""
+    """Return `text` in red, under the conditions of `bold`."""
     return _styled(text, "1;31", stream)
 
 
@@ -61,10 +61,10 @@ def _styled(text: str, code: str, stream: int) -> str:
 
 
 def wrap_text(text: str, columns: int | None, indent: int = 2) -> str:
-    """Break lines between words so that none is longer than `columns`; None: leave them.
+    """Break lines between words so that no line is longer than `columns`. None: break none.
 
-    The further lines begin with `indent` blanks. A word that is too long, such as a path, stays
-    whole, so that it can be copied.
+    Continuation lines begin with `indent` blanks. A longer word, such as a path, is not broken, so
+    that it can be copied.
 
     >>> print(wrap_text("read 134 MB, 1.00 times the 134 MB needed", 24, 5))
     read 134 MB, 1.00 times
@@ -89,8 +89,7 @@ def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
 
 
 def labelled_lines(label: str, *texts: str) -> str:
-    """Write texts, one below the other, behind a label. A command is not broken, so that it can be
-    pasted.
+    """Write texts below each other, behind a label. Commands are not wrapped: they are pasted.
 
     >>> print(labelled_lines("to", "dst: 4 ranks", "b.ckpt: 4 ranks"))
     to        dst: 4 ranks
@@ -110,18 +109,18 @@ def labelled_lines(label: str, *texts: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape characters that would control the terminal."""
+    """Return `text` with control characters escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def warn(text: str) -> None:
-    """Say on standard error what may not be what was meant; one write, so that lines never mix."""
+    """Print a warning on standard error, in one write, so that lines of processes never mix."""
     line = f"rankxform: warning: {text}\n"
     write_log(line)
     os.write(STDERR, line.encode(errors="backslashreplace"))
 
 
 def shown_path(path: str) -> str:
-    """Write a path below the working folder without that folder's own."""
+    """Return a path relative to the working folder, if it is below it."""
     here = os.getcwd() + os.sep
     return printable(path[len(here) :] if path.startswith(here) and here != "//" else path)

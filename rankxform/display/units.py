@@ -28,7 +28,7 @@ def format_size(nbytes: float) -> str:
 
 
 def format_buffer(nbytes: int) -> str:
-    """Write the size of a buffer as options give it: in powers of 1024, where it is round.
+    """Write the size of a buffer, in powers of 1024 if it is round, as options take it.
 
     >>> format_buffer(64 << 20), format_buffer(100_000_000)
     ('64 MiB', '100 MB')
@@ -37,29 +37,28 @@ def format_buffer(nbytes: int) -> str:
 
 
 def read_and_needed(read: int, needed: int) -> str:
-    """Write how many bytes are read, and why they are more than those that are needed.
+    """Write how many bytes are read, and the reason if they are more than the needed ones.
 
     >>> read_and_needed(2000, 2000)
     '2 kB, 1.00 times the 2 kB needed'
     """
     times = read / needed if needed else 1
     why = "; equal slices are read by every process that writes one, or whole rows for a part"
-    more = why if times > 1.05 else ""
-    return f"{format_size(read)}, {times:.2f} times the {format_size(needed)} needed{more}"
+    reason = why if times > 1.05 else ""
+    return f"{format_size(read)}, {times:.2f} times the {format_size(needed)} needed{reason}"
 
 
-def format_count(number: int, what: str) -> str:
-    """Write how many there are.
+def format_count(number: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless it is 1.
 
     >>> format_count(1, "file"), format_count(1024, "process"), format_count(2, "entry")
     ('1 file', '1,024 processes', '2 entries')
     """
     if number == 1:
-        return f"1 {what}"
-    many = (
-        what[:-1] + "ies" if what.endswith("try") else what + ("es" if what[-1:] in "sx" else "s")
-    )
-    return f"{number:,} {many}"
+        return f"1 {noun}"
+    if noun.endswith("try"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun[-1:] in 'sx' else 's'}"
 
 
 def format_seconds(value: float) -> str:
@@ -72,17 +71,17 @@ def format_seconds(value: float) -> str:
         return f"{value * 1e6:.0f} us" if value < 0.001 else f"{value * 1e3:.1f} ms"
     if value < 60:
         return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
-    minutes, rest = divmod(int(value), 60)
+    minutes, whole_seconds = divmod(int(value), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {whole_seconds} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out columns: texts to the left, numbers to the right.
+    """Lay out columns: texts on the left, numbers on the right.
 
-    On a terminal the last column is folded; where that leaves no room for its words, it stands
-    below the others.
+    On a terminal the last column is wrapped. If there is no room for its longest word, it stands
+    below the other columns.
     """
     cells = [[printable(str(c)) for c in row] for row in rows]
     right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
@@ -105,13 +104,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def first_of_ranks(ranks: Sequence[object]) -> str:
-    """Write the first of some ranks or files, and how many there are."""
+    """Write the first twelve ranks or files, and their number if there are more."""
     shown = ", ".join(map(str, ranks[:12]))
     return shown + (f", ... ({len(ranks)})" if len(ranks) > 12 else "")
 
 
-def short_table(head: Sequence[str], rows: Sequence[Sequence[object]], what: str = "ranks") -> str:
-    """Lay out the first rows of a long table, and say how many are left out."""
+def short_table(head: Sequence[str], rows: Sequence[Sequence[object]], noun: str = "ranks") -> str:
+    """Lay out the first rows of a long table, and say how many rows are left out."""
     text = table(head, rows[:_MANY_ROWS])
-    more = len(rows) - _MANY_ROWS
-    return text + (f"\nand {more:,} {what} more (--json prints all)" if more > 0 else "")
+    omitted = len(rows) - _MANY_ROWS
+    return text + (f"\nand {omitted:,} {noun} more (--json prints all)" if omitted > 0 else "")

@@ -10,29 +10,29 @@ _MOST_TEXTS = 5
 
 
 class Result(ABC):
-    """What a function returns. `in_short` is its line, and `amounts` what a table has beside."""
+    """The result of a function of the API."""
 
     @abstractmethod
     def in_short(self) -> str:
-        """Return in a line what it is."""
+        """Return one line that says how it went."""
 
     def amounts(self) -> Mapping[str, str]:
-        """Return what is worth knowing, each thing under its name."""
+        """Return the rows of its table: label -> text."""
         return {}
 
     def layers(self) -> Mapping[str, Sequence[str]]:
-        """Return which layers pipeline stages have, before and after, each under its name."""
+        """Return the layers of each pipeline stage, as texts: side -> one text a stage."""
         return {}
 
     def drawn(self) -> Mapping[str, Any]:
-        """Return what else a notebook draws, as a document of facts has it."""
+        """Return more sections for a notebook, in the form of docs/page.schema.json."""
         return {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_short()})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         from rankxform.results.html import fragment
 
         doubts: Sequence[str] = getattr(self, "warnings", ())
@@ -54,7 +54,7 @@ class Result(ABC):
 
 
 def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of HTML with a line above it."""
+    """Return an HTML table with a headline."""
     from html import escape
 
     left = 'style="text-align:left"'
@@ -66,20 +66,20 @@ def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def stages(layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the layers of pipeline stages as a document of facts has them."""
+    """Return the layers of pipeline stages in the form of docs/page.schema.json."""
     sides = [
         {
             "name": name,
-            "stages": [{"names": names, "layers": _layers_in(names)} for names in some],
+            "stages": [{"names": names, "layers": _layers_in(names)} for names in stage_layers],
         }
-        for name, some in layers.items()
-        if some
+        for name, stage_layers in layers.items()
+        if stage_layers
     ]
     return {"layers": sides} if any(len(side["stages"]) > 1 for side in sides) else {}
 
 
 def _layers_in(text: str) -> int:
-    """Count layers that are written shortly.
+    """Return how many layers a text such as "0-3, 7" names.
 
     >>> _layers_in("0-3, 7"), _layers_in("")
     (5, 0)

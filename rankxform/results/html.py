@@ -1,6 +1,6 @@
-"""A document of facts as HTML: the static template `page.js`, `page.css`, and the facts as data.
+"""Results as HTML: the static template `page.js`, `page.css`, and the facts as JSON data.
 
-Nothing is fetched, and no fact is written as HTML: the template sets every text as text.
+A page fetches nothing. The template sets every fact as text, so that no fact can become markup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _template(name: str) -> str:
 
 
 def page(title: str, facts: Mapping[str, Any]) -> str:
-    """Return a page that draws the facts."""
+    """Return an HTML page that draws the facts."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -38,11 +38,11 @@ def page(title: str, facts: Mapping[str, Any]) -> str:
 
 
 def fragment(facts: Mapping[str, Any], instead: str) -> str:
-    """Return what a notebook shows in a cell: the drawing, or `instead` where scripts do not run.
+    """Return the HTML of a notebook cell: a drawing, or `instead` if scripts do not run.
 
-    The drawing has a style of its own, which does not reach the rest of the notebook.
+    The drawing is in a shadow root, so that its style does not reach the rest of the notebook.
     """
-    place = f"rankxform-{token_hex(8)}"  # notebooks that are shown together are of many kernels
+    place = f"rankxform-{token_hex(8)}"  # unique among the cells of several kernels
     script = (
         f"{{const place=document.currentScript?.closest('#{place}')"
         f"??document.getElementById('{place}');"
@@ -55,5 +55,5 @@ def fragment(facts: Mapping[str, Any], instead: str) -> str:
 
 
 def _as_data(facts: Mapping[str, Any]) -> str:
-    """Write facts so that no text of theirs ends a script."""
+    """Return facts as JSON in which no text can end the script element."""
     return json.dumps({"version": VERSION, **facts}, separators=(",", ":")).replace("<", "\\u003c")

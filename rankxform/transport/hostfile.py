@@ -43,8 +43,8 @@ def parse_rank_table(data: bytes, label: str) -> list[Host]:
     except UsageError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise UsageError(f"not a rank table: {what}", where=label) from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UsageError(f"not a rank table: {reason}", where=label) from None
     return _checked(hosts, label)
 
 
@@ -115,8 +115,8 @@ def parse_hostfile(data: bytes, label: str) -> list[Host]:
     [Host(address='a', devices=2), Host(address='b', devices=4)]
     """
     if data.lstrip()[:1] == b"{":
-        made = f"rankxform hostfile {label} > hosts"
-        raise UsageError("is a rank table, and no hostfile", made, where=label)
+        conversion = f"rankxform hostfile {label} > hosts"
+        raise UsageError("is a rank table, and no hostfile", conversion, where=label)
     hosts = []
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -124,8 +124,8 @@ def parse_hostfile(data: bytes, label: str) -> list[Host]:
             continue
         match = re.fullmatch(r"(\[[^\]]+\]|[^:=]+)(?::(\d+))?", words[0])
         slots = [word[6:] for word in words[1:] if word.startswith("slots=")]
-        every = [*slots, match[2] or "1"] if match else []
-        if not match or not all(count.isdecimal() and int(count) for count in every):
+        counts = [*slots, match[2] or "1"] if match else []
+        if not match or not all(count.isdecimal() and int(count) for count in counts):
             raise UsageError(f"{label}:{number}: no host of a hostfile: {line.strip()!r}")
         hosts.append(Host(match[1].strip("[]"), int((slots or [match[2] or "1"])[0])))
     return _checked(hosts, label)

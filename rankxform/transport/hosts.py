@@ -58,7 +58,7 @@ class HostSetup(NamedTuple):
 
 
 def check_hosts(
-    names: Sequence[str], label: str, own: HostSetup, seconds: float = _SECONDS
+    names: Sequence[str], label: str, local: HostSetup, seconds: float = _SECONDS
 ) -> None:
     """See that each host has this rankxform, an MPI library of this family, and this folder.
 
@@ -68,30 +68,30 @@ def check_hosts(
     Args:
         names: hosts, some of which may be this one.
         label: the hostfile, for messages.
-        own: what each must have.
+        local: what this host has and each must have.
         seconds: in which a host must have answered.
 
     Raises:
         UsageError: hosts do not answer, or cannot take part; each with what it said.
     """
-    agent = _agent(family_of(own.library) or MPICH)
+    agent = _agent(family_of(local.library) or MPICH)
     others = [name for name in names if not _is_here(name)]
     if agent is None or not others:
         return
-    settings = [f"{name}={value}" for name, value in own.passed_on.items()]
-    program = ["env", *settings, sys.executable, "-c", f"{own.setup} {_ANSWER}"]
+    settings = [f"{name}={value}" for name, value in local.passed_on.items()]
+    program = ["env", *settings, sys.executable, "-c", f"{local.setup} {_ANSWER}"]
     text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(program)}"
     lines = [[*agent, name, text] for name in others]
     with ThreadPoolExecutor(min(_AT_ONCE, len(lines))) as threads:
-        answers = threads.map(lambda line: _answer(line, own, seconds), lines)
+        answers = threads.map(lambda line: _answer(line, local, seconds), lines)
         wrong = {name: why for name, why in zip(others, answers) if why}
     if wrong:
         first = next(iter(wrong))
-        asked = f"cd {shlex.quote(os.getcwd())} && {shlex.quote(sys.executable)} -m rankxform -V"
+        check = f"cd {shlex.quote(os.getcwd())} && {shlex.quote(sys.executable)} -m rankxform -V"
         raise UsageError(
             f"host {first} cannot take part" if len(wrong) == 1
             else f"{len(wrong)} of {len(names)} hosts cannot take part, such as {first}",
-            f"{shlex.join([*agent, first])} {shlex.quote(asked)}",
+            f"{shlex.join([*agent, first])} {shlex.quote(check)}",
             f"take {'it' if len(wrong) == 1 else 'them'} out of {label}",
             where=f"--hostfile {label}",
             details="\n".join(f"{name}: {why}" for name, why in wrong.items()),
@@ -108,21 +108,21 @@ def _agent(family: str) -> list[str] | None:
 
 
 def _is_here(name: str) -> bool:
-    """Tell whether a name is this host's, by its address: nobody else's can be listened at."""
+    """Return whether a name is this host's: a socket can be bound to no other host's address."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    for of_family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         if str(address[0]).startswith("127.") and address[0] not in _OWN:
             continue  # mpirun reaches it as another host
-        with suppress(OSError), socket.socket(of_family, kind, protocol) as one:
-            one.bind(address)
+        with suppress(OSError), socket.socket(family, kind, protocol) as listener:
+            listener.bind(address)
             return True
     return False
 
 
-def _answer(line: Sequence[str], own: HostSetup, seconds: float) -> str | None:
+def _answer(line: Sequence[str], local: HostSetup, seconds: float) -> str | None:
     """Ask one host; return why it cannot take part, None if it can."""
     try:
         process = subprocess.Popen(
@@ -132,20 +132,20 @@ def _answer(line: Sequence[str], own: HostSetup, seconds: float) -> str | None:
     except OSError as error:
         return f"{line[0]} is not to be started: {error.strerror}"
     try:
-        out, told = process.communicate(timeout=seconds)
+        output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with what the program has started
         process.communicate()
         return f"does not answer within {seconds:.0f} s"
-    last = next(reversed(told.strip().splitlines()), "")
+    last = next(reversed(errors.strip().splitlines()), "")
     if process.returncode == _NO_CONNECTION:
         return f"is not reached: {last or 'without a reason'}"
     if process.returncode:
         return last or f"{sys.executable} ended with {process.returncode}"
-    version, _, library = next(reversed(out.splitlines() or [""])).partition(" ")
-    if version != own.version:
-        return f"has rankxform {version}, and here it is {own.version}"
-    theirs, ours = family_of(library), family_of(own.library)
+    version, _, library = next(reversed(output.splitlines() or [""])).partition(" ")
+    if version != local.version:
+        return f"has rankxform {version}, and here it is {local.version}"
+    theirs, ours = family_of(library), family_of(local.library)
     if theirs != ours:
-        return f"has the library of {theirs or library}, and here it is of {ours or own.library}"
+        return f"has the library of {theirs or library}, and here it is of {ours or local.library}"
     return None

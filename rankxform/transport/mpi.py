@@ -78,8 +78,8 @@ class MpiTeam(Team):
         mpi = _load()
         if comm is not None:
             return cls(mpi, comm.Dup(), owns_mpi=False)
-        started, found = launched_size(), mpi.COMM_WORLD.size
-        if found == 1 and started not in (None, 1):
+        started, world_size = launched_size(), mpi.COMM_WORLD.size
+        if world_size == 1 and started not in (None, 1):
             library = mpi.Get_library_version().split(",")[0].splitlines()[0]
             raise UsageError(
                 f"the launcher started {started} processes, but each sees a world of 1: this "
@@ -152,8 +152,8 @@ class MpiTeam(Team):
 
     @cached_property
     def nodes(self) -> Nodes:
-        own = self._mpi.Get_processor_name()
-        return Nodes.of_processes(self.allgather(lambda: this_node(own)))
+        host = self._mpi.Get_processor_name()
+        return Nodes.of_processes(self.allgather(lambda: this_node(host)))
 
     def p2p(self) -> PointToPoint:
         if self._p2p is None:
@@ -224,9 +224,9 @@ class MpiTeam(Team):
         else:
             parts = Parts(f"a bug of rankxform's own: {type(failure).__name__}: {failure}")
             sys.excepthook(type(failure), failure, failure.__traceback__)
-        known = self.__dict__.get("nodes")  # to ask for it now would be collective
-        alike = self.rank == 0 if known is None else known.count == 1
-        if isinstance(failure, UsageError) or (alike and isinstance(failure, _OF_INPUTS)):
+        nodes = self.__dict__.get("nodes")  # `self.nodes` would be collective here
+        sees_the_same = self.rank == 0 if nodes is None else nodes.count == 1
+        if isinstance(failure, UsageError) or (sees_the_same and isinstance(failure, _OF_INPUTS)):
             return parts, ""  # of the command line, or of what every process finds
         host = self._mpi.Get_processor_name()
         return parts, f"process {self.rank} of {self.size} on {host}"

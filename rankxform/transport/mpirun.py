@@ -40,10 +40,10 @@ def command(
     mpirun = _found(library)
     data, hosts = _hosts(path) if path else (b"", [])
     number = ["-n", str(processes or sum(host.devices for host in hosts))]
-    own = [sys.executable, "-c", _PROGRAM, *words]
-    if processes is None:  # told the processes as well, before the words of a program of theirs
-        at = own.index("--") if "--" in own else len(own)
-        own[at:at] = number
+    command = [sys.executable, "-c", _PROGRAM, *words]
+    if processes is None:  # rankxform gets the number too, before the words of another program
+        position = command.index("--") if "--" in command else len(command)
+        command[position:position] = number
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if path:
         from .hosts import HostSetup, check_hosts
@@ -55,7 +55,7 @@ def command(
         check_hosts(names, path, HostSetup(version, library, _SETUP, passed_on))
     if family_of(library) != OPEN_MPI:
         named = _as_options(path, data, hosts, b"slots=", "-f", "-hosts") if path else []
-        return [mpirun, *named, *number, *own]
+        return [mpirun, *named, *number, *command]
     options = ["--bind-to", "none"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
@@ -64,7 +64,7 @@ def command(
         options += [word for name in passed_on for word in ("-x", name)]
     else:  # what it counts as slots may be cores, or what a scheduler has granted
         options.append("--oversubscribe")
-    return [mpirun, *options, *number, *own]
+    return [mpirun, *options, *number, *command]
 
 
 def _hosts(path: str) -> tuple[bytes, list[hostfile.Host]]:
@@ -96,21 +96,22 @@ def _found(library: str) -> str:
     paths += [path] if (path := shutil.which("mpirun")) and path not in paths else []
     others = []
     for path in paths:
-        told = _version(path)
-        if family_of(told) == family_of(library):
+        version_text = _version(path)
+        if family_of(version_text) == family_of(library):
             return path
-        others.append(f"{path} is another's ({next(iter(told.splitlines()), 'no version')})")
-    found = "; ".join(others) or f"there is none there, nor beside {sys.executable}"
+        first_line = next(iter(version_text.splitlines()), "no version")
+        others.append(f"{path} is another's ({first_line})")
+    reason = "; ".join(others) or f"there is none there, nor beside {sys.executable}"
     raise UsageError(
-        f"-n: put the mpirun of {name} in PATH, which this Python ({sys.executable}) uses; {found}"
+        f"-n: put the mpirun of {name} in PATH, which this Python ({sys.executable}) uses; {reason}"
     )
 
 
 def _version(path: str) -> str:
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=_ANSWER, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not answer: {error}"
-    return told.stdout + told.stderr
+    return result.stdout + result.stderr

@@ -14,25 +14,21 @@ _MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 
 @dataclass(frozen=True)
 class Nodes:
-    """Processes by node. Those of one node have one host and one view of its file systems.
+    """The nodes of a run. Processes of one node share a host and see the same file systems."""
 
-    node_of: by process the number of its node; nodes are numbered as processes meet them.
-    names: the host's, by node.
-    """
-
-    node_of: tuple[int, ...]
-    names: tuple[str, ...]
+    node_of: tuple[int, ...]  # by process the number of its node, in the order of the processes
+    names: tuple[str, ...]  # by node the name of its host
 
     @classmethod
-    def of_processes(cls, found: Sequence[tuple[str, Hashable]]) -> Nodes:
-        """Number the nodes; `found` is by process (name of the host, what distinguishes nodes).
+    def of_processes(cls, hosts_and_mounts: Sequence[tuple[str, Hashable]]) -> Nodes:
+        """Number the nodes. `hosts_and_mounts`: by process what `this_node` returns.
 
         >>> Nodes.of_processes([("a", 1), ("b", 1), ("a", 1)])
         Nodes(node_of=(0, 1, 0), names=('a', 'b'))
         """
         numbers: dict[tuple[str, Hashable], int] = {}
-        of = tuple(numbers.setdefault(one, len(numbers)) for one in found)
-        return cls(of, tuple(name for name, _ in numbers))
+        node_of = tuple(numbers.setdefault(node, len(numbers)) for node in hosts_and_mounts)
+        return cls(node_of, tuple(name for name, _ in numbers))
 
     @property
     def count(self) -> int:
@@ -40,14 +36,14 @@ class Nodes:
 
     @cached_property
     def processes(self) -> tuple[tuple[int, ...], ...]:
-        """The processes of each node, ascending; the first one speaks for it."""
-        found: list[list[int]] = [[] for _ in self.names]
+        """By node its processes, ascending. The first one is the node's leader."""
+        processes: list[list[int]] = [[] for _ in self.names]
         for process, node in enumerate(self.node_of):
-            found[node].append(process)
-        return tuple(map(tuple, found))
+            processes[node].append(process)
+        return tuple(map(tuple, processes))
 
     def is_leader(self, process: int) -> bool:
-        """Tell whether `process` is the first of its node."""
+        """Return whether `process` is the first of its node."""
         return self.processes[self.node_of[process]][0] == process
 
 
@@ -55,8 +51,8 @@ ALONE = Nodes((0,), ("this host",))
 
 
 def this_node(host: str) -> tuple[str, Hashable]:
-    """Return what `Nodes.of_processes` needs of this process."""
+    """Return this process's host and its mount namespace: containers of a host may differ."""
     mounts = ""
-    with suppress(OSError):  # without /proc the name alone has to do
+    with suppress(OSError):  # without /proc the host's name must suffice
         mounts = os.readlink(_MOUNT_NAMESPACE)
     return host, mounts

@@ -54,7 +54,7 @@ class PointToPoint:
         for peer, tag, request in self._in:
             if not request:
                 self._counts[1, peer, tag] += 1
-        self._in = [one for one in self._in if one[2]]
+        self._in = [(peer, tag, request) for peer, tag, request in self._in if request]
 
     # After a failure an application's communicator, and MPI_Finalize, must find nothing unmatched.
     def drain(self) -> None:
@@ -71,10 +71,10 @@ class PointToPoint:
             else:
                 self._counts[1, peer, tag] += 1
         self._in = []
-        there = np.zeros_like(self._counts[0])
-        self._until(self._comm.Ialltoall(self._counts[0], there).Test, None)
-        for peer, tag in np.argwhere(there > self._counts[1]).tolist():
-            for _ in range(int(there[peer, tag] - self._counts[1, peer, tag])):
+        sent_here = np.zeros_like(self._counts[0])  # by peer and tag
+        self._until(self._comm.Ialltoall(self._counts[0], sent_here).Test, None)
+        for peer, tag in np.argwhere(sent_here > self._counts[1]).tolist():
+            for _ in range(int(sent_here[peer, tag] - self._counts[1, peer, tag])):
                 self._drop(peer, tag)
         self.wait_all(list(self._out), None)
 

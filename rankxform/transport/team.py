@@ -1,9 +1,10 @@
-"""The processes of a run, as the job sees them; and the team of one."""
+"""The processes of a run, and a team of one process.
 
-# All fail together: what can fail happens inside `agree`, `bcast`, `allgather` or `work`, and the
-# message of the lowest process that failed is raised on all, so that none waits for another. In
-# `work` reductions run beside the work, so that a failure stops the others within a moment. An
-# exception outside of these ends the job by MPI_Abort.
+All processes fail together. Whatever can fail runs inside `agree`, `bcast`, `allgather` or `work`;
+the error of the lowest process that failed is raised on all of them, so that no process waits for
+another one. Inside `work`, reductions run beside the work, so that a failure stops the others
+within a moment. An exception outside of these four ends the job by MPI_Abort.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # it needs numpy
 
 T = TypeVar("T")
 ShowProgress = Callable[[int, bool], None]
-"""Called on process 0 with the bytes done by all processes, and whether that is the end."""
+"""Called on process 0 with the bytes done by all processes, and whether it is the last call."""
 
 
 def show_nothing(done: int, end: bool) -> None:
@@ -29,17 +30,17 @@ def show_nothing(done: int, end: bool) -> None:
 
 
 class StopSource(Protocol):
-    """What may ask a process to stop before the end."""
+    """Something that may ask a process to stop early, such as a signal."""
 
     def reason(self) -> str | None:
-        """Return why to stop, or None."""
+        """Return the reason to stop. None: go on."""
 
     def at_work(self, is_at_work: bool) -> None:
-        """Take note whether work is done that asks for the reason often."""
+        """Learn whether `reason` will be called often from now on."""
 
 
 class NeverStop:
-    """Nothing asks (`Stopping`)."""
+    """A `StopSource` that never asks."""
 
     def reason(self) -> str | None:
         return None
@@ -58,12 +59,12 @@ class Team(ABC):
     rank: int
     size: int
     stopping: StopSource = NeverStop()
-    """Asked often, on every process: why to stop before the end, if anything says so."""
+    """Asked often, on every process."""
     stall_seconds = 900.0
-    """How long to wait for an answer of another process before all are ended."""
+    """How long a process waits for another one before it ends the job."""
 
     def check_stop(self) -> None:
-        """Raise StoppedError where this process was asked to stop."""
+        """Raise StoppedError if this process was asked to stop."""
         reason = self.stopping.reason()
         if reason is not None:
             raise StoppedError(reason)
@@ -81,7 +82,7 @@ class Team(ABC):
         """Do local work; return when every process has done its own, or raise on all."""
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
+        """Return when every process has called this."""
         self.agree(lambda: None)
 
     @abstractmethod
@@ -172,7 +173,7 @@ class SerialTeam(Team):
         return code
 
     def free(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to free."""
 
     def abort(self, message: str, code: int) -> None:
         os.write(2, f"rankxform: error: {message}\n".encode())
