@@ -22,7 +22,7 @@ from rankxform.derivation.rules import rule_of
 from rankxform.formats.dtype import item_size
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.states import NEVER_SAVED, state_of_name
-from rankxform.layout.strategy import combine
+from rankxform.layout.strategy import merge_records
 from rankxform.storage import strategies
 
 DATA = Path(__file__).parent / "data"
@@ -58,7 +58,7 @@ class Compiled:
 
 @cache
 def _strategy(files):
-    return combine([strategies.read(path) for path in files], files[0].name)
+    return merge_records([strategies.read(path) for path in files], files[0].name)
 
 
 @cache

@@ -694,9 +694,9 @@ def test_hugging_faces_libraries(tmp_path):
 
 
 def _natural(name):
-    from rankxform.layout.names import natural
+    from rankxform.layout.names import natural_sort_key
 
-    return natural(name)
+    return natural_sort_key(name)
 
 
 def test_an_earlier_iteration_of_ours_is_no_other_tools(tmp_path):

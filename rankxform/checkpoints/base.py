@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from rankxform.errors import UsageError
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
@@ -97,7 +97,11 @@ class Selected:
         if not self.incomplete:
             return None
         step, lacking = max(self.incomplete.items())
-        which = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {ranges(lacking)} have"
+        which = (
+            f"rank {lacking[0]} has"
+            if len(lacking) == 1
+            else f"ranks {format_ranges(lacking)} have"
+        )
         state = "is newer but not complete" if step != self.step else "is not complete"
         what = "not all files of it" if self.ranks else "no file of it"
         return f"epoch {step[0]} step {step[1]} {state}: {which} {what}"

@@ -13,7 +13,7 @@ from rankxform.formats.distcp import items_of
 from rankxform.formats.dtype import BYTES, item_size
 from rankxform.formats.torch_metadata import Item, Table
 from rankxform.geometry.box import Box, Shape
-from rankxform.layout.names import natural
+from rankxform.layout.names import natural_sort_key
 from rankxform.planning.description import Description, StatedBox
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
@@ -148,7 +148,7 @@ def _files(
     listing: Listing, found: Boxes, suffixes: tuple[str, ...], below: str, source: str
 ) -> list[str]:
     """Return the files of a checkpoint, in order. Raises CheckpointError where one is not there."""
-    names = sorted({item.file for item in _all_items(found)}, key=natural)
+    names = sorted({item.file for item in _all_items(found)}, key=natural_sort_key)
     there = {*folder.own_files(listing, below)} if below else {*listing.entries}
     for file in names:
         folder.in_folder(file, source, suffixes)

@@ -21,7 +21,7 @@ from rankxform.formats.base import Index
 from rankxform.formats.json_stream import load
 from rankxform.formats.torch_metadata import Item, Table
 from rankxform.geometry.box import Box, Shape
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.planning.description import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
@@ -145,5 +145,6 @@ def _gaps(listing: Listing, names: Iterable[str]) -> tuple[str, ...]:
     if not gone:
         return ()
     return (
-        f"{listing.path}: no shard {ranges(gone)}; is it missing, or had its rank nothing to save?",
+        f"{listing.path}: no shard {format_ranges(gone)}; is it missing, or had its rank "
+        "nothing to save?",
     )

@@ -17,7 +17,7 @@ from rankxform.formats.dtype import INT4, content_bytes
 from rankxform.formats.json_stream import load
 from rankxform.formats.signatures import FIRST_BYTES, file_signature
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import STEPS, natural
+from rankxform.layout.names import STEPS, natural_sort_key
 from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, Listing, Store
@@ -32,7 +32,7 @@ COMMON = "common.json"
 
 def tensor_files(names: Iterable[str]) -> list[str]:
     """Return the safetensors files among names of one folder, as a person would number them."""
-    return sorted((n for n in names if n.endswith(SUFFIX) and "/" not in n), key=natural)
+    return sorted((n for n in names if n.endswith(SUFFIX) and "/" not in n), key=natural_sort_key)
 
 
 def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) -> str:
@@ -111,7 +111,7 @@ def whole_tensors(
             listed.setdefault(file, []).append(parameter)
         if type(total) is int:
             facts = (Fact(BYTES, TENSORS, total, INDEX, listing.at(index)),)
-        names = sorted(listed, key=natural)
+        names = sorted(listed, key=natural_sort_key)
     if not names:
         raise CheckpointError(
             f"holds no safetensors file{searched}", where=listing.at(below.rstrip("/"))
@@ -209,7 +209,7 @@ def by_bytes(tensors: Iterable[TensorSpec], most: int) -> list[list[str]]:
     files: list[list[str]] = []
     current: list[str] = []
     load = 0
-    for one in sorted(tensors, key=lambda one: natural(one.name)):
+    for one in sorted(tensors, key=lambda one: natural_sort_key(one.name)):
         nbytes = content_bytes(one.dtype, one.shape)
         if nbytes > most:
             files.append([one.name])

@@ -21,7 +21,7 @@ from rankxform import facts
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.facts import COMMIT, Fact
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
@@ -162,7 +162,7 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
         if gone:
             raise CheckpointError(
                 f"has {len(have)} of {int(count)} shards, and no index",
-                f"copy number {ranges(gone)} into it",
+                f"copy number {format_ranges(gone)} into it",
                 where=listing.path,
             )
 

@@ -23,7 +23,7 @@ from rankxform.facts import SHAPE, TYPE, Fact
 from rankxform.formats import torch_metadata
 from rankxform.formats.dtype import BYTES
 from rankxform.formats.torch_metadata import HYPER_FLAVOR, Item, Table
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.planning.description import Description
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
@@ -156,7 +156,8 @@ def _table(chosen: Iteration, store: Store) -> tuple[Table, Description]:
     gone = sorted(set(range(max(own) + 1)) - {*own})
     if gone:
         raise CheckpointError(
-            f"has tables of ranks {ranges(sorted(own))}, and none of rank {ranges(gone)}",
+            f"has tables of ranks {format_ranges(sorted(own))}, and none of rank "
+            f"{format_ranges(gone)}",
             f"copy {own[max(own)].replace(str(max(own)), str(gone[0]))} into it",
             where=chosen.path,
         )

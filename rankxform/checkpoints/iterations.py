@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import dataclass
 
@@ -110,7 +110,7 @@ def _doubts(
     named = f"names {kind.word} {stated}" if stated >= 0 else f"names no {kind.word}"
     taken = stated if stated in complete else max(complete)
     return (
-        f"{listing.at(kind.tracker)}: {named}, and complete are {ranges(sorted(complete))}; "
+        f"{listing.at(kind.tracker)}: {named}, and complete are {format_ranges(sorted(complete))}; "
         f"{kind.word} {taken} is taken (--step says which)",
     )
 
@@ -130,7 +130,7 @@ def _number(
         assert where.step is not None
         if not _is_number(where.step) or int(where.step) not in known:
             raise UsageError(
-                f"--step {where.step!r}: {listing.path} has {kind.word}s {ranges(known)}",
+                f"--step {where.step!r}: {listing.path} has {kind.word}s {format_ranges(known)}",
                 "say one of them",
             )
         return int(where.step), ()
@@ -144,7 +144,7 @@ def _number(
     text = store.read(kind.tracker, listing.searched).decode(errors="replace").strip()
     if not _is_number(text) or int(text) not in known:
         raise CheckpointError(
-            f"says {text[:20]!r}, and the {kind.word}s that are there are {ranges(known)}",
+            f"says {text[:20]!r}, and the {kind.word}s that are there are {format_ranges(known)}",
             "name the folder of one of them",
             where=listing.at(kind.tracker),
         )

@@ -25,7 +25,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats import checkpoint2 as documents
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import natural, ranges
+from rankxform.layout.names import format_ranges, natural_sort_key
 from rankxform.planning.parts import Part
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import Listing, Store
@@ -136,7 +136,7 @@ def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Return names by part: the largest tensor first, each to the part with the fewest bytes."""
     parts: list[list[str]] = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]
-    for name in sorted(sizes, key=lambda name: (-sizes[name], natural(name))):
+    for name in sorted(sizes, key=lambda name: (-sizes[name], natural_sort_key(name))):
         load, number = loads[0]
         parts[number].append(name)
         heapreplace(loads, (load + sizes[name], number))
@@ -150,7 +150,7 @@ def _check_no_gap(listing: Listing) -> None:
     gone = sorted(set(range(max(numbers, default=0))) - numbers)
     if gone:
         raise CheckpointError(
-            f"has no {MAP}, and part {ranges(gone)} is not there",
+            f"has no {MAP}, and part {format_ranges(gone)} is not there",
             "bring what is missing",
             where=listing.path,
         )

@@ -21,7 +21,7 @@ from rankxform.display.units import (
     table,
 )
 from rankxform.errors import CheckpointError, DifferenceError, UsageError
-from rankxform.layout.names import natural, pattern_of
+from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.options import flag_of
 from rankxform.request import Request
 from rankxform.transport import Team
@@ -249,7 +249,7 @@ def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = Fals
 def _checkpoint_table(found: Mapping[str, Any], verbose: bool) -> str:
     """Write what a file holds: a row for all layers' parameters of one kind, or for each."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for entry in sorted(found["entries"], key=lambda entry: natural(entry["name"])):
+    for entry in sorted(found["entries"], key=lambda entry: natural_sort_key(entry["name"])):
         name = entry["name"] if verbose else pattern_of(entry["name"])
         alike.setdefault((name, entry["dtype"], str(entry["shape"])), []).append(entry)
     rows = [

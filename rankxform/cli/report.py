@@ -19,7 +19,7 @@ from rankxform.display.units import (
     table,
 )
 from rankxform.errors import StorageError
-from rankxform.layout.names import patterns, ranges, summarize_names
+from rankxform.layout.names import format_ranges, patterns, summarize_names
 from rankxform.layout.states import state_of_name
 from rankxform.metrics import cores
 from rankxform.storage.posix import free_bytes
@@ -235,7 +235,7 @@ def verify_command(source: Source, target: Target, request: Request, processes: 
     number = ["-n", str(processes)] if processes > 1 else []
     words = [source.where.path, target.dst or "DST", *verify_options(request, source, target)]
     if request.ranks:
-        words += ["--ranks", ranges(request.ranks).replace(" ", "")]
+        words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
     shown = [shown_path(word) if word.startswith("/") else word for word in words]
     shown[:2] = [f"./{one}" if one.startswith("-") else one for one in shown[:2]]
     return shlex.join(["rankxform", "verify", *number, *shown])

@@ -167,13 +167,13 @@ def _convert(options: argparse.Namespace) -> Outcome:
 
 
 def _diff(options: argparse.Namespace) -> Outcome:
-    from rankxform.layout.differences import differences
+    from rankxform.layout.differences import strategy_differences
     from rankxform.storage import strategies
 
     from . import strategy_report
 
     first, second = strategies.load(options.source), strategies.load(options.other)
-    found = differences(first, second)
+    found = strategy_differences(first, second)
     code = DifferenceError.exit_code if found else 0
     facts = {"same": not found, "differences": list(map(vars, found))}
     return Outcome(facts, strategy_report.compared(found, first, second), code)

@@ -10,9 +10,9 @@ from rankxform.derivation.pipeline import lists_of, places_in_lists
 from rankxform.derivation.request import Derived, ShardingRow
 from rankxform.display.terminal import shown_path, width, wrap_text
 from rankxform.display.units import table
-from rankxform.layout.differences import StrategyDifference, in_words
+from rankxform.layout.differences import StrategyDifference, describe_layout
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import more_patterns, patterns, ranges
+from rankxform.layout.names import and_more_patterns, format_ranges, patterns
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import Strategy
 
@@ -53,7 +53,8 @@ def stage_lines(strategy: Strategy) -> list[str]:
     for stage, layouts in enumerate(strategy.stages):
         names = [name for name in layouts if strategy.states.of(name) is None]
         parts = [
-            f"{prefix}.{ranges(sorted(n))}" for prefix, n in lists_of(names, outermost=True).items()
+            f"{prefix}.{format_ranges(sorted(n))}"
+            for prefix, n in lists_of(names, outermost=True).items()
         ]
         parts += [name for name in names if not places_in_lists(name)]
         more = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
@@ -77,7 +78,7 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
     rows: list[tuple[object, ...]] = []
     alike: dict[tuple[str, ...], list[str]] = {}
     for layout, some in _by_layout(strategy).items():
-        words = (in_words(layout), *((str(entry(layout)),) if raw else ()))
+        words = (describe_layout(layout), *((str(entry(layout)),) if raw else ()))
         alike.setdefault(words, []).extend(some)
     for words, names in sorted(alike.items(), key=lambda one: -len(one[1])):
         rows.append((len(names), *words, _few(patterns(names))))
@@ -102,7 +103,7 @@ def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
 
 
 def _few(some: Sequence[str]) -> str:
-    return some[0] + (f" and {more_patterns(len(some) - 1)}" if len(some) > 1 else "")
+    return some[0] + (f" and {and_more_patterns(len(some) - 1)}" if len(some) > 1 else "")
 
 
 def facts(path: str, strategy: Strategy) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def facts(path: str, strategy: Strategy) -> dict[str, Any]:
         "path": path,
         **strategy.facts,
         "kinds": [
-            {"layout": entry(layout), "holds": in_words(layout), "names": names}
+            {"layout": entry(layout), "holds": describe_layout(layout), "names": names}
             for layout, names in _by_layout(strategy).items()
         ],
     }
@@ -125,7 +126,7 @@ def compared(found: Sequence[StrategyDifference], a: Strategy, b: Strategy) -> s
     lines = []
     for one in found:
         some = _with_states(one.names, states)
-        more = [f"      and {more_patterns(len(some) - _FEW)}"] if len(some) > _FEW else []
+        more = [f"      and {and_more_patterns(len(some) - _FEW)}"] if len(some) > _FEW else []
         lines += [f"  {one.why}", *(f"      {name}" for name in some[:_FEW]), *more]
     names = {name for one in found for name in one.names}
     own = sum(states.of(name) is None for name in names)

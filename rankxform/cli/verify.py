@@ -16,7 +16,7 @@ from rankxform.display.units import (
     short_table,
 )
 from rankxform.errors import DifferenceError, UsageError
-from rankxform.layout.names import pattern_of, ranges
+from rankxform.layout.names import format_ranges, pattern_of
 from rankxform.options import RUN, facts_of
 from rankxform.request import option_table
 from rankxform.transport import Team
@@ -166,7 +166,7 @@ def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
     where = (
         first_of_ranks([found.names.get(rank, "-") for rank in ranks])
         if found.names
-        else ranges(ranks)
+        else format_ranges(ranks)
     )
     if first.index is None:
         return where, "", "", f"{what}: {first.why}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.names import expression, ranges, summarize_names
+from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
 from rankxform.storage import strategies
@@ -164,7 +164,7 @@ def _preset(options: DeriveOptions) -> Preset | None:
 
 def _expressions(options: DeriveOptions, name: str) -> tuple[re.Pattern[str], ...]:
     flag = flag_of(name)
-    return tuple(expression(text, flag) for text in getattr(options, name))
+    return tuple(compile_regex(text, flag) for text in getattr(options, name))
 
 
 def _places(options: DeriveOptions, preset: Preset | None, config: JobConfig | None) -> StageLayers:
@@ -225,8 +225,8 @@ def _present(
     for stage, ranks in enumerate(missing):
         if len(ranks) == source.stage_size:
             raise CheckpointError(
-                f"no rank of pipeline stage {stage} of {source.label} (ranks {ranges(ranks)}) "
-                "has a file",
+                f"no rank of pipeline stage {stage} of {source.label} (ranks "
+                f"{format_ranges(ranks)}) has a file",
                 "bring the missing rank folders",
             )
     absent = [

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankxform.errors import DerivationError, RequestError
-from rankxform.layout.differences import in_words
+from rankxform.layout.differences import describe_layout
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
 from rankxform.layout.names import pattern_of
 from rankxform.layout.states import NEVER_SAVED
@@ -316,8 +316,8 @@ def _roles(
             "-" if nothing else words[takes_part[name]],
             entry(one.layout) if one.layout else "whole",
             entry(layouts[name]),
-            in_words(one.layout) if one.layout else "whole",
-            in_words(layouts[name]),
+            describe_layout(one.layout) if one.layout else "whole",
+            describe_layout(layouts[name]),
         )
         rows[row] = rows.get(row, 0) + 1
     return tuple(ShardingRow(pattern, number, *words) for (pattern, *words), number in rows.items())

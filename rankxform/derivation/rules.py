@@ -16,7 +16,7 @@ from math import prod
 
 from rankxform.errors import RequestError, UsageError
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 from rankxform.values import dataclass
 
 from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, checked_spec, parse_spec
@@ -142,7 +142,7 @@ def parse_rule(text: str, option: str = "--rule") -> Rule:
     if not equals or not names or not rest.strip():
         raise UsageError(f"{option} {text!r}: expected REGEX=(tp, None) or REGEX=MESH")
     return Rule(
-        expression(names, option),
+        compile_regex(names, option),
         f"{option} {text!r}",
         mesh=mesh.strip() or None,
         spec=parse_spec(bracket + spec, f"{option} {text!r}") if bracket else None,
@@ -167,7 +167,7 @@ def rule_of(facts: Mapping[str, object], where: str) -> Rule:
     assert isinstance(shape, list)
     assert isinstance(replicated_if, list)
     return Rule(
-        expression(names, where),
+        compile_regex(names, where),
         where,
         mesh=_text(facts, "mesh", where),
         spec=None if spec is None else _spec(spec, where),

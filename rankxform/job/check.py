@@ -11,7 +11,7 @@ from rankxform.display.units import format_count, format_seconds, format_size
 from rankxform.engine.scan import Scanned, looked_at, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.base import PLACE
-from rankxform.layout.names import ranges, summarize_names
+from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.losses import lost_slices
 from rankxform.planning.unusual import types_by_file, unusual_tensors
@@ -183,12 +183,14 @@ def _ranks(source: Source) -> Iterator[Row]:
     if source.where.strategy is None:
         gone = sorted({*range(max(source.paths))} - {*source.paths})
         if gone:
-            yield Row("ranks", DOUBTFUL, f"rank {ranges(gone)} has no file, and later ones have")
+            yield Row(
+                "ranks", DOUBTFUL, f"rank {format_ranges(gone)} has no file, and later ones have"
+            )
         return
     gone = [rank for rank in source.wanted if rank not in source.paths]
     if not gone:
         return
-    what = f"rank {ranges(gone)} of {source.where.strategy.label} has no file"
+    what = f"rank {format_ranges(gone)} of {source.where.strategy.label} has no file"
     if source.catalog is None:
         yield Row("ranks", WRONG, what)
         return

@@ -15,7 +15,7 @@ from rankxform.display.units import format_count, format_size
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.names import natural
+from rankxform.layout.names import natural_sort_key
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.losses import losses_error, lost_slices
 from rankxform.planning.sharding import Sharding
@@ -114,7 +114,7 @@ def _facts(source: Source) -> dict[str, Any]:
 
 def _by_name(parameter: Parameter) -> tuple[object, ...]:
     """Order states behind their parameters, and layers by number."""
-    return natural(parameter.base_name), parameter.state is not None, parameter.name
+    return natural_sort_key(parameter.base_name), parameter.state is not None, parameter.name
 
 
 def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:

@@ -11,7 +11,7 @@ from rankxform.engine.array_sink import Arrays
 from rankxform.engine.pipeline import Traffic, execute
 from rankxform.errors import UsageError
 from rankxform.formats.base import TensorSpec
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import Assignment, runs_of
 from rankxform.planning.catalog import Parameter
@@ -187,7 +187,7 @@ def _wanted_of(planner: Planner, wanted: Sequence[Wanted], team: Team) -> Assign
 
 def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:
     """Return which slices of `rank` a process wants that includes only some names."""
-    expressions = [expression(pattern, "--include") for pattern in include]
+    expressions = [compile_regex(pattern, "--include") for pattern in include]
     return runs_of(
         rank,
         [

@@ -11,8 +11,8 @@ from rankxform.display.units import format_count, format_size
 from rankxform.formats.dtype import content_bytes, item_size
 from rankxform.geometry.box import Box, Shape, count_runs
 from rankxform.geometry.tiling import Cell
-from rankxform.layout.differences import in_words
-from rankxform.layout.names import more_patterns, pattern_of, patterns, ranges
+from rankxform.layout.differences import describe_layout
+from rankxform.layout.names import and_more_patterns, format_ranges, pattern_of, patterns
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.plan import Planner
 from rankxform.planning.sharding import Sharding
@@ -239,13 +239,13 @@ def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
     dst = Side(tuple((grid.box(cell), ranks) for cell, ranks in sorted(wanted.items())))
     src = _source(planner, parameter)
     shown = patterns(names)
-    name = shown[0] + (f" and {more_patterns(len(shown) - 1)}" if shown[1:] else "")
+    name = shown[0] + (f" and {and_more_patterns(len(shown) - 1)}" if shown[1:] else "")
     states = tuple(sorted({one.state.kind for one in parameters.values() if one.state}))
     runs = _runs(first, item) if src else None
     return Kind(
         name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,
         _src_words(planner, parameter, src),
-        in_words(planner.names_of(dst.boxes[0][1][0])[parameter.name]), runs,
+        describe_layout(planner.names_of(dst.boxes[0][1][0])[parameter.name]), runs,
     )  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def _src_words(planner: Planner, parameter: Parameter, src: Side | None) -> str 
         copies = f"{src.copies} cop" + ("y" if src.copies == 1 else "ies")
         return f"{'whole' if src.pieces == 1 else f'{src.pieces} boxes'}, {copies}"
     layout = strategy.stages[strategy.stages_of[name][0]][name]
-    return in_words(layout.fold(parameter.shape, slices=False))
+    return describe_layout(layout.fold(parameter.shape, slices=False))
 
 
 def _box(transfer: Transfer, cell: Cell) -> Box:
@@ -376,7 +376,7 @@ def _bands(side: Side, axes: tuple[int, int], first: int, last: int) -> list[dic
             "start": [*map(min, zip(*(box.start for box, _ in boxes)))],
             "stop": [*map(max, zip(*(box.stop for box, _ in boxes)))],
             "slices": len(boxes),
-            "ranks": ranges(held),
+            "ranks": format_ranges(held),
             "holders": len(held),
             "hue": (held[0] - first) * _HUES // span if span > _HUES else held[0] - first,
         })  # fmt: skip

@@ -34,9 +34,9 @@ from rankxform.errors import (
 )
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
-from rankxform.layout.differences import in_words
+from rankxform.layout.differences import describe_layout
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import expression, pattern_of
+from rankxform.layout.names import compile_regex, pattern_of
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.request import Request
@@ -169,7 +169,7 @@ def _rule(names: str, spec: Any) -> Rule:
         mesh = None if any(name in ("ep", "edp") for name in aliases) else LAYOUT
     elif isinstance(spec, Iterable):
         spec = list(spec)
-    return Rule(expression(names, "rules"), where, mesh=mesh, spec=checked_spec(spec, where))
+    return Rule(compile_regex(names, "rules"), where, mesh=mesh, spec=checked_spec(spec, where))
 
 
 # -- explained ------------------------------------------------------------------------------------
@@ -219,6 +219,6 @@ def explain_strategy(
         row = pattern_of(name), " or ".join(map(str, found[name])), shard, one.layout
         rows[row] = rows.get(row, 0) + 1
     return tuple(
-        ShardingRow(pattern, number, spec, shard, entry(layout), "", in_words(layout), "")
+        ShardingRow(pattern, number, spec, shard, entry(layout), "", describe_layout(layout), "")
         for (pattern, spec, shard, layout), number in rows.items()
     )

@@ -21,7 +21,7 @@ class StrategyDifference:
     names: tuple[str, ...]
 
 
-def differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
+def strategy_differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
     """Return where two strategies give a rank different boxes, or list different parameters.
 
     Layouts that are written otherwise and give every rank the same box are equal. Gradients that
@@ -47,7 +47,7 @@ def _own(strategy: Strategy, layouts: Iterable[str]) -> int:
     return sum(strategy.states.of(name) is None for name in layouts)
 
 
-def first_difference(
+def first_differing_name(
     own: Strategy, other: Strategy, names: Iterable[str], shapes: Mapping[str, Shape]
 ) -> str | None:
     """Return the first of `names`, which both list, that the two shard in two ways; None if none.
@@ -82,16 +82,16 @@ def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
     if same_boxes(before, after):
         return None
     if before.ranks == after.ranks and before.counts == after.counts:
-        return f"{in_words(before)}; in the second other ranks hold these slices"
-    return f"{in_words(before)}; in the second {in_words(after)}"
+        return f"{describe_layout(before)}; in the second other ranks hold these slices"
+    return f"{describe_layout(before)}; in the second {describe_layout(after)}"
 
 
-def in_words(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """Say how a layout shards a parameter.
 
-    >>> in_words(Layout((2, 4), ((0,), ()), 4, -1))
+    >>> describe_layout(Layout((2, 4), ((0,), ()), 4, -1))
     'axis 0 into 8 (4 x 2 by the optimizer), 1 copy'
-    >>> in_words(Layout((8,), ((),)))
+    >>> describe_layout(Layout((8,), ((),)))
     'whole, 8 copies'
     """
     parts = []

@@ -15,15 +15,15 @@ from rankxform.geometry.tiling import Cell
 from .layout import Layout
 
 
-def with_optimizer(layout: Layout, ranks: int) -> Layout:
+def fold_optimizer_shard(layout: Layout, ranks: int) -> Layout:
     """Return the layout on `ranks` ranks that says the same without an optimizer shard of its own.
 
     The shard's ranks are those that differ on the last of the device axes which shard nothing; one
     axis is split if it is not needed whole. Raises RequestError where no device axes say the same.
 
-    >>> with_optimizer(Layout((2, 4), ((0,), ()), opt_step=4, opt_size=-1), 8).tensor_map
+    >>> fold_optimizer_shard(Layout((2, 4), ((0,), ()), opt_step=4, opt_size=-1), 8).tensor_map
     ((0, 1), ())
-    >>> with_optimizer(Layout((4, 2), ((0,),), opt_step=4, opt_size=2), 8)
+    >>> fold_optimizer_shard(Layout((4, 2), ((0,),), opt_step=4, opt_size=2), 8)
     ... # doctest: +ELLIPSIS
     Layout(device_matrix=(2, 2, 2), tensor_map=((0, 1),), ...)
     """
@@ -70,7 +70,7 @@ def with_optimizer(layout: Layout, ranks: int) -> Layout:
     return Layout(tuple(matrix), tuple(map(tuple, axes)))
 
 
-def without_defect(stated: Layout, counts: Shape) -> Layout | None:
+def repair_misstated_layout(stated: Layout, counts: Shape) -> Layout | None:
     """Return the layout that is meant where MindSpore states a wrong one, None if that is not sure.
 
     Where an optimizer shards in groups that are not along device axes, MindSpore 2.10 states as

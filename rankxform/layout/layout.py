@@ -321,7 +321,7 @@ def _holders(layout: Layout) -> Mapping[Cell, tuple[int, ...]]:
     return MappingProxyType({cell: tuple(ranks) for cell, ranks in found.items()})
 
 
-def whole(ndim: int) -> Layout:
+def whole_layout(ndim: int) -> Layout:
     """Return the layout of a parameter that one rank holds complete."""
     return Layout((1,), ((),) * ndim)
 

@@ -13,10 +13,10 @@ STEPS = ("global_step", "step_num", "epoch_num")
 _NUMBERED = re.compile(r"(?:^|\.)(\d{1,9})\.")
 
 
-def natural(name: str) -> list[str | tuple[int, str]]:
+def natural_sort_key(name: str) -> list[str | tuple[int, str]]:
     """Return a key by which names are sorted as a person numbers them.
 
-    >>> sorted(["part10", "part9"], key=natural)
+    >>> sorted(["part10", "part9"], key=natural_sort_key)
     ['part9', 'part10']
     """
     parts: list[str | tuple[int, str]] = list(re.split(r"([0-9]+)", name))
@@ -48,7 +48,7 @@ def patterns(names: Iterable[str]) -> list[str]:
     return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
 
 
-def more_patterns(count: int) -> str:
+def and_more_patterns(count: int) -> str:
     """Say that so many patterns are not shown."""
     return f"{count} more pattern" + ("" if count == 1 else "s")
 
@@ -56,11 +56,11 @@ def more_patterns(count: int) -> str:
 def summarize_names(names: Iterable[str], most: int = 12) -> str:
     """Return the commonest patterns of `names`, and how many more there are, in one text."""
     shown = patterns(names)
-    more = f" and {more_patterns(len(shown) - most)}" if len(shown) > most else ""
+    more = f" and {and_more_patterns(len(shown) - most)}" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more
 
 
-def expression(text: str, option: str) -> re.Pattern[str]:
+def compile_regex(text: str, option: str) -> re.Pattern[str]:
     """Compile a regular expression that was given for `option`. Raises UsageError."""
     try:
         return re.compile(text)
@@ -77,14 +77,14 @@ def layers_by_stage(stages: Iterable[Iterable[str]]) -> tuple[str, ...]:
     found = []
     for names in stages:
         numbers = {int(match[1]) for name in names if (match := _NUMBERED.search(name))}
-        found.append(ranges(sorted(numbers)))
+        found.append(format_ranges(sorted(numbers)))
     return tuple(found)
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Write ascending numbers shortly.
 
-    >>> ranges([0, 1, 2, 5])
+    >>> format_ranges([0, 1, 2, 5])
     '0-2, 5'
     """
     runs: list[list[int]] = []

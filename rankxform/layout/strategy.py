@@ -19,7 +19,7 @@ from rankxform.errors import StrategyError
 from rankxform.results import Result
 from rankxform.values import dataclass
 
-from .layout import MOST_RANKS, Layout, whole
+from .layout import MOST_RANKS, Layout, whole_layout
 from .names import pattern_of
 from .states import States, find_states
 
@@ -168,7 +168,7 @@ class WholeStrategy(Strategy):
         return True
 
     def layout(self, name: str, stage: int, ndim: int) -> Layout:
-        return whole(ndim)
+        return whole_layout(ndim)
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def _states_of(names: tuple[str, ...]) -> States:
     return find_states(dict.fromkeys(names))
 
 
-def combine(records: Sequence[StrategyRecord], label: str) -> Strategy:
+def merge_records(records: Sequence[StrategyRecord], label: str) -> Strategy:
     """Merge the records of a job's strategy files, found at `label`.
 
     Files of one stage must agree, every stage from 0 on must be there, and a merged file must

@@ -12,7 +12,7 @@ from rankxform import api, transport
 from rankxform.errors import RequestError, StrategyError
 from rankxform.job.load import Parameters
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, combine
+from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, merge_records
 from rankxform.storage.strategies import is_none
 from rankxform.transport.launcher import launched_size
 from rankxform.values import dataclass
@@ -187,7 +187,7 @@ def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
                 details="without MPI a process knows its own stage only",
             )
         records = [StrategyRecord("the network", 0, (0,), every[0])]
-    return combine(records, "the network")
+    return merge_records(records, "the network")
 
 
 def layouts_of(

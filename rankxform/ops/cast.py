@@ -8,7 +8,7 @@ from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.formats.dtype import FLOATS
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 
 from .base import Operation, Tensor
 
@@ -23,8 +23,8 @@ def cast(options: Mapping[str, Any]) -> Operation | None:
     Not to those that match an expression of `keep_dtype`, nor to optimizer states and counters that
     no expression of `cast_states` matches. Raises UsageError.
     """
-    keep = [expression(text, "--keep-dtype") for text in options.get("keep_dtype", ())]
-    states = [expression(text, "--cast-states") for text in options.get("cast_states", ())]
+    keep = [compile_regex(text, "--keep-dtype") for text in options.get("keep_dtype", ())]
+    states = [compile_regex(text, "--cast-states") for text in options.get("cast_states", ())]
     if options.get("dtype") is None:
         if keep or states:
             which = "--keep-dtype" if keep else "--cast-states"

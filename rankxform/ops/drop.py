@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.formats.dtype import BYTES
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 
 from .base import Operation, Tensor
 
@@ -38,8 +38,8 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
     Both are sequences of regular expressions, searched in the name that a parameter gets. Raises
     UsageError.
     """
-    include = [expression(pattern, "--include") for pattern in options.get("include", ())]
-    exclude = [expression(pattern, "--exclude") for pattern in options.get("exclude", ())]
+    include = [compile_regex(pattern, "--include") for pattern in options.get("include", ())]
+    exclude = [compile_regex(pattern, "--exclude") for pattern in options.get("exclude", ())]
     if not include and not exclude:
         return None
 
@@ -56,4 +56,4 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
 def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the patterns that match none of `names`, which are those at the destination."""
     every = list(names)
-    return [text for text in patterns if not any(map(expression(text, "").search, every))]
+    return [text for text in patterns if not any(map(compile_regex(text, "").search, every))]

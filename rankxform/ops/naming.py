@@ -15,7 +15,7 @@ from typing import Any
 from rankxform.errors import RequestError
 from rankxform.formats.dtype import BYTES
 from rankxform.geometry.pieces import BROADCAST_AXIS, Assembly, Piece
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 from rankxform.layout.states import MASTER, MODEL, OPTIMIZER, State, States, is_below_root
 from rankxform.layout.strategy import Strategy
 
@@ -225,5 +225,5 @@ def from_mindspore(options: Mapping[str, Any]) -> Composition | None:
     names = options.get("names", AS_STORED)
     if names in (AS_STORED, MINDSPORE):
         return None
-    excluded = [expression(text, "--exclude") for text in options.get("exclude", ())]
+    excluded = [compile_regex(text, "--exclude") for text in options.get("exclude", ())]
     return FromMindSpore(names, excluded)

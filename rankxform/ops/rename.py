@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 
 from .base import Operation, Tensor
 
@@ -60,7 +60,7 @@ def _rule(text: str) -> tuple[re.Pattern[str], str]:
     regex, equals, replacement = text.rpartition("=")
     if not equals or not regex:
         raise UsageError(f"--rename {text!r}: expected REGEX=REPLACEMENT, such as '^model\\.='")
-    pattern = expression(regex, "--rename")
+    pattern = compile_regex(regex, "--rename")
     named = {number: f"?P<{name}>" for name, number in pattern.groupindex.items()}
     groups = "".join(f"({named.get(number, '')})" for number in range(1, pattern.groups + 1))
     try:

@@ -19,7 +19,7 @@ from rankxform.formats.base import Index, Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
-from rankxform.layout.names import pattern_of, ranges, summarize_names
+from rankxform.layout.names import format_ranges, pattern_of, summarize_names
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
@@ -531,5 +531,5 @@ def _observed(catalog: Catalog, found: Agreement, seen: Samples) -> str:
     alike = [sorted(some) for some in groups.values() if len(some) > 1]
     if not alike:
         return f"no two files hold the same of {one.name!r}"
-    shown = " and ".join(f"({ranges(some)})" for some in sorted(alike)[:_SHOWN])
+    shown = " and ".join(f"({format_ranges(some)})" for some in sorted(alike)[:_SHOWN])
     return f"of {one.name!r} the same bytes are on ranks {shown}"

@@ -11,7 +11,7 @@ from dataclasses import field
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.dtype import BYTES, content_bytes
-from rankxform.layout.layout import Layout, whole
+from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import patterns, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.ops.base import Derivation, Tensor
@@ -233,7 +233,7 @@ def _order(reason: tuple[str, list[Parameter]]) -> int:
 def destination_layout(selection: Selection, dst: Strategy, name: str, stage: int) -> Layout | None:
     """Return how ranks of destination `stage` shard `name`, or None where they do not hold it."""
     if name in selection.replicated:
-        return whole(len(selection.replicated[name].shape))
+        return whole_layout(len(selection.replicated[name].shape))
     parameter = selection.sharded[name]
     if name not in dst or stage not in dst.stages_of.get(name, (0,)):
         return None

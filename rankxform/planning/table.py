@@ -16,7 +16,7 @@ from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.geometry.tiling import BoxTiling, Cell, Grid, build_tiling
-from rankxform.layout.layout import Layout, whole
+from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
@@ -265,7 +265,7 @@ def _undeclared(
     shape = _slice_shape(name, groups[0])
     cell = (0,) * len(shape)
     placement = Placement(IdentityDict({cell: tuple(sorted(files))}), own=True)
-    sharding = Sharding(whole(len(shape)).grid(shape), placement, declared=False)
+    sharding = Sharding(whole_layout(len(shape)).grid(shape), placement, declared=False)
     return Parameter(name, dtype, sharding, name, dtype)
 
 
@@ -378,7 +378,7 @@ class _Ranks:
     def _undeclared(self, name: str, groups: list[FileGroup]) -> Sharding:
         """Return the sharding of a tensor that every file of `groups` holds whole."""
         shape = _slice_shape(name, groups[0])
-        return self._sharding(shape, whole(len(shape)), None, groups)
+        return self._sharding(shape, whole_layout(len(shape)), None, groups)
 
     def _declared(self, name: str, stage: int, groups: list[FileGroup]) -> Sharding:
         """Return how `stage` shards a tensor. Raises CheckpointError where slices do not fit."""

@@ -33,8 +33,8 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.facts import BOXES, FILES
-from rankxform.layout.differences import first_difference
-from rankxform.layout.names import ranges
+from rankxform.layout.differences import first_differing_name
+from rankxform.layout.names import format_ranges
 from rankxform.layout.states import NEVER_SAVED, States
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.description import Description
@@ -289,7 +289,7 @@ def _of_ranks(
     there = dict.fromkeys(map(selected.rank_of, names))
     wanted = sorted(there) if needed.ranks is None else list(needed.ranks)
     if not any(rank in there for rank in wanted):
-        what = f"none of the ranks {ranges(wanted)} is there{searched}"
+        what = f"none of the ranks {format_ranges(wanted)} is there{searched}"
         found.append(Fault(Parts(what, where=where.path)))
     outside = [] if src is None or whole else [rank for rank in there if rank >= src.ranks]
     keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
@@ -304,8 +304,8 @@ def _of_ranks(
     missing = [rank for rank in wanted if rank not in there]
     if missing:
         notices.append(
-            f"{where.path}: no file of rank {ranges(missing)}{searched}; copies on other ranks "
-            "serve"
+            f"{where.path}: no file of rank {format_ranges(missing)}{searched}; "
+            "copies on other ranks serve"
         )
     files = [file for file in kept if selected.rank_of(file) not in {*outside[-1:]}]
     return Chosen(
@@ -323,7 +323,7 @@ def _contradicted_beside(path: str, given: Strategy) -> Iterator[Fault]:
     both = [n for n in listed if n in given.stages_of and kind(n) != NEVER_SAVED]
     if own is None or own.ranks != given.ranks or not both:
         return  # it is another job's
-    name = first_difference(own, with_uneven_states(given), both, {})
+    name = first_differing_name(own, with_uneven_states(given), both, {})
     if name is not None:
         tries = (
             "give the one that the checkpoint was saved with",
@@ -409,7 +409,7 @@ def _contradictions(
         yield wrong(f"{given.label} lists no parameter of {description.source}")
         return
     shapes = {name: shape for name, (_, shape) in description.declared.items()}
-    name = first_difference(own, given, both, shapes)
+    name = first_differing_name(own, given, both, shapes)
     if name is not None:
         yield wrong(
             f"{given.label} and {description.source} shard {name!r} in two ways, and the latter "

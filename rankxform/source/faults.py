@@ -13,7 +13,7 @@ from posixpath import basename
 from rankxform.errors import Parts
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.box import Shape
-from rankxform.layout.folded import without_defect
+from rankxform.layout.folded import repair_misstated_layout
 from rankxform.layout.layout import Layout
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.planning.description import Description
@@ -68,7 +68,7 @@ def repaired(description: Description, schemas: Mapping[int, Schema]) -> Descrip
             if counts == layout.counts:
                 continue
             if (layout, counts) not in known:
-                known[layout, counts] = without_defect(layout, counts)
+                known[layout, counts] = repair_misstated_layout(layout, counts)
             meant = known[layout, counts]
             if meant is not None:
                 layouts[name], names[name] = meant, None

@@ -15,7 +15,7 @@ from rankxform.display.units import format_count
 from rankxform.errors import Parts, RankxformError, UsageError
 from rankxform.formats.base import suffixes
 from rankxform.formats.signatures import folder_signature
-from rankxform.layout.names import natural
+from rankxform.layout.names import natural_sort_key
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
 from rankxform.storage.posix import likeliest
@@ -172,7 +172,7 @@ def checkpoints_below(folder: Path) -> list[Path]:
     main = ""
     with suppress(OSError):
         main = (cache / "refs" / "main").read_text().strip()
-    by_number = sorted(children, key=lambda child: natural(child.name), reverse=True)
+    by_number = sorted(children, key=lambda child: natural_sort_key(child.name), reverse=True)
     ordered = children if snapshots.is_dir() else by_number
     return sorted(filter(_is_checkpoint, ordered), key=lambda child: child.name != main)
 

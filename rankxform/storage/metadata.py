@@ -22,8 +22,8 @@ from rankxform.formats.checkpoint2 import (
     parse,
 )
 from rankxform.geometry.box import Shape
-from rankxform.layout.folded import with_optimizer
-from rankxform.layout.layout import Layout, whole
+from rankxform.layout.folded import fold_optimizer_shard
+from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
@@ -80,7 +80,7 @@ def _declared(found: Metadata, label: str) -> Declared:
     checked: dict[object, tuple[tuple[int, ...], int | None]] = {}
     for name, one in found.parameters.items():
         slices = found.storage.get(name, {})
-        layout = _over_stage(name, one, size) if one.layout else whole(len(one.shape))
+        layout = _over_stage(name, one, size) if one.layout else whole_layout(len(one.shape))
         where = tuple((number, id(holders)) for number, holders in slices.items())
         key = layout, one.ranks, where
         if key not in checked:
@@ -266,7 +266,7 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
             continue
         if layout not in folded:
             try:
-                folded[layout] = with_optimizer(layout, size)
+                folded[layout] = fold_optimizer_shard(layout, size)
             except RequestError as error:
                 raise RequestError(f"{name!r}: {error}", where=planner.dst.label) from error
         one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)

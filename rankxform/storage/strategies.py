@@ -18,7 +18,7 @@ from rankxform.errors import (
 from rankxform.formats import strategy_json, strategy_proto
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import natural
+from rankxform.layout.names import natural_sort_key
 from rankxform.layout.strategy import (
     DERIVED,
     SHARD_PREFIX,
@@ -26,7 +26,7 @@ from rankxform.layout.strategy import (
     Strategy,
     StrategyRecord,
     WholeStrategy,
-    combine,
+    merge_records,
 )
 
 from . import metadata
@@ -54,7 +54,7 @@ def load(where: str | Strategy | None) -> Strategy:
     found = metadata_at(Path(where))
     if found is not None:
         return metadata.read(found).strategy
-    return combine([read(path) for path in files(Path(where))], where)
+    return merge_records([read(path) for path in files(Path(where))], where)
 
 
 def metadata_at(where: Path) -> Path | None:
@@ -130,7 +130,7 @@ def in_folder(path: Path) -> list[Path]:
     found = [
         p for p in path.iterdir() if p.suffix in SUFFIXES and not is_litter(p.name) and p.is_file()
     ]
-    return sorted(found, key=lambda path: natural(path.name))
+    return sorted(found, key=lambda path: natural_sort_key(path.name))
 
 
 def read(path: Path) -> StrategyRecord:
@@ -196,7 +196,7 @@ def merged(folder: Path, target: Path) -> tuple[Strategy, bytes]:
     """Return the merged strategy of the stage files in `folder`, and the content of `target`."""
     paths = [path for path in files(folder) if not is_same(path, target)]
     records = {path: read(path) for path in paths}
-    strategy = combine(list(records.values()), str(folder))
+    strategy = merge_records(list(records.values()), str(folder))
     parts = {path: record for path, record in records.items() if not record.merged}
     as_json = target.name.endswith(".json")
     chosen: dict[int, Path] = {}

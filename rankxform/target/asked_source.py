@@ -9,7 +9,7 @@ from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Selected
 from rankxform.errors import RequestError
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.box import Shape
-from rankxform.layout.layout import whole
+from rankxform.layout.layout import whole_layout
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.ops.base import Derivation
 from rankxform.planning.description import Description
@@ -83,7 +83,9 @@ def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> 
         for name in names:
             shape, _ = known[name]
             try:
-                layout = src.layout(name, stage, len(shape)) if name in src else whole(len(shape))
+                layout = (
+                    src.layout(name, stage, len(shape)) if name in src else whole_layout(len(shape))
+                )
                 layout = layout.fold(shape, slices=False)
                 sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
             except RequestError as error:

@@ -23,7 +23,7 @@ from rankxform.facts import (
     contradictions,
 )
 from rankxform.formats.checkpoint2 import CONSUMED
-from rankxform.layout.names import ranges, summarize_names
+from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy
 from rankxform.ops import drop, rename
@@ -204,7 +204,7 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
         return Evidence(notices=(f"{text} are in no file",))
     refused = [name for name in absent if not request.accepts(ABSENT, name)]
     stages = sorted({stage for name in refused or absent for stage in strategy.stages_of[name]})
-    ranks = ranges([rank for stage in stages for rank in strategy.ranks_in(stage)])
+    ranks = format_ranges([rank for stage in stages for rank in strategy.ranks_in(stage)])
     text = (
         f"{source.where.path}: no file holds {summarize_names(refused or absent, 3)}, which "
         f"{strategy.label} lists on ranks {ranks} ({count})"

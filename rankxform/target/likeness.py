@@ -19,7 +19,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import FLOATS
 from rankxform.formats.map_toml import HUGGINGFACE
 from rankxform.geometry.box import Box
-from rankxform.layout.names import natural, pattern_of
+from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.ops.base import Tensor
 from rankxform.ops.mapping import Link, NameMap
 from rankxform.options import flag_of
@@ -124,7 +124,7 @@ def check_alike(request: Request, source: Source, target: Target, reference: Sou
         Sources(reference.paths, reference.indexes) as others,
     ):
         for kind, some in kinds.items():
-            some.sort(key=lambda one: natural(one.name))
+            some.sort(key=lambda one: natural_sort_key(one.name))
             for one in {some[at].name: some[at] for at in (0, len(some) // 2, -1)}.values():
                 box = Box((0, 0), (min(_ROWS, one.shape[0]), one.shape[1]))
                 own, wanted = read_made(one, box, sources), read_made(known[one.name], box, others)

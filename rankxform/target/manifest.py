@@ -14,7 +14,7 @@ from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.base import Schema
 from rankxform.geometry.pieces import Assembly, Piece
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import Dequantize, LowRank, Step
 from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
@@ -286,6 +286,6 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
         options = ["--src-strategy", "A", "--dst-strategy", "B"]
     made, total = sorted({one["rank"] for one in manifest["files"].values()}), manifest.get("ranks")
     if isinstance(total, int) and total != len(made):
-        options = [*options, "--ranks", ranges(made).replace(" ", "")]
+        options = [*options, "--ranks", format_ranges(made).replace(" ", "")]
     source = manifest["identity"].get("source")
     return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])

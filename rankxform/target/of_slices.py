@@ -12,7 +12,7 @@ from rankxform.derivation.options import DeriveOptions
 from rankxform.derivation.request import Derived, DeriveRequest
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.base import Schema
-from rankxform.layout.names import expression, ranges
+from rankxform.layout.names import compile_regex, format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.sampling import may_repeat
 from rankxform.publish.target import MANIFEST_NAME
@@ -64,7 +64,9 @@ def derived_of(
     missing = sorted({*range(ranks)} - {*paths})
     if missing and {*range(ranks)}.issuperset(paths) and 2 * len(missing) < ranks:
         raise CheckpointError(
-            f"rank {ranges(missing)} has no file", "bring the folder of the rank", where=where
+            f"rank {format_ranges(missing)} has no file",
+            "bring the folder of the rank",
+            where=where,
         )
     if {*paths}.symmetric_difference(range(ranks)):
         raise UsageError(
@@ -74,7 +76,7 @@ def derived_of(
         )
     index_of = cache(lambda rank: index(paths[rank]))
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
-    gone = [expression(text, "--exclude") for text in exclude]
+    gone = [compile_regex(text, "--exclude") for text in exclude]
     schemas = {rank: _without(index_of(rank).schema, gone) for rank in first}
 
     def holds_same(name: str, a: int, b: int) -> bool | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Where
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.facts import CONFIGURATION, SIZE, Fact, contradictions
-from rankxform.layout.names import expression
+from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import OPERATIONS, Derivation, Tensor
 from rankxform.ops.cast import WRITTEN_OUT
@@ -362,7 +362,7 @@ def name_map(request: Request, given: OperationInputs) -> NameMap | None:
     sizes = Sizes(given.table, given.config, given.label)
     chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
     chosen |= _variants(request)
-    excluded = [expression(text, "--exclude") for text in request.exclude]
+    excluded = [compile_regex(text, "--exclude") for text in request.exclude]
     return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
 
 

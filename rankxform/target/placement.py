@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError, UsageError
-from rankxform.layout.names import ranges
+from rankxform.layout.names import format_ranges
 from rankxform.planning.assign import Assignment, Done, assign_visible, share_among_nodes
 from rankxform.planning.plan import Planner
 from rankxform.planning.reach import Reach
@@ -84,7 +84,7 @@ class Placement:
         if len(self.roots) == 1:
             return "one node writes each file" if self.one_node else None
         parts = [
-            f"{ranges(sorted(root.ranks)) or 'none'} on {', '.join(root.hosts)}"
+            f"{format_ranges(sorted(root.ranks)) or 'none'} on {', '.join(root.hosts)}"
             for root in self.roots
         ]
         return f"on several nodes, a folder of each: ranks {'; '.join(parts)}"

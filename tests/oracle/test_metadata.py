@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankxform.errors import RankxformError
-from rankxform.layout.folded import with_optimizer, without_defect
+from rankxform.layout.folded import fold_optimizer_shard, repair_misstated_layout
 from rankxform.layout.layout import Layout
 
 strategy = pytest.importorskip(
@@ -71,7 +71,7 @@ def test_what_metadata_can_state_and_what_is_repaired():
         cells = [layout.cell(rank) for rank in range(layout.ranks)]
         theirs = stated(layout)
         try:
-            ours = with_optimizer(layout, layout.ranks)
+            ours = fold_optimizer_shard(layout, layout.ranks)
             assert [ours.cell(rank) for rank in range(ours.ranks)] == cells
         except RankxformError:
             ours = None
@@ -85,7 +85,7 @@ def test_what_metadata_can_state_and_what_is_repaired():
                 assert theirs.tensor_map == ours.tensor_map
             continue
         wrong += 1
-        meant = without_defect(theirs, layout.counts)
+        meant = repair_misstated_layout(theirs, layout.counts)
         if theirs.counts != layout.counts and meant is not None:
             repaired += 1
             assert [meant.cell(rank) for rank in range(meant.ranks)] == cells
