@@ -22,52 +22,55 @@ class StrategyDifference:
 
 
 def strategy_differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
-    """Return where two strategies give a rank different boxes, or list different parameters.
+    """Return the parameters of which two strategies give a rank different boxes, or one lists none.
 
-    Layouts that are written otherwise and give every rank the same box are equal. Gradients that
-    are in no checkpoint are left out.
+    Two layouts are equal if they give every rank the same box, however they are written.
+    Accumulated gradients, which no checkpoint holds, are left out.
     """
-    found: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     if (a.stage_size, len(a.stages)) != (b.stage_size, len(b.stages)):
-        found[f"the first is of {a.extent}, the second of {b.extent}"] = []
+        names_by_reason[f"the first is of {a.extent}, the second of {b.extent}"] = []
     if max(len(a.stages), len(b.stages)) > 1 and len(a.stages) != len(b.stages):
-        first, second = (", ".join(f"{_own(s, one):,}" for one in s.stages) for s in (a, b))
-        found[f"stages hold {first} parameters, in the second {second}"] = []
+        first, second = (
+            ", ".join(f"{_count_parameters(strategy, layouts):,}" for layouts in strategy.stages)
+            for strategy in (a, b)
+        )
+        names_by_reason[f"stages hold {first} parameters, in the second {second}"] = []
     for name in sorted({*a.stages_of, *b.stages_of}):
         if NEVER_SAVED in (a.states.kind(name), b.states.kind(name)):
             continue
-        why = _difference(a, b, name)
-        if why:
-            found.setdefault(why, []).append(name)
-    return [StrategyDifference(why, tuple(names)) for why, names in found.items()]
+        reason = _difference(a, b, name)
+        if reason:
+            names_by_reason.setdefault(reason, []).append(name)
+    return [StrategyDifference(reason, tuple(names)) for reason, names in names_by_reason.items()]
 
 
-def _own(strategy: Strategy, layouts: Iterable[str]) -> int:
+def _count_parameters(strategy: Strategy, layouts: Iterable[str]) -> int:
     """Count the parameters of a stage, without optimizer states."""
     return sum(strategy.states.of(name) is None for name in layouts)
 
 
 def first_differing_name(
-    own: Strategy, other: Strategy, names: Iterable[str], shapes: Mapping[str, Shape]
+    a: Strategy, b: Strategy, names: Iterable[str], shapes: Mapping[str, Shape]
 ) -> str | None:
-    """Return the first of `names`, which both list, that the two shard in two ways; None if none.
+    """Return the first of `names` that the two strategies shard differently. None: there is none.
 
-    `shapes` are full shapes, by which the expanded axes of a JSON strategy are folded; of a tensor
-    whose shape is not known, layouts of other numbers of axes are not compared.
+    Both list all of `names`. `shapes`: full shapes, by which the expanded axes of the JSON strategy
+    `b` are folded. Without its shape a parameter is compared only if both layouts have as many
+    axes.
     """
-    same_stages = len(own.stages) == len(other.stages)
+    same_stages = len(a.stages) == len(b.stages)
     for name in names:
-        mine, theirs = own.stages_of[name], other.stages_of[name]
-        layout, ours = other.stages[theirs[0]][name], own.stages[mine[0]][name]
-        moved = same_stages and mine[0] != theirs[0]
+        stage_a, stage_b = a.stages_of[name][0], b.stages_of[name][0]
+        layout_a, layout_b = a.stages[stage_a][name], b.stages[stage_b][name]
         if name in shapes:
             try:
-                layout = layout.fold(shapes[name], slices=False)
+                layout_b = layout_b.fold(shapes[name], slices=False)
             except RequestError:
                 return name
-        elif len(layout.tensor_map) != len(ours.tensor_map):
+        elif len(layout_b.tensor_map) != len(layout_a.tensor_map):
             continue
-        if moved or not same_boxes(ours, layout):
+        if (same_stages and stage_a != stage_b) or not same_boxes(layout_a, layout_b):
             return name
     return None
 
@@ -75,19 +78,19 @@ def first_differing_name(
 def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
     if name not in a or name not in b:
         return f"only the {'first' if name in a else 'second'} lists it"
-    mine, theirs = a.stages_of[name], b.stages_of[name]
-    if len(a.stages) == len(b.stages) and mine != theirs:
-        return f"on {stages_in_words(mine)}, in the second on {stages_in_words(theirs)}"
-    before, after = a.stages[mine[0]][name], b.stages[theirs[0]][name]
-    if same_boxes(before, after):
+    stages_a, stages_b = a.stages_of[name], b.stages_of[name]
+    if len(a.stages) == len(b.stages) and stages_a != stages_b:
+        return f"on {stages_in_words(stages_a)}, in the second on {stages_in_words(stages_b)}"
+    layout_a, layout_b = a.stages[stages_a[0]][name], b.stages[stages_b[0]][name]
+    if same_boxes(layout_a, layout_b):
         return None
-    if before.ranks == after.ranks and before.counts == after.counts:
-        return f"{describe_layout(before)}; in the second other ranks hold these slices"
-    return f"{describe_layout(before)}; in the second {describe_layout(after)}"
+    if layout_a.ranks == layout_b.ranks and layout_a.counts == layout_b.counts:
+        return f"{describe_layout(layout_a)}; in the second other ranks hold these slices"
+    return f"{describe_layout(layout_a)}; in the second {describe_layout(layout_b)}"
 
 
 def describe_layout(layout: Layout) -> str:
-    """Say how a layout shards a parameter.
+    """Return in words how a layout shards a parameter.
 
     >>> describe_layout(Layout((2, 4), ((0,), ()), 4, -1))
     'axis 0 into 8 (4 x 2 by the optimizer), 1 copy'
@@ -96,11 +99,14 @@ def describe_layout(layout: Layout) -> str:
     """
     parts = []
     plain = without_optimizer(layout)
-    for axis, (count, own) in enumerate(zip(layout.counts, plain.counts)):
+    for axis, (count, plain_count) in enumerate(zip(layout.counts, plain.counts)):
         if count > 1:
-            more = f" ({own} x {count // own} by the optimizer)" if count != own > 1 else ""
-            more = " by the optimizer" if count != own == 1 else more
-            parts.append(f"axis {axis} into {count}{more}")
+            by_optimizer = ""
+            if count != plain_count:
+                by_optimizer = " by the optimizer"
+            if count != plain_count > 1:
+                by_optimizer = f" ({plain_count} x {count // plain_count} by the optimizer)"
+            parts.append(f"axis {axis} into {count}{by_optimizer}")
     copies = layout.free_ranks // layout.opt_shards
-    copied = f"{copies} cop" + ("y" if copies == 1 else "ies")
-    return f"{' and '.join(parts) or 'whole'}, {copied}"
+    copies_text = f"{copies} cop" + ("y" if copies == 1 else "ies")
+    return f"{' and '.join(parts) or 'whole'}, {copies_text}"

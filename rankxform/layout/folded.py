@@ -32,14 +32,14 @@ def fold_optimizer_shard(layout: Layout, ranks: int) -> Layout:
             "metadata.json cannot state this layout (uneven rows, a field, or an expanded shape)",
             "choose another --dst-form",
         )
-    matrix, axes = list(layout.device_matrix), [list(some) for some in layout.tensor_map]
-    left = layout.opt_shards
+    matrix, tensor_map = list(layout.device_matrix), [list(axes) for axes in layout.tensor_map]
+    left = layout.opt_shards  # shards that no device axis makes yet
     added: list[int] = []
-    used = {axis for some in axes for axis in some}
+    used = {axis for axes in tensor_map for axis in axes}
     axis = 0
     while left > 1 and axis < len(matrix):
-        at = len(matrix) - 1 - axis
-        size = matrix[at]
+        position = len(matrix) - 1 - axis
+        size = matrix[position]
         if axis in used or size == 1:
             axis += 1
             continue
@@ -47,8 +47,8 @@ def fold_optimizer_shard(layout: Layout, ranks: int) -> Layout:
             part = left
             if size % part:
                 break
-            matrix[at : at + 1] = [size // part, part]
-            axes = [[a + (a > axis) for a in some] for some in axes]
+            matrix[position : position + 1] = [size // part, part]
+            tensor_map = [[a + (a > axis) for a in axes] for axes in tensor_map]
             used = {a + (a > axis) for a in used}
             size = part
         added.insert(0, axis)
@@ -64,78 +64,85 @@ def fold_optimizer_shard(layout: Layout, ranks: int) -> Layout:
             f"and tensor map {layout.printable_map}",
         )
     if added:
-        axes[0] += added
+        tensor_map[0] += added
     if ranks != layout.ranks:
         matrix.insert(0, ranks // layout.ranks)
-    return Layout(tuple(matrix), tuple(map(tuple, axes)))
+    return Layout(tuple(matrix), tuple(map(tuple, tensor_map)))
 
 
-def repair_misstated_layout(stated: Layout, counts: Shape) -> Layout | None:
-    """Return the layout that is meant where MindSpore states a wrong one, None if that is not sure.
+def repair_misstated_layout(declared: Layout, counts: Shape) -> Layout | None:
+    """Return the true layout of a parameter of which MindSpore declares a wrong one.
 
-    Where an optimizer shards in groups that are not along device axes, MindSpore 2.10 states as
-    many shards as some axes have; `counts` are the parts of each axis that the files show. Every
-    layout of which MindSpore would state this is tried; those that are found must agree.
+    None: no layout or several layouts explain the declared one. If an optimizer shards in groups
+    that are not along device axes, MindSpore 2.10 declares as many shards as some axes have.
+    `counts`: the number of parts along each axis, as the shapes in the files show it. Every layout
+    for which MindSpore would declare the same is tried.
     """
-    if not counts or counts[1:] != stated.counts[1:] or counts[0] == stated.counts[0]:
+    if not counts or counts[1:] != declared.counts[1:] or counts[0] == declared.counts[0]:
         return None
-    found: dict[tuple[Cell, ...], Layout] = {}
-    for matrix, axes in _unsplit(stated):
+    candidates: dict[tuple[Cell, ...], Layout] = {}  # cells by rank -> a layout that gives them
+    for matrix, axes in _unsplit(declared):
         for kept in range(len(axes[0]) + 1):
             tensor_map = (axes[0][:kept], *axes[1:])
             plain = Layout(matrix, tensor_map)
-            shards, rest = divmod(counts[0], plain.counts[0])
-            if rest or shards < 2 or plain.free_ranks % shards:
+            shards, remainder = divmod(counts[0], plain.counts[0])
+            if remainder or shards < 2 or plain.free_ranks % shards:
                 continue
-            if _stated_by_mindspore(plain, shards) == (stated.device_matrix, stated.tensor_map):
-                meant = Layout(matrix, tensor_map, 1, shards)
-                found.setdefault(tuple(map(meant.cell, range(meant.ranks))), meant)
-    return next(iter(found.values())) if len(found) == 1 else None
+            if _stated_by_mindspore(plain, shards) == (declared.device_matrix, declared.tensor_map):
+                candidate = Layout(matrix, tensor_map, 1, shards)
+                cells = tuple(map(candidate.cell, range(candidate.ranks)))
+                candidates.setdefault(cells, candidate)
+    return next(iter(candidates.values())) if len(candidates) == 1 else None
 
 
-def _unsplit(stated: Layout) -> Iterator[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]:
-    """Yield device matrix and tensor map as stated, and with two neighbouring axes as one.
+def _unsplit(declared: Layout) -> Iterator[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]:
+    """Yield (device matrix, tensor map) as declared, and with two neighbouring axes joined.
 
-    The upper one of two axes that were one shards nothing, and the lower one at most axis 0.
+    MindSpore splits one device axis in two. The upper half shards nothing, the lower half at most
+    axis 0.
     """
-    matrix, axes = stated.device_matrix, stated.tensor_map
-    yield matrix, axes
-    used = {axis for some in axes for axis in some}
-    for at in range(len(matrix) - 1):
-        lower = len(matrix) - 2 - at
-        if lower + 1 in used or any(lower in some for some in axes[1:]):
+    matrix, tensor_map = declared.device_matrix, declared.tensor_map
+    yield matrix, tensor_map
+    used = {axis for axes in tensor_map for axis in axes}
+    for position in range(len(matrix) - 1):
+        lower = len(matrix) - 2 - position
+        if lower + 1 in used or any(lower in axes for axes in tensor_map[1:]):
             continue
-        merged = (*matrix[:at], matrix[at] * matrix[at + 1], *matrix[at + 2 :])
-        whole = tuple(tuple(a - (a > lower) for a in some if a != lower) for some in axes)
-        yield merged, whole
+        size = matrix[position] * matrix[position + 1]
+        joined = (*matrix[:position], size, *matrix[position + 2 :])
+        yield (
+            joined,
+            tuple(tuple(a - (a > lower) for a in axes if a != lower) for axes in tensor_map),
+        )
 
 
 def _stated_by_mindspore(
     plain: Layout, shards: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
-    """Return what MindSpore 2.10 states of a layout whose optimizer makes `shards` of a slice.
+    """Return the (device matrix, tensor map) that MindSpore 2.10 declares for a layout.
 
-    It is (device matrix, tensor map), after `_NetStrategyInfo` of `mindspore.parallel.strategy`.
+    `shards`: into how many the optimizer divides a slice. After `_NetStrategyInfo` of
+    `mindspore.parallel.strategy`.
     """
-    matrix, axes = list(plain.device_matrix), [list(some) for some in plain.tensor_map]
+    matrix, tensor_map = list(plain.device_matrix), [list(axes) for axes in plain.tensor_map]
     last, counter, real = len(matrix) - 1, -1, 1
-    wanted = plain.free_ranks // shards
-    used = {last - axis for some in axes for axis in some}
+    copies = plain.free_ranks // shards
+    used = {last - axis for axes in tensor_map for axis in axes}
     split = False
-    for at, size in enumerate(matrix):
-        if at in used or real == wanted:
+    for position, size in enumerate(matrix):
+        if position in used or real == copies:
             continue
-        if real > wanted:
+        if real > copies:
             split = True
             break
-        counter, real = at, real * size
-    if split or real != wanted:
-        first = wanted // (real // matrix[counter])
+        counter, real = position, real * size
+    if split or real != copies:
+        first = copies // (real // matrix[counter])
         if not first:
             return None
         matrix[counter : counter + 1] = [first, matrix[counter] // first]
-        axes = [[a + (a >= last + 1 - counter) for a in some] for some in axes]
+        tensor_map = [[a + (a >= last + 1 - counter) for a in axes] for axes in tensor_map]
         last += 1
-    used = {last - axis for some in axes for axis in some}
-    axes[0] += [last - at for at in range(counter + 1, last + 1) if at not in used]
-    return tuple(matrix), tuple(map(tuple, axes))
+    used = {last - axis for axes in tensor_map for axis in axes}
+    tensor_map[0] += [last - n for n in range(counter + 1, last + 1) if n not in used]
+    return tuple(matrix), tuple(map(tuple, tensor_map))

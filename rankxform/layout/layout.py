@@ -35,27 +35,21 @@ def _few(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one parameter is sharded, as a strategy file states it.
+    """How one parameter is sharded, as a strategy file declares it."""
 
-    device_matrix: arrangement of the stage's ranks, last axis fastest.
-    tensor_map: per tensor axis the device-matrix axes that shard it, counted from the right,
-        most significant first; ``()`` is an axis that is not sharded.
-    opt_step, opt_size: optimizer shard: axis 0 of the slice is divided further among the ranks that
-        hold the same slice, in chunks of `opt_size` of them (-1: all). 0 in either: no shard.
-        The step is carried along and never used for anything else.
-    field: number of fields of an embedding (0: an ordinary parameter).
-    split_rows, split_offsets: rows of each slice where axis 0 is sharded unevenly.
-    expanded_shape: the tensor shape that a JSON strategy states. For a nested tensor map the
-        JSON form lists one axis for each device axis; `fold` undoes that.
-    """
-
-    device_matrix: tuple[int, ...]
+    device_matrix: tuple[int, ...]  # arrangement of the stage's ranks, last axis fastest
+    # By axis of the tensor the device axes that shard it, most significant first. Device axes are
+    # counted from the right. (): the axis is not sharded.
     tensor_map: tuple[tuple[int, ...], ...]
+    # The optimizer divides axis 0 of a slice among the ranks that hold the same slice, in chunks of
+    # `opt_size` of them (-1: all). 0 in either: it does not. The step is only carried along.
     opt_step: int = 0
     opt_size: int = 0
-    field: int = 0
-    split_rows: tuple[int, ...] = ()
-    split_offsets: tuple[int, ...] = ()
+    field: int = 0  # number of fields of an embedding; 0: an ordinary parameter
+    split_rows: tuple[int, ...] = ()  # rows of each slice, if axis 0 is sharded unevenly
+    split_offsets: tuple[int, ...] = ()  # first row of each of these slices
+    # The tensor's shape in a JSON strategy, which lists one axis for each device axis of a nested
+    # tensor map; `fold` undoes that. None: not of a JSON strategy.
     expanded_shape: Shape | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +87,7 @@ class Layout:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process is sent: the fields, and not what was worked out of them."""
-        return {one.name: self.__dict__[one.name] for one in fields(self)}
+        return {field.name: self.__dict__[field.name] for field in fields(self)}
 
     def __hash__(self) -> int:
         return self._hash
@@ -246,23 +240,23 @@ class Layout:
         """
         if len(shape) == len(self.tensor_map) or self.expanded_shape is None:
             return self
-        found = sorted(set(self._foldings(0, shape, slices)))
-        if len(found) != 1:
+        tensor_maps = sorted(set(self._foldings(0, shape, slices)))
+        if len(tensor_maps) != 1:
             raise RequestError(
                 f"tensor map {self.printable_map} of the expanded shape "
-                f"{list(self.expanded_shape)} fits the shape {list(shape)} in {len(found)} "
+                f"{list(self.expanded_shape)} fits the shape {list(shape)} in {len(tensor_maps)} "
                 "ways",
                 "use the protobuf strategy file, which keeps nested maps",
             )
-        return replace(self, tensor_map=found[0], expanded_shape=None)
+        return replace(self, tensor_map=tensor_maps[0], expanded_shape=None)
 
     def _foldings(self, axis: int, shape: Shape, slices: bool) -> list[tuple[tuple[int, ...], ...]]:
-        """List the ways to fold the expanded axes from `axis` on into the extents `shape`."""
+        """Return the tensor maps that fold the expanded axes from `axis` on into `shape`."""
         assert self.expanded_shape is not None
         if not shape:
             return [()] if axis == len(self.expanded_shape) else []
         first = axis == 0
-        found = []
+        tensor_maps = []
         extent = 1
         axes: tuple[int, ...] = ()
         for end in range(axis, len(self.expanded_shape)):
@@ -274,10 +268,11 @@ class Layout:
             axes += axes_here
             parts = prod(map(self._axis_size, axes)) * (self.opt_shards if first else 1)
             if extent == shape[0] * (parts if slices else 1):
-                found += [(axes, *rest) for rest in self._foldings(end + 1, shape[1:], slices)]
+                others = self._foldings(end + 1, shape[1:], slices)
+                tensor_maps += [(axes, *tensor_map) for tensor_map in others]
             if size != count:
                 break
-        return found
+        return tensor_maps
 
 
 @cache
@@ -292,9 +287,9 @@ def _cells(layout: Layout) -> tuple[Cell, ...]:
     free = [a for a in reversed(range(len(sizes))) if a not in used]
     cells = []
     for rank in range(layout.ranks):
-        coordinate, rest = {}, rank
+        coordinate, quotient = {}, rank
         for axis, size in enumerate(reversed(sizes)):
-            rest, coordinate[axis] = divmod(rest, size)
+            quotient, coordinate[axis] = divmod(quotient, size)
         mixed = [_mixed_radix(layout, axes, coordinate) for axes in layout.tensor_map]
         if mixed and layout.opt_shards > 1:
             position = _mixed_radix(layout, free, coordinate)
@@ -315,10 +310,10 @@ def _mixed_radix(
 
 @cache
 def _holders(layout: Layout) -> Mapping[Cell, tuple[int, ...]]:
-    found: dict[Cell, list[int]] = {}
+    ranks_by_cell: dict[Cell, list[int]] = {}
     for rank, cell in enumerate(_cells(layout)):
-        found.setdefault(cell, []).append(rank)
-    return MappingProxyType({cell: tuple(ranks) for cell, ranks in found.items()})
+        ranks_by_cell.setdefault(cell, []).append(rank)
+    return MappingProxyType({cell: tuple(ranks) for cell, ranks in ranks_by_cell.items()})
 
 
 def whole_layout(ndim: int) -> Layout:

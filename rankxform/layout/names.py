@@ -20,9 +20,9 @@ def natural_sort_key(name: str) -> list[str | tuple[int, str]]:
     ['part9', 'part10']
     """
     parts: list[str | tuple[int, str]] = list(re.split(r"([0-9]+)", name))
-    for at in range(1, len(parts), 2):
-        digits = str(parts[at]).lstrip("0")
-        parts[at] = len(digits), digits
+    for position in range(1, len(parts), 2):
+        digits = str(parts[position]).lstrip("0")
+        parts[position] = len(digits), digits
     return parts
 
 
@@ -41,10 +41,10 @@ def patterns(names: Iterable[str]) -> list[str]:
     >>> patterns(["blocks.0.w", "blocks.1.w", "head.0"])
     ['blocks.*.w (2)', 'head.0']
     """
-    alike: dict[str, list[str]] = {}
+    names_by_pattern: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(pattern_of(name), []).append(name)
-    ordered = sorted(alike.items(), key=lambda item: (-len(item[1]), item[0]))
+        names_by_pattern.setdefault(pattern_of(name), []).append(name)
+    ordered = sorted(names_by_pattern.items(), key=lambda item: (-len(item[1]), item[0]))
     return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
 
 
@@ -56,8 +56,8 @@ def and_more_patterns(count: int) -> str:
 def summarize_names(names: Iterable[str], most: int = 12) -> str:
     """Return the commonest patterns of `names`, and how many more there are, in one text."""
     shown = patterns(names)
-    more = f" and {and_more_patterns(len(shown) - most)}" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
+    suffix = f" and {and_more_patterns(len(shown) - most)}" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + suffix
 
 
 def compile_regex(text: str, option: str) -> re.Pattern[str]:
@@ -74,11 +74,11 @@ def layers_by_stage(stages: Iterable[Iterable[str]]) -> tuple[str, ...]:
     >>> layers_by_stage([["h.0.w", "h.1.w", "h.1.experts.5.w"], ["h.2.w", "head.w"], ["norm.w"]])
     ('0-1', '2', '')
     """
-    found = []
+    layers = []
     for names in stages:
         numbers = {int(match[1]) for name in names if (match := _NUMBERED.search(name))}
-        found.append(format_ranges(sorted(numbers)))
-    return tuple(found)
+        layers.append(format_ranges(sorted(numbers)))
+    return tuple(layers)
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -230,9 +230,9 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
     for root, names in names_by_root.items():
         states = _below_root(root, names, shapes)
         related.update(states)
-        numbered += (n for n, one in states.items() if one.parameter == n and _is_numbered(n, root))
+        numbered += (n for n, s in states.items() if s.parameter == n and _is_numbered(n, root))
     for states_by_name in families.values():
-        for name in [n for n, one in states_by_name.items() if _is_placeholder(one, shapes[n])]:
+        for name in [n for n, s in states_by_name.items() if _is_placeholder(s, shapes[n])]:
             related[name] = State(OPTIMIZER, name)
             del states_by_name[name]
     relating_by_family = {
@@ -304,7 +304,7 @@ def _families(
             names_by_root.setdefault(name[: match.end()], []).append(name)
             continue
         if name.startswith(_JOINED_PREFIXES):
-            prefix = next(one for one in _JOINED_PREFIXES if name.startswith(one))
+            prefix = next(p for p in _JOINED_PREFIXES if name.startswith(p))
             state = State(prefix.rstrip("_"), name.removeprefix(prefix), prefix)
             families.setdefault(f"{prefix}*", {})[name] = state
             continue
@@ -353,15 +353,15 @@ def _below_root(
     root: str, names: Iterable[str], shapes: Mapping[str, Shape | None]
 ) -> dict[str, State]:
     """Return all `names` as states, if `root` is an optimizer's; none if it is a module's."""
-    found, is_optimizer = {}, False
+    states, is_optimizer = {}, False
     for name in names:
-        found[name], is_resolved = _parsed(name, root, shapes)
+        states[name], is_resolved = _parsed(name, root, shapes)
         words = name[len(root) :].split(".")
         is_spelled = "state" in words[:-1] or not _SPELLED.isdisjoint(words) or _FP32 in name
         is_spelled = is_spelled or not _UNMISTAKABLE.isdisjoint(words)
-        relates = is_resolved and _relates(shapes[name], found[name].parameter, shapes)
+        relates = is_resolved and _relates(shapes[name], states[name].parameter, shapes)
         is_optimizer = is_optimizer or is_spelled or relates
-    return found if is_optimizer else {}
+    return states if is_optimizer else {}
 
 
 def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[State, bool]:
@@ -374,14 +374,14 @@ def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[S
     parent = root[: match.start() + 1] if (match := _ROOT.search(root)) and match.start() else ""
     if name.startswith("state.", start):
         start += len("state.")
-    rest, before = name[start:], name[:start]
-    if rest.startswith(_FP32):
-        own = rest[len(_FP32) :]
-        wrapper = _wrapper(own, (parent + MODEL, MODEL, parent, ""), shapes, shapes.get(name))
-        state = State(MASTER, (MODEL if wrapper is None else wrapper) + own, before + _FP32)
+    path, before = name[start:], name[:start]
+    if path.startswith(_FP32):
+        parameter = path[len(_FP32) :]
+        wrapper = _wrapper(parameter, (parent + MODEL, MODEL, parent, ""), shapes, shapes.get(name))
+        state = State(MASTER, (MODEL if wrapper is None else wrapper) + parameter, before + _FP32)
         return state._replace(wrapper=MODEL if wrapper is None else wrapper), wrapper is not None
-    first, dot, behind = rest.partition(".")
-    stem, _, last = rest.rpartition(".")
+    first, dot, behind = path.partition(".")
+    stem, _, last = path.rpartition(".")
     megatron = State(first, behind, before + first + dot)
     torch = State(last, stem, before, dot + last)
     spellings = [
@@ -392,14 +392,14 @@ def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[S
         )
         if dot
     ]
-    known = [pair for pair in spellings if pair[0].kind in _BELOW_A_ROOT]
-    for state, wrappers in (*known, *spellings):
+    likelier = [pair for pair in spellings if pair[0].kind in _BELOW_A_ROOT]
+    for state, wrappers in (*likelier, *spellings):
         wrapper = _wrapper(state.parameter, wrappers, shapes, shapes.get(name))
         if wrapper is not None:
             return state._replace(parameter=wrapper + state.parameter, wrapper=wrapper), True
-    if _wrapper(rest, ("",), shapes, shapes.get(name)) is not None:
-        return State(OPTIMIZER, rest, before), True
-    for state, _ in known:
+    if _wrapper(path, ("",), shapes, shapes.get(name)) is not None:
+        return State(OPTIMIZER, path, before), True
+    for state, _ in likelier:
         if not state.parameter.isdecimal():
             wrapper = "" if state is megatron else parent + MODEL
             return state._replace(parameter=wrapper + state.parameter, wrapper=wrapper), False

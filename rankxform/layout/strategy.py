@@ -97,7 +97,7 @@ class Strategy(Result):
 
     def amounts(self) -> dict[str, str]:
         stages = enumerate(self.stages)
-        return {f"stage {number}": f"{len(some):,} parameters" for number, some in stages}
+        return {f"stage {number}": f"{len(layouts):,} parameters" for number, layouts in stages}
 
     @property
     def ranks(self) -> int:
@@ -136,11 +136,11 @@ class Strategy(Result):
     @cached_property
     def stages_of(self) -> Mapping[str, tuple[int, ...]]:
         """For each listed parameter the stages that list it, ascending."""
-        found: dict[str, tuple[int, ...]] = {}
+        stages_of: dict[str, tuple[int, ...]] = {}
         for stage, layouts in enumerate(self.stages):
             for name in layouts:
-                found[name] = (*found.get(name, ()), stage)
-        return found
+                stages_of[name] = (*stages_of.get(name, ()), stage)
+        return stages_of
 
     @cached_property
     def states(self) -> States:
@@ -191,24 +191,24 @@ class PatternStrategy(Strategy):
         >>> PatternStrategy.parse("shard:weight=0@4").ranks
         4
         """
-        rules, at, ranks = text[len(SHARD_PREFIX) :].rpartition("@")
-        found = []
+        rules, mark, ranks = text[len(SHARD_PREFIX) :].rpartition("@")
+        patterns = []
         for rule in rules.split(","):
             name, equals, axis = rule.rpartition("=")
             count = int(ranks) if ranks.isdecimal() and len(ranks) < 8 else 0
-            if not at or not 1 <= count <= MOST_RANKS or not name or not equals:
+            if not mark or not 1 <= count <= MOST_RANKS or not name or not equals:
                 raise StrategyError(
                     "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS, such as shard:q_proj=0,o_proj=1@2",
                     where=f"{text!r}",
                 )
             try:
-                found.append((re.compile(name), int(axis)))
+                patterns.append((re.compile(name), int(axis)))
             except (re.error, ValueError, OverflowError, RecursionError) as error:
                 again = "@RANKS stands once, at the end of all" if "@" in axis else ""
                 raise StrategyError(
                     f"{rule!r}: {error}", where=f"{text!r}", details=again
                 ) from error
-        return cls(({},), int(ranks), text, patterns=tuple(found))
+        return cls(({},), int(ranks), text, patterns=tuple(patterns))
 
     def over(
         self,
@@ -221,9 +221,9 @@ class PatternStrategy(Strategy):
         Without `states`, optimizer states that follow their parameter are not listed. With `states`
         they are; one that differs from its parameter in shape is whole on every rank.
         """
-        layouts, known = {}, find_states(shapes)
+        layouts, states_found = {}, find_states(shapes)
         for name, shape in shapes.items():
-            base = known.base_name(name)
+            base = states_found.base_name(name)
             for pattern, axis in self.patterns:
                 generic = base != name and base in shapes and pattern.search(base)
                 if generic and not states:
@@ -311,12 +311,13 @@ def _check_one_job(stages: Sequence[Mapping[str, Layout]], labels: Sequence[str]
         owners.update(dict.fromkeys(layouts, stage))
     for (a, b), _ in both.most_common(1) if not other else ():
         states = find_states(dict.fromkeys([*stages[a], *stages[b]]))
-        one, two = (
+        weights_a, weights_b = (
             {base for name in stages[stage] if pattern_of(base := states.base_name(name)) != base}
             for stage in (a, b)
         )
-        if 4 * len(one & two) >= min(len(one), len(two)):
-            pair, other, why = (a, b), b, f"which both list {len(one & two)} parameters"
+        shared_count = len(weights_a & weights_b)
+        if 4 * shared_count >= min(len(weights_a), len(weights_b)):
+            pair, other, why = (a, b), b, f"which both list {shared_count} parameters"
     if other:
         files = " and ".join(dict.fromkeys(labels[stage] for stage in pair))
         raise StrategyError(
@@ -333,12 +334,12 @@ def _joined(expanded: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
     >>> _joined((2, 4, 8), Layout((2, 4), ((1, 0), ())))
     (8, 8)
     """
-    sizes, rest = layout.device_matrix[::-1], list(expanded)
+    sizes = layout.device_matrix[::-1]
     counts = [max(1, sum(sizes[axis] > 1 for axis in axes)) for axes in layout.tensor_map]
-    if sum(counts) != len(rest):
+    if sum(counts) != len(expanded):
         return expanded
-    ends = [sum(counts[:at]) for at in range(len(counts) + 1)]
-    return tuple(prod(rest[a:b]) for a, b in pairwise(ends))
+    ends = [sum(counts[:axis]) for axis in range(len(counts) + 1)]
+    return tuple(prod(expanded[a:b]) for a, b in pairwise(ends))
 
 
 def _must_agree(
