@@ -69,8 +69,8 @@ class Unified:
         assert found.description is not None
         common = listing.at(COMMON)
         training = folder.training(store, COMMON, common) if COMMON in listing.files else {}
-        steps = folder.steps(training, common)
-        told = replace(found.description, training=training, facts=tuple(steps))
+        facts = *found.description.facts, *folder.steps(training, common)
+        told = replace(found.description, training=training, facts=facts)
         found = replace(found, description=told)
         parts = len(found.names) - (LOOSE in listing.files)
         if index is None and parts > 1:
