@@ -47,10 +47,12 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
         stated = {name: _number(source, name, team) for name in named}
         training.update({n: v if stated[n] is None else stated[n] for n, v in named.items()})
     for name in COMMON:
+        if name in STEPS and training.get(name) is not None:
+            continue  # they are compared with what files hold elsewhere
         number = _number(source, name, team)
         if training.get(name) is None:
             training[name] = number
-        elif name not in STEPS and number not in (None, training[name]):  # steps are compared
+        elif number not in (None, training[name]):
             raise CheckpointError(
                 f"{name} is {training[name]}, and {number} by a tensor of that name",
                 "take files of one step",
