@@ -40,16 +40,16 @@ _LONG = rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}"""
 
 
 def _shortened(text: str) -> str:
-    """Return a message without the middle of what it quotes at length.
+    """Return a message with the middle of its long quotations left out.
 
     >>> _shortened(f"x.json: 'w' is {[7] * 900}, no number").count("7")
     40
     """
-    kept, at = [], 0
+    kept, position = [], 0
     for start, end in _lists(text):
-        kept += [text[at:start], _cut(text[start:end])]
-        at = end
-    return re.sub(_LONG, lambda found: _cut(found[0]), "".join([*kept, text[at:]]))
+        kept += [text[position:start], _cut(text[start:end])]
+        position = end
+    return re.sub(_LONG, lambda match: _cut(match[0]), "".join([*kept, text[position:]]))
 
 
 def _cut(text: str) -> str:
@@ -59,30 +59,29 @@ def _cut(text: str) -> str:
 
 
 def _lists(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where lists and tables begin and end that lie in no other."""
+    """Yield (start, end) of each outermost list or table of a text."""
     depth = start = 0
-    for found in re.finditer(r"[\[\]{}]", text):
-        if found[0] in "[{":
-            start = start if depth else found.start()
+    for bracket in re.finditer(r"[\[\]{}]", text):
+        if bracket[0] in "[{":
+            start = start if depth else bracket.start()
             depth += 1
         elif depth:
             depth -= 1
             if not depth:
-                yield start, found.end()
+                yield start, bracket.end()
 
 
 class Parts(NamedTuple):
-    """What an error says: what was found, where (a file, an option, a tensor; "": in `what`), what
-    can be tried, and details."""
+    """The parts of an error message."""
 
-    what: str
-    tries: tuple[str, ...] = ()
-    where: str = ""
+    what: str  # what was expected and what was found
+    tries: tuple[str, ...] = ()  # what the user can try, the likeliest first
+    where: str = ""  # the file, option or tensor; "": `what` names it
     details: str = ""
 
     @property
     def line(self) -> str:
-        """What was found where."""
+        """The first line of the message."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
@@ -91,14 +90,14 @@ class Parts(NamedTuple):
 
 
 class _Told(Exception):
-    """An error that has parts."""
+    """An error whose message has parts."""
 
     def __init__(self, what: str = "", *tries: str, where: object = "", details: str = "") -> None:
-        """Tell what was found; `tries` continue the sentence, without a full stop."""
+        """`tries` continue the sentence, without a full stop. For the others see `Parts`."""
         self.say(Parts(what, tries, str(where), details))
 
     def say(self, parts: Parts) -> None:
-        """Say this in the place of what was said."""
+        """Replace the message."""
         what, details = _shortened(parts.what), _shortened(parts.details)
         tries, where = tuple(map(_shortened, parts.tries)), _shortened(parts.where)
         self.parts = Parts(what, tries, where, details)
@@ -106,7 +105,7 @@ class _Told(Exception):
 
     @property
     def what(self) -> str:
-        """What was found, in a line."""
+        """What was expected and what was found, in one line."""
         return self.parts.what
 
     @property
@@ -148,8 +147,8 @@ class RankxformError(_Told):
         return cls(parts.what, *parts.tries, where=parts.where, details=parts.details)
 
     def __str__(self) -> str:
-        told = super().__str__()
-        return f"{told} [{self.process}]" if self.process else told
+        message = super().__str__()
+        return f"{message} [{self.process}]" if self.process else message
 
 
 class RankxformWarning(UserWarning):
@@ -215,17 +214,17 @@ class StorageError(RankxformError):
         return cls(f"cannot {doing}: {error.strerror or error}", where=str(path))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the question whether the nearest of the known words was meant; "" if none is near.
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return a question that proposes the most similar of `words`. "": none is similar.
 
     >>> nearest("src_startegy", ["src_strategy", "step"]), nearest("x", ["step"])
     ('; did you mean src_strategy?', '')
     """
     from difflib import get_close_matches
 
-    every = list(known)
-    near = [one for one in every if word.strip("-") and one.startswith(word)][:1]
-    near = near or get_close_matches(word, every, 1, _LIKENESS)
+    candidates = list(words)
+    near = [other for other in candidates if word.strip("-") and other.startswith(word)][:1]
+    near = near or get_close_matches(word, candidates, 1, _LIKENESS)
     return f"; did you mean {near[0]}?" if near else ""
 
 

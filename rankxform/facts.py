@@ -142,16 +142,16 @@ class Contradiction(NamedTuple):
     def parts(self) -> Parts:
         """What differs, and what may be the reason."""
         kind, of = KINDS[self.id], self.first.of
-        first, second = (_written(one.value) for one in self)
-        what = f"{kind.words.format(of=of)} {first}, and {second} by {self.second.where}"
-        return Parts(what, (kind.remedy,), self.first.where)
+        first, second = (_written(fact.value) for fact in self)
+        text = f"{kind.words.format(of=of)} {first}, and {second} by {self.second.where}"
+        return Parts(text, (kind.remedy,), self.first.where)
 
     def __str__(self) -> str:
         return str(self.parts)
 
 
 def contradictions(facts: Iterable[Fact]) -> Iterator[Contradiction]:
-    """Yield for each fact of which statements differ the first of them and one that differs.
+    """Yield for each property whose statements differ the first statement and the first other one.
 
     >>> a = Fact(STEP, "global_step", 100, METADATA, "common.json")
     >>> [str(one) for one in contradictions([a, a._replace(value=90, where="iteration_00000090")])]
@@ -162,10 +162,10 @@ def contradictions(facts: Iterable[Fact]) -> Iterator[Contradiction]:
     differing = set()
     for fact in facts:
         key = fact.kind, fact.of
-        known = first.setdefault(key, fact)
-        if key not in differing and not KINDS[fact.kind].agree(known.value, fact.value):
+        earlier = first.setdefault(key, fact)
+        if key not in differing and not KINDS[fact.kind].agree(earlier.value, fact.value):
             differing.add(key)
-            yield Contradiction(known, fact)
+            yield Contradiction(earlier, fact)
 
 
 def _written(value: Any) -> str:

@@ -79,7 +79,7 @@ def number_ranges(text: str) -> tuple[int, ...]:
     >>> number_ranges("0,2-5")
     (0, 2, 3, 4, 5)
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if not match:
@@ -87,8 +87,8 @@ def number_ranges(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < _MOST_RANKS:
             raise ValueError(text)
-        found += range(first, last + 1)
-    return tuple(found)
+        numbers += range(first, last + 1)
+    return tuple(numbers)
 
 
 def _number(text: str) -> int:
@@ -230,37 +230,36 @@ def option(
 
 
 def options_of(part: Any) -> list[Field[Any]]:
-    """Return the options that a class, or a value, has: fields that are declared as such."""
-    return [one for one in fields(part) if one.metadata]
+    """Return the options of a class or a value: its fields that are declared by `option`."""
+    return [field for field in fields(part) if field.metadata]
 
 
-def facts_of(one: Field[Any]) -> Facts:
+def facts_of(option: Field[Any]) -> Facts:
     """Return what is declared of an option."""
-    found: Facts = one.metadata["option"]
-    return found
+    facts: Facts = option.metadata["option"]
+    return facts
 
 
 def is_default(part: Any, name: str) -> bool:
-    """Tell whether an option was left as it is."""
-    known = next(one for one in fields(part) if one.name == name)
-    return bool(getattr(part, name) == known.default)
+    """Return whether an option has its default value."""
+    default = next(field.default for field in fields(part) if field.name == name)
+    return bool(getattr(part, name) == default)
 
 
 def check(part: Any) -> None:
     """Raise UsageError for values that options cannot have."""
-    for one in options_of(part):
-        value, facts = getattr(part, one.name), facts_of(one)
-        unset = value is None is one.default
-        if not unset and not facts.kind.accepts(value):
-            raise UsageError(f"{one.name} is {value!r}; expected {facts.kind.what}")
-        choices = facts.kind.choices
-        if choices and value not in choices and not unset:
-            known = " or ".join(map(str, choices))
-            raise UsageError(f"{one.name} is {value!r}; expected {known}")
+    for declared in options_of(part):
+        name, value, kind = declared.name, getattr(part, declared.name), facts_of(declared).kind
+        unset = value is None is declared.default
+        if not unset and not kind.accepts(value):
+            raise UsageError(f"{name} is {value!r}; expected {kind.what}")
+        if kind.choices and value not in kind.choices and not unset:
+            choices = " or ".join(map(str, kind.choices))
+            raise UsageError(f"{name} is {value!r}; expected {choices}")
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
-                _check_text(one.name, text, value is not text)
-                _check_meaning(one.name, text, facts.kind)
+                _check_text(name, text, value is not text)
+                _check_meaning(name, text, kind)
 
 
 def _check_meaning(name: str, text: str, kind: Kind) -> None:

@@ -74,51 +74,53 @@ def _remade(values: Mapping[str, Any]) -> Request:
 
 def _declared() -> tuple[type, ...]:
     """Return the classes of options that registered forms and operations have of their own."""
-    every = (*FORMS.values(), *OPERATIONS.values())
-    return tuple(part for one in every if (part := getattr(one, "own_options", None)) is not None)
+    registered = (*FORMS.values(), *OPERATIONS.values())
+    options = (getattr(entry, "own_options", None) for entry in registered)
+    return tuple(part for part in options if part is not None)
 
 
 @cache
 def _class_of(parts: tuple[type, ...]) -> type[Request]:
-    """Return the class of requests that have the options of `parts` too."""
+    """Return the class of requests that also have the options of `parts`."""
     return dataclass(frozen=True)(type("Request", (*parts, Request), {})) if parts else Request
 
 
 def option_table() -> tuple[Field[Any], ...]:
-    """Return the one table of options, as help shows them."""
+    """Return all options, in the order in which help shows them."""
     return _table(_declared())
 
 
 @cache
 def _table(parts: tuple[type, ...]) -> tuple[Field[Any], ...]:
-    found = options_of(_class_of(parts))
-    return tuple(sorted(found, key=lambda one: GROUPS.index(facts_of(one).group)))
+    options = options_of(_class_of(parts))
+    return tuple(sorted(options, key=lambda option: GROUPS.index(facts_of(option).group)))
 
 
 def in_group(title: str) -> list[str]:
     """Return the names of the options of a group."""
-    return [one.name for one in option_table() if facts_of(one).group == title]
+    return [option.name for option in option_table() if facts_of(option).group == title]
 
 
-def affecting(what: str) -> list[str]:
-    """Return the names of the options on which something depends."""
-    return [one.name for one in option_table() if what in facts_of(one).affects]
+def affecting(aspect: str) -> list[str]:
+    """Return the names of the options that affect `aspect`, such as `options.BYTES`."""
+    return [option.name for option in option_table() if aspect in facts_of(option).affects]
 
 
 @cache
 def options_in_words(names: frozenset[str]) -> str:
-    """Return what options are, by group, for a person who reads a docstring."""
+    """Return the options' descriptions, by group, as a section of a docstring."""
     from textwrap import wrap
 
     lines: list[str] = []
     for group in GROUPS:
-        some = [one for one in option_table() if one.name in names and facts_of(one).group == group]
-        lines += ["", f"{group}:"] if some else []
-        for one in some:
-            kind = facts_of(one).kind
-            default = "" if one.default in (None, ()) else f" = {one.default!r}"
-            head = f"{one.name}: {kind.hint}{default}"
-            text = facts_of(one).help % {"default": one.default}
+        shown = [name for name in in_group(group) if name in names]
+        options = [option for option in option_table() if option.name in shown]
+        lines += ["", f"{group}:"] if options else []
+        for option in options:
+            kind = facts_of(option).kind
+            default = "" if option.default in (None, ()) else f" = {option.default!r}"
+            head = f"{option.name}: {kind.hint}{default}"
+            text = facts_of(option).help % {"default": option.default}
             if kind.stands_for is False:
                 text = f"False: {text}"
             lines += [
@@ -129,5 +131,5 @@ def options_in_words(names: frozenset[str]) -> str:
 
 
 def default_of(name: str) -> Any:
-    """Return what an option is where it is not given."""
-    return next(one.default for one in option_table() if one.name == name)
+    """Return the default value of an option."""
+    return next(option.default for option in option_table() if option.name == name)

@@ -23,16 +23,17 @@ else:
         """Make a class a dataclass. The options are the standard library's of these names."""
 
         def decorated(cls):
-            own = set(cls.__dict__)
-            if "__eq__" in own and cls.__dict__.get("__hash__") is None:
-                own.discard("__hash__")
+            defined = set(cls.__dict__)
+            if "__eq__" in defined and cls.__dict__.get("__hash__") is None:
+                defined.discard("__hash__")
             if not cls.__doc__:
                 cls.__doc__ = cls.__name__  # else the standard library works out a signature
-            made = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
-            for name, method in _methods(made, frozen, eq, repr).items():
-                if name not in own:
-                    setattr(made, name, method)
-            return made
+            decorate = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)
+            dataclass_ = decorate(cls)
+            for name, method in _methods(dataclass_, frozen, eq, repr).items():
+                if name not in defined:
+                    setattr(dataclass_, name, method)
+            return dataclass_
 
         return decorated if cls is None else decorated(cls)
 
@@ -55,41 +56,43 @@ def without_collection() -> Iterator[None]:
 def _methods(cls: type, frozen: bool, eq: bool, repr_: bool) -> dict[str, Any]:
     """Return the methods of a dataclass, by name."""
     fields = dataclasses.fields(cls)
-    found: dict[str, Any] = {"__init__": _init(cls, fields)}
+    methods: dict[str, Any] = {"__init__": _init(cls, fields)}
     if repr_:
-        found["__repr__"] = _repr([one.name for one in fields if one.repr])
+        methods["__repr__"] = _repr([field.name for field in fields if field.repr])
     if eq:
-        compared = [one.name for one in fields if one.compare]
-        found["__eq__"] = _eq(compared)
-        found["__hash__"] = _hash(compared) if frozen else None
+        compared = [field.name for field in fields if field.compare]
+        methods["__eq__"] = _eq(compared)
+        methods["__hash__"] = _hash(compared) if frozen else None
     if frozen:
-        found["__setattr__"], found["__delattr__"] = _set_frozen, _delete_frozen
-    return found
+        methods["__setattr__"], methods["__delattr__"] = _set_frozen, _delete_frozen
+    return methods
 
 
 def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
     missing = dataclasses.MISSING
-    by_place = tuple(one.name for one in fields if not one.kw_only)
-    names, count = tuple(one.name for one in fields), len(by_place)
-    defaults = {one.name: one.default for one in fields if one.default is not missing}
+    positional = tuple(field.name for field in fields if not field.kw_only)
+    names, count = tuple(field.name for field in fields), len(positional)
+    defaults = {field.name: field.default for field in fields if field.default is not missing}
     factories = {
-        one.name: one.default_factory for one in fields if one.default_factory is not missing
+        field.name: field.default_factory
+        for field in fields
+        if field.default_factory is not missing
     }
-    has_more, every = hasattr(cls, "__post_init__"), frozenset(names)
+    has_post_init, all_names = hasattr(cls, "__post_init__"), frozenset(names)
 
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
+    def __init__(self: Any, *args: Any, **keywords: Any) -> None:
         values = self.__dict__
-        values.update(zip(by_place, args))
-        if not args and given.keys() == every:  # as `replace` calls it
-            values.update(given)
-        elif given or len(args) != len(names) or count != len(names):
+        values.update(zip(positional, args))
+        if not args and keywords.keys() == all_names:  # as `replace` calls it
+            values.update(keywords)
+        elif keywords or len(args) != len(names) or count != len(names):
             if len(args) > count:
                 raise TypeError(f"{cls.__name__}() takes {count} positional arguments")
             for name in names[len(args) :] if count == len(names) else names:
-                if name in given:
+                if name in keywords:
                     if name in values:
                         raise TypeError(f"{cls.__name__}() got several values for {name!r}")
-                    values[name] = given.pop(name)
+                    values[name] = keywords.pop(name)
                 elif name in values:
                     pass
                 elif name in defaults:
@@ -98,9 +101,9 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
                     values[name] = factories[name]()
                 else:
                     raise TypeError(f"{cls.__name__}() lacks {name!r}")
-            if given:
-                raise TypeError(f"{cls.__name__}() takes no {', '.join(map(repr, given))}")
-        if has_more:
+            if keywords:
+                raise TypeError(f"{cls.__name__}() takes no {', '.join(map(repr, keywords))}")
+        if has_post_init:
             self.__post_init__()
 
     return __init__
