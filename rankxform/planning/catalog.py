@@ -58,9 +58,9 @@ class Parameter(Related):
 
     @property
     def value(self) -> float | None:
-        """The number that every element is, of a tensor that is made of none; None of others."""
-        made = None if self.composed is None else self.composed.pieces.assembly
-        return None if made is None or made.pieces else made.value
+        """The value of all elements of a tensor that no file holds. None: files hold the tensor."""
+        assembly = None if self.composed is None else self.composed.pieces.assembly
+        return None if assembly is None or assembly.pieces else assembly.value
 
     def entry(self, cell: Cell, file: int) -> str:
         """Return the name under which a file holds a source cell."""

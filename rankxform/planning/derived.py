@@ -33,11 +33,11 @@ class TensorMaker:
         sources = [self._stored[source.name] for source in tensor.sources]
         steps = tuple(source.step for source in tensor.sources)
         if tensor.assembly is None and not any(steps):
-            (own,) = sources
-            if (own.name, own.dtype) == (tensor.name, tensor.dtype):
-                return own
+            (source,) = sources
+            if (source.name, source.dtype) == (tensor.name, tensor.dtype):
+                return source
             return replace(
-                own, name=tensor.name, dtype=tensor.dtype, related=tensor.related,
+                source, name=tensor.name, dtype=tensor.dtype, related=tensor.related,
                 is_weight=tensor.is_weight,
             )  # fmt: skip
         return Parameter(
@@ -64,7 +64,7 @@ class TensorMaker:
         shardings = [_stored(source) for source in sources]
         key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
-            grid = PieceTiling(assembly, [one.grid for one in shardings])
+            grid = PieceTiling(assembly, [sharding.grid for sharding in shardings])
             self._known[key] = Composed(grid, shardings)
         return self._known[key]
 
@@ -75,11 +75,11 @@ def _stored(parameter: Parameter) -> Sharding:
 
 
 def by_source(parameters: Iterable[Parameter]) -> Mapping[str, tuple[str, ...]]:
-    """Return by name of a source tensor which parameters it is the first source of.
+    """Return the names of the parameters by the name of their first source tensor.
 
-    The order of files is that of the source tensors.
+    Destination files have their tensors in the order of the source tensors.
     """
-    found: dict[str, list[str]] = {}
+    names_by_source: dict[str, list[str]] = {}
     for parameter in parameters:
-        found.setdefault(parameter.src_name, []).append(parameter.name)
-    return {name: tuple(some) for name, some in found.items()}
+        names_by_source.setdefault(parameter.src_name, []).append(parameter.name)
+    return {src_name: tuple(names) for src_name, names in names_by_source.items()}

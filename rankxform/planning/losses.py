@@ -18,24 +18,25 @@ Loss = tuple[Parameter, Box]
 
 
 def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[Loss]]:
-    """Return, by the ranks that should hold them, the slices that no source file holds."""
-    found: dict[tuple[int, ...], list[Loss]] = {}
+    """Return the slices that no source file holds, by the ranks that should hold them."""
+    losses_by_ranks: dict[tuple[int, ...], list[Loss]] = {}
     for parameter in parameters:
         sharding = parameter.sharding
         if isinstance(sharding, Sharding):
             for cell, should in sharding.placement.lacking.items():
-                found.setdefault(should, []).append((parameter, sharding.grid.box(cell)))
-    return found
+                loss = parameter, sharding.grid.box(cell)
+                losses_by_ranks.setdefault(should, []).append(loss)
+    return losses_by_ranks
 
 
 def losses_error(
     catalog: Catalog, parameters: Iterable[Parameter], lost: Mapping[str, Sequence[int]]
 ) -> CheckpointError:
-    """Say which ranks' files are missing, and what only they hold of what is wanted.
+    """Return the error that names the ranks whose files are missing, and what only they hold.
 
-    parameters: of the catalog, that are wanted; lost: names that are wanted and in no file, with
-    the ranks whose files are not there. Parameters come before optimizer states, much before
-    little.
+    `parameters`: the needed ones of the catalog. `lost`: needed names that no file has -> the ranks
+    whose files are missing. Parameters come before optimizer states, and large losses before small
+    ones.
     """
     states = catalog.states
     ordered = sorted(lost, key=lambda name: (states.of(name) is not None, name))
@@ -43,15 +44,15 @@ def losses_error(
     label, searched = catalog.label, catalog.searched
     groups = lost_slices(parameters)
     if not groups:
-        ranks = sorted({rank for some in lost.values() for rank in some})
+        ranks = sorted({rank for missing in lost.values() for rank in missing})
         return CheckpointError(
             f"{_ranks(ranks)} no file{searched}: no source file holds {names}",
             "bring the missing rank folders",
             "leave these parameters out (--exclude)",
             details=f"{label} places them on ranks whose files are not there: {_few(ranks)}",
         )
-    should, gone = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
-    parameter, box = max(gone, key=_weight)
+    should, losses = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
+    parameter, box = max(losses, key=_weight)
     files = {catalog.rank_of(file): file for file in catalog.paths}
     missing = [rank for rank in should if rank not in files]
     missing_files = catalog.description.missing_files
@@ -65,13 +66,13 @@ def losses_error(
     else:
         where = f"{catalog.paths[files[should[0]]]}: is incomplete"
     also = f", and none of {names}" if names else ""
-    more = len({rank for ranks in groups for rank in ranks}.difference(should))
-    its, one = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
-    others = f"slices of {more} more rank{'s' if more > 1 else ''} are lost too" if more else ""
-    bring = "that file" if gone_files else f"the folder of {one}"
+    count = len({rank for ranks in groups for rank in ranks}.difference(should))
+    its, owner = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
+    others = f"slices of {count} more rank{'s' if count > 1 else ''} are lost too" if count else ""
+    bring = "that file" if gone_files else f"the folder of {owner}"
     return CheckpointError(
-        f"{where}{searched}: no source file holds {len(gone):,} of {its} slices, "
-        f"{_amount(sum(map(_nbytes, gone)))}, such as {box} of {parameter.src_name!r} ({label})"
+        f"{where}{searched}: no source file holds {len(losses):,} of {its} slices, "
+        f"{_amount(sum(map(_nbytes, losses)))}, such as {box} of {parameter.src_name!r} ({label})"
         f"{also}",
         f"bring {bring}",
         "use another checkpoint",

@@ -37,7 +37,7 @@ def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
             f"destination rank {rank} needs nothing: {src.label} lists none of the parameters that "
             f"{dst.label} lists for pipeline stage {stage}"
         )
-    found = {src.ranks_in(stages[0])[local % src.stage_size]}
+    src_ranks = {src.ranks_in(stages[0])[local % src.stage_size]}
     names = src.stages_of if isinstance(dst, WholeStrategy) else dst.stages[stage]
     seen: set[tuple[Layout, Layout, int]] = set()
     for name in names:
@@ -49,8 +49,8 @@ def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
         if (have, want, src_stage) not in seen:
             seen.add((have, want, src_stage))
             first = src.ranks_in(src_stage).start
-            found |= {first + r for r in _holding(have, want, local, name)}
-    return found
+            src_ranks |= {first + r for r in _holding(have, want, local, name)}
+    return src_ranks
 
 
 def _holding(have: Layout, want: Layout, local: int, name: str) -> set[int]:

@@ -34,14 +34,14 @@ class OperandMoves(NamedTuple):
 def operand_moves(
     planner: Planner,
     assignment: Assignment,
-    held: Catalog,
+    catalog: Catalog,
     reach: Reach,
     method: ReadMethod,
 ) -> OperandMoves | None:
     """Return how processes get the operands that they need if process p writes ``assignment[p]``.
 
-    held, reach: of the checkpoint that holds the operands. None where every process sees its files,
-    or nothing needs an operand. Raises CheckpointError if no file has what is needed.
+    None: every process sees the files, or no tensor needs an operand. `catalog`, `reach`: of the
+    checkpoint that holds the operands. Raises CheckpointError if no file has a needed operand.
     """
     if reach.is_full or not any(any(one.steps) for one in planner.selection.parameters):
         return None
@@ -51,13 +51,13 @@ def operand_moves(
         operands = [operand for step in steps for operand in step.operands]
         for process, _ in pairs if operands else ():
             needed[process].update(operands)
-    some = set().union(*needed)
-    if not some:
+    needed_names = set().union(*needed)
+    if not needed_names:
         return None
-    chosen = {p.src_name: p for p in held.parameters if p.src_name in some}
+    chosen = {p.src_name: p for p in catalog.parameters if p.src_name in needed_names}
     selection = Selection(chosen, {}, (), (), {name: (name,) for name in chosen})
-    whole = Planner(held, WholeStrategy(), selection)
-    position = {name: at for at, name in enumerate(whole.names(0))}
-    wanted = [runs_of(0, sorted(position[name] for name in names)) for names in needed]
-    requests = request_exchanges(whole, wanted, reach, ReadPolicy(method))
-    return OperandMoves(whole, wanted, assign_readers(requests, reach))
+    whole = Planner(catalog, WholeStrategy(), selection)
+    positions = {name: position for position, name in enumerate(whole.names(0))}
+    runs = [runs_of(0, sorted(positions[name] for name in names)) for names in needed]
+    requests = request_exchanges(whole, runs, reach, ReadPolicy(method))
+    return OperandMoves(whole, runs, assign_readers(requests, reach))

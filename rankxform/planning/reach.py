@@ -32,15 +32,15 @@ class Reach:
         return self.files[self.node[process]]
 
     def sees(self, process: int, files: Sequence[int]) -> bool:
-        """Tell whether a process can read one of `files`."""
+        """Return whether a process can read one of `files`."""
         return self.is_full or not self.of(process).isdisjoint(files)
 
     def seen(self, process: int, files: Sequence[int]) -> Sequence[int]:
         """Return those of `files` that a process can read."""
         if self.is_full:
             return files
-        own = self.of(process)
-        return [file for file in files if file in own]
+        readable = self.of(process)
+        return [file for file in files if file in readable]
 
     @cached_property
     def is_full(self) -> bool:
@@ -62,19 +62,19 @@ class Reach:
     @cached_property
     def _nodes(self) -> Mapping[int, Sequence[int]]:
         """By file the nodes that can open it."""
-        found: dict[int, list[int]] = {}
+        nodes_by_file: dict[int, list[int]] = {}
         for node, files in enumerate(self.files):
             for file in files:
-                found.setdefault(file, []).append(node)
-        return found
+                nodes_by_file.setdefault(file, []).append(node)
+        return nodes_by_file
 
     @cached_property
     def _processes(self) -> Sequence[Sequence[int]]:
         """By node its processes."""
-        found: list[list[int]] = [[] for _ in self.files]
+        processes: list[list[int]] = [[] for _ in self.files]
         for process, node in enumerate(self.node):
-            found[node].append(process)
-        return found
+            processes[node].append(process)
+        return processes
 
     def partition(self, files: Iterable[int]) -> list[list[int]]:
         """Assign `files` evenly to processes that can open them.

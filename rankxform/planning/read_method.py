@@ -43,10 +43,10 @@ class ReadMethod(Protocol):
     def with_latency(self, nbytes: float) -> ReadMethod:
         """Return the method for files of which so many bytes could be read in a read's latency."""
 
-    def box(self, wanted: Box, block: Box, item: int) -> Box:
-        """Return the box to read: it holds `wanted`, and `block` holds it.
+    def box(self, need: Box, block: Box, item: int) -> Box:
+        """Return the box to read: it holds `need`, and `block` holds it.
 
-        All in one frame, in elements of `item` bytes; `wanted` is not empty. What is read are the
+        All in one frame, in elements of `item` bytes; `need` is not empty. What is read are the
         contiguous runs of that box in the block.
         """
 
@@ -75,10 +75,10 @@ class AutoReadMethod:
     def with_latency(self, nbytes: float) -> AutoReadMethod:
         return self if self.fixed else replace(self, latency=nbytes)
 
-    def box(self, wanted: Box, block: Box, item: int) -> Box:
-        runs = _runs(wanted, block)
-        if runs == 1 or (runs - 1) * self.latency + wanted.size * item < block.size * item:
-            return wanted
+    def box(self, need: Box, block: Box, item: int) -> Box:
+        runs = _runs(need, block)
+        if runs == 1 or (runs - 1) * self.latency + need.size * item < block.size * item:
+            return need
         return block
 
 
@@ -107,19 +107,19 @@ class Read(NamedTuple):
     reads: int
 
 
-def count_reads(method: ReadMethod, wanted: Box, held: Box, item: int) -> Read:
-    """Count what `method` reads where `wanted` is taken out of the slice `held`, row by row.
+def count_reads(method: ReadMethod, need: Box, stored: Box, item: int) -> Read:
+    """Count what `method` reads where `need` is taken out of the slice `stored`, row by row.
 
     Both in the full parameter's elements of `item` bytes.
     """
-    nbytes = wanted.size * item
+    nbytes = need.size * item
     if not nbytes:
         return Read(WHOLE, 0, 0)
-    if _runs(wanted, held) == 1:
+    if _runs(need, stored) == 1:
         return Read(WHOLE, nbytes, messages_of(nbytes))
-    rows = Box(wanted.start[:1] + held.start[1:], wanted.stop[:1] + held.stop[1:])
-    box = method.box(wanted, rows, item)
-    name, read = (RANGES, nbytes) if box == wanted else (method.name, box.size * item)
+    rows = Box(need.start[:1] + stored.start[1:], need.stop[:1] + stored.stop[1:])
+    box = method.box(need, rows, item)
+    name, read = (RANGES, nbytes) if box == need else (method.name, box.size * item)
     return Read(name, read, max(_runs(box, rows), messages_of(read)))
 
 

@@ -21,35 +21,38 @@ class ReadCounter:
 
     def __init__(self, method: ReadMethod) -> None:
         self._method = method
-        self._known: dict[object, tuple[Read, ...]] = {}
+        self._cells: dict[object, tuple[Read, ...]] = {}
         self._parts: dict[object, Read] = {}
 
     def of_box(self, src: SourceTiling, cell: Cell, box: Box, item: int) -> Read:
-        """Count what is read of a source cell where a region of it is wanted, of such items."""
+        """Count what is read of a source cell for a region of it. `item`: bytes of an element."""
         return count_reads(self._method, src.box_in_source(cell, box), src.source_box(cell), item)
 
     def of_part(
-        self, src: SourceTiling, at: Cell, dst: Tiling, cells: Sequence[Cell], item: int
+        self, src: SourceTiling, src_cell: Cell, dst: Tiling, cells: Sequence[Cell], item: int
     ) -> Read:
-        """Count what is read of a source cell where its common regions with some cells are wanted,
-        in one read."""
-        key = src, at, dst, tuple(cells), item
+        """Count what is read of a source cell, in one read, for all of some destination cells."""
+        key = src, src_cell, dst, tuple(cells), item
         if key not in self._parts:
-            regions = (box for cell in cells for one, box in overlaps(src, dst, cell) if one == at)
-            ((_, box),) = bounding_boxes((at, region) for region in regions).items()
-            self._parts[key] = self.of_box(src, at, box, item)
+            common = (pair for cell in cells for pair in overlaps(src, dst, cell))
+            bounds = bounding_boxes(pair for pair in common if pair[0] == src_cell)
+            self._parts[key] = self.of_box(src, src_cell, bounds[src_cell], item)
         return self._parts[key]
 
     def of_cells(
         self, src: SourceTiling, dst: Tiling, cells: Sequence[Cell], item: int
     ) -> tuple[Read, ...]:
-        """Count what a process reads that makes some cells of a destination's tiling: one read of
-        each source cell, of all that is wanted of it."""
+        """Count what a process reads that makes some destination cells.
+
+        It reads each source cell once, for all of them.
+        """
         key = src, dst, tuple(cells), item
-        if key not in self._known:
-            wanted = bounding_boxes(copy for cell in cells for copy in overlaps(src, dst, cell))
-            self._known[key] = tuple(self.of_box(src, at, box, item) for at, box in wanted.items())
-        return self._known[key]
+        if key not in self._cells:
+            bounds = bounding_boxes(pair for cell in cells for pair in overlaps(src, dst, cell))
+            self._cells[key] = tuple(
+                self.of_box(src, src_cell, box, item) for src_cell, box in bounds.items()
+            )
+        return self._cells[key]
 
     def of_transfers(
         self, transfers: Iterable[Transfer]

@@ -24,10 +24,10 @@ def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
         assert isinstance(p.sharding, Sharding), "a tensor of the catalog lies in the files"
         kinds.setdefault(p.sharding.placement, []).append(p)
     replicas = {}
-    for placement, alike in kinds.items():
-        sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in alike]
+    for placement, placed in kinds.items():
+        sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in placed]
         total, before = sum(sizes), 0
-        for p, nbytes in zip(alike, sizes):
+        for p, nbytes in zip(placed, sizes):
             replicas[p.name] = (2 * before + nbytes) * placement.copies // (2 * total)
             before += nbytes
     return replicas

@@ -54,22 +54,22 @@ class Placement:
     @cached_property
     def holders(self) -> tuple[int, ...]:
         """All files that hold a cell, ascending."""
-        return tuple(sorted({file for some in self.files.values() for file in some}))
+        return tuple(sorted({file for files in self.files.values() for file in files}))
 
     @cached_property
     def cells_of(self) -> Mapping[int, tuple[Cell, ...]]:
         """By file the cells that it holds."""
-        found: dict[int, tuple[Cell, ...]] = {}
+        cells: dict[int, tuple[Cell, ...]] = {}
         for cell, files in self.files.items():
             for file in files:
-                found[file] = (*found.get(file, ()), cell)
-        return found
+                cells[file] = (*cells.get(file, ()), cell)
+        return cells
 
     @cached_property
     def copies(self) -> int:
         """How many files should hold a cell, at most."""
-        every = (*self.files.values(), *self.lacking.values())
-        return max(map(len, every), default=1)
+        holders = (*self.files.values(), *self.lacking.values())
+        return max(map(len, holders), default=1)
 
     @cached_property
     def period(self) -> int:
@@ -113,8 +113,8 @@ class Composed:
     def __init__(self, grid: PieceTiling, parts: Sequence[Sharding]) -> None:
         self.grid = grid
         self.pieces, self.parts = grid, tuple(parts)
-        self.holders = tuple(sorted({file for one in parts for file in one.holders}))
-        self.declared = any(one.declared for one in parts) and bool(grid.assembly.pieces)
+        self.holders = tuple(sorted({file for part in parts for file in part.holders}))
+        self.declared = any(part.declared for part in parts) and bool(grid.assembly.pieces)
 
     @cached_property
     def files(self) -> Targets:
@@ -131,4 +131,4 @@ class Composed:
     @cached_property
     def period(self) -> int:
         """After how many replicas a choice among equal copies repeats."""
-        return lcm(*(one.period for one in self.parts))
+        return lcm(*(part.period for part in self.parts))

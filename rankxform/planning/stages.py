@@ -41,22 +41,22 @@ def source_stages(
     if selection.composed:
         return list(range(len(catalog.strategy.stages)))
     needed = needed_stages(catalog.strategy, dst, dst_stage, selection.name_of)
-    there = set(catalog.names_in(needed))
-    more = {
+    names = set(catalog.names_in(needed))
+    sole_holders = {
         catalog.stage_of(parameter.holders[0])
         for name, parameter in selection.sharded.items()
-        if not parameter.declared and parameter.src_name not in there
+        if not parameter.declared and parameter.src_name not in names
         and dst_stage in dst.stages_of.get(name, ())
     }  # fmt: skip
-    return [*needed, *sorted(more.difference(needed))]
+    return [*needed, *sorted(sole_holders.difference(needed))]
 
 
 def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
-    """Return the destination ranks to make, ascending: those asked for, or all."""
-    wanted = tuple(sorted(set(ranks))) or tuple(range(dst.ranks))
-    if wanted[-1] >= dst.ranks or wanted[0] < 0:
+    """Return the destination ranks to make, ascending: `ranks`, or all if there are none."""
+    ascending = tuple(sorted(set(ranks))) or tuple(range(dst.ranks))
+    if ascending[-1] >= dst.ranks or ascending[0] < 0:
         raise UsageError(
-            f"destination rank {wanted[-1]} does not exist: {dst.label} has ranks 0 to "
+            f"destination rank {ascending[-1]} does not exist: {dst.label} has ranks 0 to "
             f"{dst.ranks - 1}"
         )
-    return wanted
+    return ascending

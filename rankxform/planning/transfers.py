@@ -136,9 +136,9 @@ class RankPlan:
 
     def __str__(self) -> str:
         return "\n".join(
-            f"rank {self.rank}  {one.parameter.name} {one.box}"
-            + "".join(f"  <- rank {copy.src_rank} {copy.box}" for copy in one.copies)
-            for one in self.slices
+            f"rank {self.rank}  {slice_.parameter.name} {slice_.box}"
+            + "".join(f"  <- rank {copy.src_rank} {copy.box}" for copy in slice_.copies)
+            for slice_ in self.slices
         )
 
     @property
@@ -154,12 +154,12 @@ class RankPlan:
 
 def bytes_to_write(transfers: Iterable[Transfer]) -> int:
     """Return the content bytes that `transfers` write, in all destination files."""
-    known: dict[tuple[Grid, Targets], int] = {}
+    elements: dict[tuple[Grid, Targets], int] = {}
     total = 0
     for transfer in transfers:
         grid, targets = transfer.grid, transfer.targets
-        if (grid, targets) not in known:
+        if (grid, targets) not in elements:
             sizes = (grid.box(cell).size * len(ranks) for cell, ranks in targets.items())
-            known[grid, targets] = sum(sizes)
-        total += known[grid, targets] * item_size(transfer.parameter.dtype)
+            elements[grid, targets] = sum(sizes)
+        total += elements[grid, targets] * item_size(transfer.parameter.dtype)
     return total
