@@ -60,8 +60,31 @@ def cells_overlapping(tiling: Tiling, box: Box) -> Overlaps:
     return tuple(overlaps)
 
 
+class _AsStored:
+    """What a tiling of a tensor that is stored as it is has: a cell lies in the source where it is.
+
+    It stands where a `SourceTiling` stands.
+    """
+
+    def source_box(self: Tiling, cell: Cell) -> Box:
+        """Return the box of the source tensor that `cell` is: its own."""
+        return self.box(cell)
+
+    def box_in_source(self, cell: Cell, box: Box) -> Box:
+        """Return a region of `cell` in the elements of the source tensor: the region itself."""
+        return box
+
+    def destination_box(self, cell: Cell, box: Box) -> Box:
+        """Return a region of `cell` in the elements of the composed tensor: the region itself."""
+        return box
+
+    def overlaps(self: Tiling, dst: Tiling, cell: Cell) -> Overlaps:
+        """Return the cells of this tiling that overlap `cell` of `dst`, with the common regions."""
+        return cells_overlapping(self, dst.box(cell))
+
+
 @dataclass(frozen=True)
-class Grid:
+class Grid(_AsStored):
     """Boundaries on every axis: ``edges[j]`` ascends from 0 to the extent of axis j, in elements.
 
     Cell ``(i0, i1, ..)`` is the box from ``edges[j][i_j]`` to ``edges[j][i_j + 1]``.
@@ -118,22 +141,6 @@ class Grid:
             )
         )
 
-    def source_box(self, cell: Cell) -> Box:
-        """Return the box of the source tensor that `cell` is: its own."""
-        return self.box(cell)
-
-    def box_in_source(self, cell: Cell, box: Box) -> Box:
-        """Return a region of `cell` in the elements of the source tensor: the region itself."""
-        return box
-
-    def destination_box(self, cell: Cell, box: Box) -> Box:
-        """Return a region of `cell` in the elements of the composed tensor: the region itself."""
-        return box
-
-    def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
-        """Return the cells of this tiling that overlap `cell` of `dst`, with the common regions."""
-        return cells_overlapping(self, dst.box(cell))
-
 
 class SourceTiling(Protocol):
     """How the source stores a tensor: a `Grid`, a `BoxTiling`, or a `PieceTiling` of others."""
@@ -175,7 +182,7 @@ def overlaps(src: SourceTiling, dst: Tiling, cell: Cell) -> Overlaps:
 
 
 @dataclass(frozen=True)
-class BoxTiling:
+class BoxTiling(_AsStored):
     """Boxes that tile an array of `shape`; cell ``(n,)`` is number n. They ascend by their start.
 
     >>> rows = BoxTiling((2, 4), (Box((0, 0), (1, 3)), Box((0, 3), (1, 4)), Box((1, 0), (2, 4))))
@@ -211,22 +218,6 @@ class BoxTiling:
         for number in range(first, bisect_left(self._starts, box.stop[0])):
             if self.boxes[number].intersect(box) is not None:
                 yield (number,)
-
-    def source_box(self, cell: Cell) -> Box:
-        """Return the box of the source tensor that `cell` is: its own."""
-        return self.boxes[cell[0]]
-
-    def box_in_source(self, cell: Cell, box: Box) -> Box:
-        """Return a region of `cell` in the elements of the source tensor: the region itself."""
-        return box
-
-    def destination_box(self, cell: Cell, box: Box) -> Box:
-        """Return a region of `cell` in the elements of the composed tensor: the region itself."""
-        return box
-
-    def overlaps(self, dst: Tiling, cell: Cell) -> Overlaps:
-        """Return the cells of this tiling that overlap `cell` of `dst`, with the common regions."""
-        return cells_overlapping(self, dst.box(cell))
 
 
 def build_tiling(shape: Shape, boxes: Sequence[Box]) -> tuple[Grid | BoxTiling, list[Cell]]:
