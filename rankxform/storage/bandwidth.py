@@ -54,8 +54,8 @@ class ReadTimer:
         behind = int((1 - self._part) * (size - span))  # from the other end than the row
         places = iter(range(behind, behind + span, run * _STRIDE) if run else ())
         runs: list[float] = []
-        while sum(runs) < most and (at := next(places, None)) is not None:
-            runs.append(self._read(at, at + run, sparse=True))
+        while sum(runs) < most and (offset := next(places, None)) is not None:
+            runs.append(self._read(offset, offset + run, sparse=True))
         first = self._next = int(self._part * max(0, size - _SAMPLE))
         passed = 0.0
         paces: list[float] = []

@@ -105,13 +105,13 @@ def _kind_of(path: Path) -> str:
 @cache
 def _mounts() -> tuple[tuple[str, str], ...]:
     """Return where file systems are mounted, and of which type they are."""
-    found = []
+    mounts = []
     with suppress(OSError):
         for line in _MOUNTS.read_text().splitlines():
             before, _, after = line.partition(" - ")
             point = before.split()[4].encode().decode("unicode_escape")
-            found.append((point, after.split()[0]))
-    return tuple(found)
+            mounts.append((point, after.split()[0]))
+    return tuple(mounts)
 
 
 def sampled(path: Path) -> str:
@@ -190,24 +190,24 @@ def _short(host: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Tell whether an address is one of this host's, which only then can be bound."""
+    """Return whether an address is this host's: only then a socket can be bound to it."""
     import socket  # milliseconds, for those alone who name hosts
 
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, kind) as one:
-                one.bind(address)
+            with suppress(OSError), socket.socket(family, kind) as listener:
+                listener.bind(address)
                 return True
     return False
 
 
-def differing(found: Mapping[int, Identity]) -> list[list[int]]:
-    """Group nodes by whose file is the same.
+def differing(identities: Mapping[int, Identity]) -> list[list[int]]:
+    """Group nodes whose files are the same. `identities`: node -> identity of its file.
 
     >>> differing({0: Identity(1, 5, 7), 1: Identity(1, 5, 7), 2: Identity(1, 5, 8)})
     [[0, 1], [2]]
     """
     groups: dict[Identity, list[int]] = {}
-    for node, one in found.items():
-        groups.setdefault(one, []).append(node)
+    for node, identity in identities.items():
+        groups.setdefault(identity, []).append(node)
     return list(groups.values())

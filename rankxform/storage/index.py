@@ -44,24 +44,25 @@ class Indexer:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], list[_Template]] = {}
 
-    def index(self, path: AnyPath, stated: Stated = _NOTHING) -> Index:
-        """Read the table of contents of `path`, which is as is stated. Raises CheckpointError."""
+    def index(self, path: AnyPath, declared: Stated = _NOTHING) -> Index:
+        """Read the table of contents of `path`. Raises CheckpointError if it is not as declared."""
         kind = container(path)
         with store_at(str(path)).open("") as file:
             size, modified, inode, changed = file.version
             templates = self._seen.setdefault((kind.name, size), []) if kind.alike else []
-            found = next((t.index for t in templates if t.fits(file.read_at)), None)
-            if size < stated.nbytes:
+            index = next((t.index for t in templates if t.fits(file.read_at)), None)
+            if size < declared.nbytes:
                 raise CheckpointError(
-                    f"is shorter than {stated.source} says: {size:,} of {stated.nbytes:,} bytes",
+                    f"is shorter than {declared.source} says: {size:,} of {declared.nbytes:,} "
+                    "bytes",
                     "copy it again",
                     where=path,
                 )
             try:
-                if found is None:
-                    found = kind.read_index(file.read_at, size)
-                    templates.append(_Template(found, str(path)))
-                found = found.viewed(stated.views)
+                if index is None:
+                    index = kind.read_index(file.read_at, size)
+                    templates.append(_Template(index, str(path)))
+                index = index.viewed(declared.views)
             except FormatError as error:
                 signature = file_signature(file.read_at(0, min(FIRST_BYTES, size)))
                 if signature is None or not kind.alone:
@@ -70,31 +71,31 @@ class Indexer:
                     f"expected a {kind.name} file, and it is {signature.title}", *signature.tries,
                     where=path,
                 ) from error  # fmt: skip
-        return replace(found, modified=modified, inode=inode, changed=changed)
+        return replace(index, modified=modified, inode=inode, changed=changed)
 
 
 def outwait(indexes: Iterable[Index]) -> None:
-    """Wait until what is written from now on gets a later time than these files have.
+    """Wait until a later write gets a later modification time than these files have.
 
-    A file system's clock ticks every few milliseconds, and two writes within a tick bear one time.
+    A file system's clock ticks every few milliseconds. Two writes within a tick get equal times.
     """
-    newest, now = max((one.modified for one in indexes), default=0), time.time_ns()
+    newest, now = max((index.modified for index in indexes), default=0), time.time_ns()
     if now - _TICK < newest <= now:
         time.sleep(_TICK / 1e9)
 
 
 class _Template:
-    """The bytes of a file that are no content, read when a second file may be alike."""
+    """The bytes of a file outside its content. They are read when a second file may equal them."""
 
-    def __init__(self, found: Index, path: str) -> None:
-        self.index = found
+    def __init__(self, index: Index, path: str) -> None:
+        self.index = index
         self._path = path
         self._headers: list[tuple[int, bytes]] | None = None
 
     def fits(self, read_at: ReadAt) -> bool:
         """Whether another file of the same size has the same bytes outside of its content."""
         if self._headers is None:
-            with store_at(self._path).open("") as own:
+            with store_at(self._path).open("") as file:
                 spans = gaps(self.index)
-                self._headers = [(s.offset, own.read_at(s.offset, s.nbytes)) for s in spans]
+                self._headers = [(s.offset, file.read_at(s.offset, s.nbytes)) for s in spans]
         return all(read_at(offset, len(data)) == data for offset, data in self._headers)

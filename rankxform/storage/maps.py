@@ -67,10 +67,10 @@ _COMPANIONS = (
 
 def companions(folder: Path) -> dict[str, bytes]:
     """Return the small files that belong to a published model, by name. Raises UsageError."""
-    found = {name: read_bytes(folder / name) for name in companion_names(folder)}
-    if CONFIG not in found:
+    contents = {name: read_bytes(folder / name) for name in companion_names(folder)}
+    if CONFIG not in contents:
         raise UsageError(f"has no {CONFIG}", "give --like a published model", where=folder)
-    return found
+    return contents
 
 
 def companion_names(folder: Path) -> list[str]:
@@ -96,9 +96,9 @@ def config(path: Path) -> dict[str, Any]:
 def parsed_config(data: bytes, path: str) -> dict[str, Any]:
     """Return a model's configuration, which `path` holds. Raises UsageError."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not JSON: {error}", where=path) from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise UsageError("expected an object, as in a model's config.json", where=path)
-    return found
+    return document

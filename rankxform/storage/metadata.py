@@ -72,19 +72,23 @@ def parsed(read_at: ReadAt, label: str) -> Declared:
         raise CheckpointError.of_parts(error.at(label)) from error
 
 
-def _declared(found: Metadata, label: str) -> Declared:
-    size = _stage_size(found)
+def _declared(metadata: Metadata, label: str) -> Declared:
+    size = _stage_size(metadata)
     stages: list[dict[str, Layout]] = []
     ranks: dict[str, int] = {}
     listed: dict[str, dict[str, None]] = {}
     checked: dict[object, tuple[tuple[int, ...], int | None]] = {}
-    for name, one in found.parameters.items():
-        slices = found.storage.get(name, {})
-        layout = _over_stage(name, one, size) if one.layout else whole_layout(len(one.shape))
+    for name, parameter in metadata.parameters.items():
+        slices = metadata.storage.get(name, {})
+        layout = (
+            _over_stage(name, parameter, size)
+            if parameter.layout
+            else whole_layout(len(parameter.shape))
+        )
         where = tuple((number, id(holders)) for number, holders in slices.items())
-        key = layout, one.ranks, where
+        key = layout, parameter.ranks, where
         if key not in checked:
-            checked[key] = _stages_of(name, one, layout, slices, size, ranks)
+            checked[key] = _stages_of(name, parameter, layout, slices, size, ranks)
         where_held, lost = checked[key]
         if lost is not None and not name.startswith(f"{NEVER_SAVED}."):
             raise FormatError(f"does not say where slice {lost} is", where=f"{name!r}")
@@ -94,39 +98,46 @@ def _declared(found: Metadata, label: str) -> Declared:
         for holders in slices.values():
             for file, _ in holders:
                 listed.setdefault(file, {})[name] = None
-    extra = [name for name in found.storage if name not in found.parameters]
+    extra = [name for name in metadata.storage if name not in metadata.parameters]
     if extra:
         raise FormatError(f"says where slices of {extra[0]!r} are, and not what they are")
-    alike: dict[tuple[str, ...], tuple[str, ...]] = {}
-    shapes = {name: one.shape for name, one in found.parameters.items()}
+    shared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
+    shapes = {name: parameter.shape for name, parameter in metadata.parameters.items()}
     return Declared(
         Strategy(tuple(stages), size, label, shapes=shapes),
         ranks,
         {
-            f: alike.setdefault(names, names)
-            for f, some in listed.items()
-            for names in (tuple(some),)
+            file: shared_names.setdefault(names, names)
+            for file, names in ((file, tuple(names)) for file, names in listed.items())
         },
-        {name: (one.dtype, one.shape) for name, one in found.parameters.items()},
+        {
+            name: (parameter.dtype, parameter.shape)
+            for name, parameter in metadata.parameters.items()
+        },
     )
 
 
-def _stage_size(found: Metadata) -> int:
+def _stage_size(metadata: Metadata) -> int:
     """Return the ranks of a pipeline stage; all ranks, if no layout says how many."""
-    sizes = [len(one.ranks) for one in found.parameters.values() if one.layout]
+    sizes = [len(parameter.ranks) for parameter in metadata.parameters.values() if parameter.layout]
     if sizes:
         return max(sizes)
-    every = (r for some in found.storage.values() for held in some.values() for _, r in held)
-    return max(every, default=0) + 1
+    ranks = (
+        rank
+        for slices in metadata.storage.values()
+        for holders in slices.values()
+        for _, rank in holders
+    )
+    return max(ranks, default=0) + 1
 
 
-def _over_stage(name: str, one: Stated, size: int) -> Layout:
+def _over_stage(name: str, declared: Stated, size: int) -> Layout:
     """Return the layout of a parameter over all ranks of its stage.
 
-    PyNative states some over one group of ranks, of which the stage has several alike. Raises
+    PyNative declares some layouts over one group of ranks, which the stage repeats. Raises
     FormatError for other parts of a stage.
     """
-    layout, ranks = one.layout, one.ranks
+    layout, ranks = declared.layout, declared.ranks
     assert layout is not None
     if len(ranks) == size:
         return layout
@@ -141,17 +152,17 @@ def _over_stage(name: str, one: Stated, size: int) -> Layout:
 
 def _stages_of(
     name: str,
-    one: Stated,
+    declared: Stated,
     layout: Layout,
     slices: Mapping[int, Holders],
     size: int,
     ranks: dict[str, int],
 ) -> tuple[tuple[int, ...], int | None]:
-    """Return the stages that hold a parameter, and a slice that nobody holds, if there is one.
+    """Return the stages that hold a parameter, and a slice that nobody holds, or None.
 
     Raises FormatError where layout and storage contradict each other.
     """
-    stages = {one.ranks.start // size} if one.layout else set()
+    stages = {declared.ranks.start // size} if declared.layout else set()
     for number, holders in slices.items():
         for file, rank in holders:
             if ranks.setdefault(file, rank) != rank:
@@ -203,29 +214,30 @@ class Slices:
         by_rank: dict[int, list[tuple[int, str]]] = {}
         for (rank, file), name in sorted(files.items()):
             by_rank.setdefault(rank, []).append((file, name))
-        known: dict[int, list[tuple[str, Written]]] = {}
+        by_stage: dict[int, list[tuple[str, Written]]] = {}
         once_only = _stores_once(planner, by_rank)
         for rank in range(planner.dst.ranks):
             stage = planner.dst.stage_of(rank)
-            if stage not in known:
-                known[stage] = _in_stage(planner, stage, rank)
-                for name, one in known[stage]:
-                    if parameters.setdefault(name, one).layout != one.layout:
+            if stage not in by_stage:
+                by_stage[stage] = _in_stage(planner, stage, rank)
+                for name, written in by_stage[stage]:
+                    if parameters.setdefault(name, written).layout != written.layout:
                         raise RequestError(
                             f"{name!r} is sharded in two ways by two stages, and a metadata.json "
                             "states one",
                             where=planner.dst.label,
                         )
             local = rank % planner.dst.stage_size
-            numbers = {one.layout: number_of(one.layout, local) for _, one in known[stage]}
-            own = by_rank.get(rank, [])
-            of_state = next((name for file, name in own if file % 2), None)
-            held = {n: name for file, name in own for n in planner.names(file)}
-            for name, one in known[stage]:
-                key = name, numbers[one.layout]
+            layouts = {written.layout for _, written in by_stage[stage]}
+            numbers = {layout: number_of(layout, local) for layout in layouts}
+            rank_files = by_rank.get(rank, [])
+            of_state = next((name for file, name in rank_files if file % 2), None)
+            file_names = {n: name for file, name in rank_files for n in planner.names(file)}
+            for name, written in by_stage[stage]:
+                key = name, numbers[written.layout]
                 groups.setdefault(key, []).append(rank)
                 never = name.startswith(f"{NEVER_SAVED}.")
-                file_name = of_state if never else held.get(name)
+                file_name = of_state if never else file_names.get(name)
                 if file_name is not None and not (never and once_only and key in holders):
                     holders.setdefault(key, []).append((file_name, rank))
         same: dict[object, object] = {}
@@ -257,21 +269,22 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
         if name in layouts or _follows(planner.dst, name, layouts)
     ]
     order = dict.fromkeys([*listed, *layouts])
-    found: tuple[list[tuple[str, Written]], list[tuple[str, Written]]] = ([], [])
+    network, optimizer = list[tuple[str, Written]](), list[tuple[str, Written]]()
     folded: dict[Layout, Layout] = {}
     for name in order:
-        own = name if name in layouts else planner.dst.states.base_name(name)
-        parameter, layout = planner.parameter(own), layouts[own]
-        if not parameter.shape or not is_stated(planner, own):
+        base = name if name in layouts else planner.dst.states.base_name(name)
+        parameter, layout = planner.parameter(base), layouts[base]
+        if not parameter.shape or not is_stated(planner, base):
             continue
         if layout not in folded:
             try:
                 folded[layout] = fold_optimizer_shard(layout, size)
             except RequestError as error:
                 raise RequestError(f"{name!r}: {error}", where=planner.dst.label) from error
-        one = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
-        found[own != name or not parameter.is_weight].append((name, one))
-    return [*found[0], *found[1]]
+        written = Written(parameter.dtype, parameter.shape, folded[layout], ranks)
+        is_weight = base == name and parameter.is_weight
+        (network if is_weight else optimizer).append((name, written))
+    return [*network, *optimizer]
 
 
 def is_stated(planner: Planner, name: str) -> bool:

@@ -68,8 +68,8 @@ def is_inside(path: Path, folder: Path) -> bool:
 def lies_in(path: Path, folders: Collection[Inode | None]) -> bool:
     """Tell whether `path`, which need not be there, is one of some folders, or below one."""
     real = Path(os.path.realpath(path))
-    known = {one for one in folders if one is not None}
-    return any(inode(one) in known for one in (real, *real.parents))
+    inodes = {folder for folder in folders if folder is not None}
+    return any(inode(parent) in inodes for parent in (real, *real.parents))
 
 
 def read_record(path: Path) -> bytes:
@@ -354,7 +354,7 @@ def likeliest(path: Path) -> list[str]:
     from difflib import get_close_matches
 
     with suppress(OSError):
-        names = [one.name for one in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir()]
         near = get_close_matches(path.name, names, 1)
         return [f"{path.with_name(name)}, which is there" for name in near]
     return []
@@ -430,7 +430,7 @@ def write_small(
 def _write_all(part: Path, data: bytes | Iterable[bytes]) -> None:
     create(part)
     with opened_to_write(part) as fd:
-        at = 0
-        for some in (data,) if isinstance(data, bytes) else data:
-            write_from(fd, part, at, memoryview(some))
-            at += len(some)
+        offset = 0
+        for block in (data,) if isinstance(data, bytes) else data:
+            write_from(fd, part, offset, memoryview(block))
+            offset += len(block)

@@ -100,16 +100,16 @@ class PosixStore:
             return Listing(str(root), FILE)
         if not root.is_dir():
             return Listing(str(root))
-        with os.scandir(root) as found:
-            own = sorted(found, key=lambda entry: entry.name)
-        own = [entry for entry in own if not is_hidden(entry.name)]
-        folders = [entry.name for entry in own if _is_folder(entry)]
-        names = tuple(entry.name for entry in own)
+        with os.scandir(root) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+        entries = [entry for entry in entries if not is_hidden(entry.name)]
+        folders = [entry.name for entry in entries if _is_folder(entry)]
+        names = tuple(entry.name for entry in entries)
         parts = [expression_of(part) for part in os.path.normpath(pattern).split("/")]
         files, inside = tuple(_walk(str(root), "", parts)), {}
         if not files and RANK in pattern:
             with suppress(OSError):
-                inside = {one: len(list(_walk(str(root / one), "", parts))) for one in folders}
+                inside = {f: len(list(_walk(str(root / f), "", parts))) for f in folders}
         return Listing(str(root), FOLDER, files, names, frozenset(folders), inside=inside)
 
     def read(self, name: str, searched: str = "") -> bytes:
@@ -142,20 +142,20 @@ def _version(status: os.stat_result) -> Version:
 
 def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterator[str]:
     """Yield the names of files that match the parts of a pattern, folder by folder."""
-    part, *rest = parts
+    part, *deeper = parts
     if part is None:
-        yield from _walk(root, below + "../", rest)
+        yield from _walk(root, below + "../", deeper)
         return
-    with os.scandir(os.path.join(root, below)) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    with os.scandir(os.path.join(root, below)) as scan:
+        entries = sorted(scan, key=lambda entry: entry.name)
     names = {entry.name for entry in entries}
     names_hidden = part.pattern.startswith(r"\.")  # the user's pattern does
     for entry in entries:
         if not part.fullmatch(entry.name) or (is_litter(entry.name) and not names_hidden):
             continue
-        if rest and _is_folder(entry):
-            yield from _walk(root, f"{below}{entry.name}/", rest)
-        elif not rest and _is_file(entry) and not _repeats(entry, names, part):
+        if deeper and _is_folder(entry):
+            yield from _walk(root, f"{below}{entry.name}/", deeper)
+        elif not deeper and _is_file(entry) and not _repeats(entry, names, part):
             yield below + entry.name
 
 
@@ -167,10 +167,10 @@ def _repeats(entry: os.DirEntry[str], names: Collection[str], part: re.Pattern[s
     if not entry.is_symlink():
         return False
     target = os.readlink(entry.path)
-    own, other = part.fullmatch(entry.name), part.fullmatch(target)
-    if target not in names or is_litter(target) or own is None or other is None:
+    match, target_match = part.fullmatch(entry.name), part.fullmatch(target)
+    if target not in names or is_litter(target) or match is None or target_match is None:
         return False
-    return own.groups() == other.groups()
+    return match.groups() == target_match.groups()
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

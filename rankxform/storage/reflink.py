@@ -35,13 +35,13 @@ Position = tuple[int, str | Path, int]
 """A place in an open file: its descriptor, its path, and a byte."""
 
 
-def shared_part(start: int, at: int, nbytes: int) -> range:
-    """Return which of `nbytes` bytes from `start` on can be shared with those of a file from `at`.
+def shared_part(start: int, dst_start: int, nbytes: int) -> range:
+    """Return which of `nbytes` bytes from `start` on can become those from `dst_start` on.
 
     >>> shared_part(100, 8292, 10_000), shared_part(100, 108, 10_000)
     (range(3996, 8092), range(0, 0))
     """
-    if (start - at) % BLOCK:
+    if (start - dst_start) % BLOCK:
         return range(0)
     head = min(-start % BLOCK, nbytes)
     return range(head, head + (nbytes - head) // BLOCK * BLOCK)
@@ -52,9 +52,9 @@ def share(source: Position, target: Position, nbytes: int) -> bool:
 
     Whatever the reason if not, a copy may still succeed, and says what is wrong if it fails too.
     """
-    (src, _, start), (dst, _, at) = source, target
+    (src, _, start), (dst, _, dst_start) = source, target
     try:
-        fcntl.ioctl(dst, _FICLONERANGE, struct.pack("qQQQ", src, start, nbytes, at))
+        fcntl.ioctl(dst, _FICLONERANGE, struct.pack("qQQQ", src, start, nbytes, dst_start))
     except OSError:
         return False
     return True

@@ -32,7 +32,7 @@ def digest_all(
     path: str, index: Index, names: Iterable[str], on_progress: OnProgress
 ) -> dict[str, Sample]:
     """Return a digest of all bytes of each tensor of `names` that the file holds."""
-    found = {}
+    samples = {}
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path), index)
         read = blocks(partial(ranges.read, path))
@@ -46,8 +46,8 @@ def digest_all(
                     content += bytes(part) if is_number else b""
                     first = first or bytes(part[:1])
                     is_constant = is_constant and not bytes(part).lstrip(first)
-                found[name] = Sample(state.digest(), constant=is_constant, content=content)
-    return found
+                samples[name] = Sample(state.digest(), constant=is_constant, content=content)
+    return samples
 
 
 def sample(
@@ -57,7 +57,7 @@ def sample(
 
     Where they lie in the content, its size tells.
     """
-    found = {}
+    samples = {}
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path, sparse=True), index)
         for name in names:
@@ -72,13 +72,13 @@ def sample(
                 on_progress(len(data))
                 digest = blake2b(data, digest_size=16).digest()
                 dtype = index.schema.dtypes[index.schema.position[name]]
-                found[name] = Sample(
+                samples[name] = Sample(
                     digest,
                     constant=not data.lstrip(data[:1]),
                     is_zero=bool(data) and not data.lstrip(b"\0"),
                     is_finite=is_finite(data[(-start) % item_size(dtype) :], dtype),
                 )
-    return found
+    return samples
 
 
 _EXPONENTS = {
@@ -122,28 +122,28 @@ def holes(path: str, index: Index) -> dict[str, int]:
         if status.st_size - status.st_blocks * 512 < _LONG:
             return {}
         gaps = [(a, b) for a, b in _holes(fd, status.st_size) if b - a >= _LONG]
-    found: dict[str, int] = {}
+    lost_bytes: dict[str, int] = {}
     for name in index.schema.names if gaps else ():
         for span in index.spans(name):
             end = span.offset + span.nbytes
             lost = sum(max(0, min(b, end) - max(a, span.offset)) for a, b in gaps)
             if lost >= _LONG:
-                found[name] = found.get(name, 0) + lost
-    return found
+                lost_bytes[name] = lost_bytes.get(name, 0) + lost
+    return lost_bytes
 
 
 def _holes(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    at = 0
-    with suppress(OSError):  # of a file system that does not tell
-        while at < size:
-            start = os.lseek(fd, at, os.SEEK_HOLE)
+    position = 0
+    with suppress(OSError):  # the file system does not tell
+        while position < size:
+            start = os.lseek(fd, position, os.SEEK_HOLE)
             if start >= size:
                 return
             try:
-                at = os.lseek(fd, start, os.SEEK_DATA)
-            except OSError:  # there is none any more
-                at = size
-            yield start, at
+                position = os.lseek(fd, start, os.SEEK_DATA)
+            except OSError:  # the hole reaches to the end of the file
+                position = size
+            yield start, position
 
 
 def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:
@@ -181,7 +181,7 @@ def compared_sums(path: str, index: Index, on_progress: OnProgress) -> list[str]
     with store_at(path).open("") as file, closing(storage_of(path).ranges()) as ranges:
         read = blocks(partial(ranges.read, path), on_progress)
         try:
-            found = container(path).checksums(index, file.read_at, read)
+            checksums = container(path).checksums(index, file.read_at, read)
         except FormatError as error:
             return [str(error)]
-    return [f"{of} is {b}, the file says {a}" if a != b else "" for of, a, b in found]
+    return [f"{of} is {b}, the file says {a}" if a != b else "" for of, a, b in checksums]

@@ -46,7 +46,10 @@ class Sources:
         self._next: Read | None = None  # of those to come
         self._flight: deque[tuple[Read, int]] = deque()  # each with how many requests it takes
         self._memory = self._free_requests = self._free_bytes = 0
-        self.nbytes, self.ahead = 0, max((one.ahead for one in self._ranges.values()), default=0)
+        self.nbytes, self.ahead = (
+            0,
+            max((ranges.ahead for ranges in self._ranges.values()), default=0),
+        )
 
     def read(self, file: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
         """Fill `room` with what a file holds of `name`, from byte `start` on.
@@ -120,15 +123,16 @@ class Sources:
         ranges, path, index = self._opened(file, sparse)
         spans = index.spans(name)
         if len(spans) > 1:
-            for at in range(0, len(room), run):
-                self.read(file, name, start + at // run * stride, room[at : at + run], sparse)
+            for done in range(0, len(room), run):
+                first = start + done // run * stride
+                self.read(file, name, first, room[done : done + run], sparse)
             return
         offset, read = spans[0].offset + start, ranges.read
-        for at in range(0, len(room), run):
-            read(path, offset, room[at : at + run], sparse)
+        for done in range(0, len(room), run):
+            read(path, offset, room[done : done + run], sparse)
             offset += stride
             if self._flight:
-                self._passed(Read(file, name, start + at // run * stride, run))
+                self._passed(Read(file, name, start + done // run * stride, run))
         self.nbytes += len(room)
 
     def _opened(self, file: int, sparse: bool = False) -> tuple[Ranges, str, Index]:
@@ -136,15 +140,15 @@ class Sources:
 
         What is sparse may be read through a descriptor of its own, which may be of another file.
         """
-        found = self._open.get((file, sparse))
-        if found is None:
+        opened = self._open.get((file, sparse))
+        if opened is None:
             path, index = self._paths[file], self._indexes[file]
             ranges = self._ranges[storage_of(path)]
             version = ranges.version(path, sparse)
             check_same(path, version, index)
             self._versions.setdefault(file, version)
-            found = self._open[file, sparse] = ranges, path, index
-        return found
+            opened = self._open[file, sparse] = ranges, path, index
+        return opened
 
     def check_unchanged(self) -> tuple[str, ...]:
         """See that every file that was read still is what was indexed; return what to know.
@@ -153,8 +157,8 @@ class Sources:
         before and half after. Raises CheckpointError.
         """
         touched = []
-        opened = {file: found for (file, _), found in self._open.items()}
-        for file, (ranges, path, index) in opened.items():
+        opened_files = {file: opened for (file, _), opened in self._open.items()}
+        for file, (ranges, path, index) in opened_files.items():
             named = ranges.named(path)
             if named is None:
                 touched.append(f"{path}: was removed while it was read")

@@ -51,16 +51,16 @@ def load(where: str | Strategy | None) -> Strategy:
         return WholeStrategy()
     if where.startswith(SHARD_PREFIX):
         return PatternStrategy.parse(where)
-    found = metadata_at(Path(where))
-    if found is not None:
-        return metadata.read(found).strategy
+    metadata_path = metadata_at(Path(where))
+    if metadata_path is not None:
+        return metadata.read(metadata_path).strategy
     return merge_records([read(path) for path in files(Path(where))], where)
 
 
 def metadata_at(where: Path) -> Path | None:
     """Return the metadata.json of a Checkpoint 2.0 that `where` is, or that lies in it."""
-    known = (path for path in (where, where / "metadata.json") if metadata.is_metadata(path))
-    return next(known, None)
+    candidates = where, where / "metadata.json"
+    return next((path for path in candidates if metadata.is_metadata(path)), None)
 
 
 def is_none(where: str | Strategy | None) -> bool:
@@ -81,7 +81,7 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
     What counts is what has "strategy" in its name, as in MindFormers' ``output/strategy`` beside
     ``output/checkpoint``. Those for just so many ranks come first. What cannot be read is left out.
     """
-    found = []
+    candidates = []
     for where in (folder.parent, folder):
         entries: list[Path] = []
         with suppress(OSError):
@@ -90,9 +90,9 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
                 for path in sorted(where.iterdir())
                 if "strategy" in path.name.lower() and not is_litter(path.name)
             ]
-        found += loadable(entries)
-    fitting = [one for one in found if one[1].ranks >= ranks]
-    return sorted(fitting, key=lambda one: one[1].ranks != ranks)
+        candidates += loadable(entries)
+    fitting = [(path, strategy) for path, strategy in candidates if strategy.ranks >= ranks]
+    return sorted(fitting, key=lambda pair: pair[1].ranks != ranks)
 
 
 def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
@@ -100,13 +100,13 @@ def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
 
     What cannot be read, and what is much larger than strategies are, is left out.
     """
-    found = []
+    loaded = []
     for path in paths:
         with suppress(RankxformError, OSError):
             parts = in_folder(path) if path.is_dir() else [path] if path.suffix in SUFFIXES else []
             if parts and sum(part.stat().st_size for part in parts) <= _LOOKED_AT:
-                found.append((path, load(str(path))))
-    return found
+                loaded.append((path, load(str(path))))
+    return loaded
 
 
 def files(path: Path) -> list[Path]:
@@ -117,20 +117,20 @@ def files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UsageError("is neither a file nor a folder", where=path)
-    found = in_folder(path)
-    if not found:
-        inside = [one for one, _ in loadable(p for p in sorted(path.iterdir()) if p.is_dir())]
+    paths = in_folder(path)
+    if not paths:
+        inside = [folder for folder, _ in loadable(p for p in sorted(path.iterdir()) if p.is_dir())]
         named = f"; did you mean {inside[0]}?" if inside else ""
         raise StrategyError(f"holds no strategy file (*.ckpt or *.json){named}", where=path)
-    return found
+    return paths
 
 
 def in_folder(path: Path) -> list[Path]:
     """Return what may be strategy files in a folder, in their order."""
-    found = [
+    paths = [
         p for p in path.iterdir() if p.suffix in SUFFIXES and not is_litter(p.name) and p.is_file()
     ]
-    return sorted(found, key=lambda path: natural_sort_key(path.name))
+    return sorted(paths, key=lambda path: natural_sort_key(path.name))
 
 
 def read(path: Path) -> StrategyRecord:
@@ -138,10 +138,10 @@ def read(path: Path) -> StrategyRecord:
     as_json = path.name.endswith(".json")
     parse = strategy_json.parse if as_json else strategy_proto.parse
     if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
-        what = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
+        kind = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
         configs = f"--src-config {path}, or --dst-config, for what a job's YAML file says"
         tries = (configs,) if path.suffix in (".yaml", ".yml") else ()
-        raise StrategyError(f"is {what}", *tries, where=path)
+        raise StrategyError(f"is {kind}", *tries, where=path)
     try:
         return parse(read_bytes(path), str(path))
     except (FormatError, StrategyError) as error:
@@ -274,15 +274,18 @@ def folded(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
         except RequestError as error:
             raise StrategyError(f"{name!r}: {error}", where=strategy.label) from error
 
-    stages = tuple({n: fold(n, one) for n, one in layouts.items()} for layouts in strategy.stages)
+    stages = tuple(
+        {name: fold(name, layout) for name, layout in layouts.items()}
+        for layouts in strategy.stages
+    )
     return replace(strategy, stages=stages)
 
 
 def check_folded(strategy: Strategy) -> None:
     """Raise StrategyError for a tensor map that JSON may have expanded, where no shape tells."""
     for layouts in strategy.stages:
-        for name, one in layouts.items():
-            if one.expanded_shape is not None:
+        for name, layout in layouts.items():
+            if layout.expanded_shape is not None:
                 raise StrategyError(
                     f"{name!r} may have a nested tensor map, which JSON lists expanded",
                     "give its shapes (--shapes), or the protobuf file",
