@@ -155,7 +155,7 @@ class TestCounters:
         (place / name / "rankxform.json").unlink()
         return place / name
 
-    def counters(self, place, folder):
+    def counters(self, folder):
         """Return the counters of a folder's files, and what its common.json states."""
         held = {}
         for path in folder.rglob("*.safetensors"):
@@ -167,7 +167,7 @@ class TestCounters:
     def test_they_are_no_weights(self, place):
         u = self.unified(place)
         rankxform.transform(u, place / "w", weights_only=True, dst_form="huggingface")
-        assert self.counters(place, place / "w") == (set(), [])
+        assert self.counters(place / "w") == (set(), [])
 
     def test_they_come_back_as_common_json(self, place):
         rankxform.transform(
@@ -176,7 +176,7 @@ class TestCounters:
         for form, folder in (("unified", "a"), ("checkpoint2", "b")):
             strategy = str(place / "src" / METADATA)
             rankxform.transform(place / "ranks", place / folder, strategy, dst_form=form)
-            (common,) = self.counters(place, place / folder)[1]
+            (common,) = self.counters(place / folder)[1]
             assert common == {"global_step": 100, **FACTS}
 
     def test_a_folder_of_two_forms_is_refused(self, place):
@@ -207,18 +207,29 @@ class TestCounters:
     def test_patterns_shard_none(self, place):
         """Patterns list no states either, and without these there are no counters."""
         rankxform.transform(place / "src", place / "dst", dst_strategy="shard:.*=0@2")
-        assert self.counters(place, place / "dst")[0] == set()
+        assert self.counters(place / "dst")[0] == set()
 
     def test_they_belong_to_states(self, place):
         u = self.unified(place, exclude=("^adam",))
-        assert self.counters(place, u) == (set(), [])
+        assert self.counters(u) == (set(), [])
         u = self.unified(place, "steps", exclude=("^(global_step|epoch_num)$",))
-        assert self.counters(place, u) == ({"step_num", "loss_scale", "global_batch_size"}, [])
+        assert self.counters(u) == ({"step_num", "loss_scale", "global_batch_size"}, [])
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_where_consumed_samples_are_is_true(self, weights_only, place):
+        """Without states there is no common.json that says it."""
+        facts = {"global_step": 100, "consumed_samples": 3200, **FACTS}
+        self.state(place / "src/iteration_00000100", **facts)
+        options = {"dst_form": "unified", "weights_only": weights_only}
+        report = rankxform.transform(place / "src", place / "u", **options)
+        (notice,) = (text for text in report.notices if "3,200" in text)
+        assert ("has no place" in notice) == weights_only
+        assert (place / "u" / "common.json").exists() != weights_only
 
     def test_a_step_that_only_the_folder_says(self, place):
         (place / "src/iteration_00000100/common.json").unlink()
         u = self.unified(place)
-        names, (common,) = self.counters(place, u)
+        names, (common,) = self.counters(u)
         assert names == {"global_step"} and common["global_step"] == 100
 
     def test_numbers_are_exact(self, place):

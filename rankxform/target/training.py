@@ -29,7 +29,8 @@ _STEP = "iteration"
 def training_facts(request: Request, source: Source, team: Team) -> dict[str, Any]:
     """Return facts on the training that a destination's companion files state. Collective.
 
-    They are the source's own; global_step is read from the tensor of that name otherwise.
+    They are what the source's manifest and companion files state, else tensors of these names, else
+    the names of files and folders.
     """
     form = FORMS[request.dst_form or DEFAULT_FORM]
     has_files = form.training is not None or _STEP in form.options
@@ -40,12 +41,8 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     noted = source.own.steps if source.own is not None else {}
     description = source.description
     training = {**noted, **description.training}
-    if leaves_consumed_out(request):
+    if _is_excluded(request, CONSUMED):
         training.pop(CONSUMED, None)
-    if step is not None and len(step) > 1:
-        named = dict(zip(("epoch_num", "step_num"), step))  # in the epoch, or in the run
-        stated = {name: _number(source, name, team) for name in named}
-        training.update({n: v if stated[n] is None else stated[n] for n, v in named.items()})
     for name in COMMON:
         if name in STEPS and training.get(name) is not None:
             continue  # they are compared with what files hold elsewhere
@@ -58,8 +55,9 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
                 "take files of one step",
                 where=description.source,
             )
-    if training[_STEP_KEY] is None and step is not None and len(step) == 1:
-        training[_STEP_KEY] = step[0]
+    of_names = (_STEP_KEY,) if step and len(step) == 1 else ("epoch_num", "step_num")
+    for name, number in zip(of_names, step or ()):
+        training[name] = number if training[name] is None else training[name]
     if training[_STEP_KEY] is None:
         training[_STEP_KEY] = request.iteration
     return training
@@ -72,11 +70,7 @@ def kept_facts(request: Request, training: Mapping[str, Any]) -> Mapping[str, An
     """
     if not FORMS[request.dst_form or DEFAULT_FORM].counters:
         return training
-    return {
-        name: value
-        for name, value in training.items()
-        if not any(re.search(pattern, name) for pattern in request.exclude)
-    }
+    return {name: value for name, value in training.items() if not _is_excluded(request, name)}
 
 
 def unplaced(request: Request, source: Source, written: Collection[str]) -> Iterator[str]:
@@ -89,8 +83,10 @@ def unplaced(request: Request, source: Source, written: Collection[str]) -> Iter
         return
     step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
     consumed = description.training.get(CONSUMED)
-    if consumed is not None and not leaves_consumed_out(request):
-        yield _of_consumed(form, description.source, consumed)
+    # a form that keeps the step as a tensor has a companion file for it with that tensor alone
+    has_place = form.training is not None and (not form.counters or _STEP_KEY in written)
+    if consumed is not None and not _is_excluded(request, CONSUMED):
+        yield _of_consumed(form, has_place, description.source, consumed)
     if step is None or form.training is not None or _STEP in form.options:
         return
     if _STEP_KEY in written:
@@ -102,18 +98,17 @@ def unplaced(request: Request, source: Source, written: Collection[str]) -> Iter
         )
 
 
-def leaves_consumed_out(request: Request) -> bool:
-    """Tell whether the number of samples that a training has seen is not to be written."""
-    return any(re.search(pattern, CONSUMED) for pattern in request.exclude)
+def _is_excluded(request: Request, name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in request.exclude)
 
 
-def _of_consumed(form: Form, source: str, consumed: int) -> str:
-    """Say what becomes of the number of samples that a training has seen."""
-    told = f"{source}: the training has consumed {consumed:,} samples"
-    if form.training is None:
-        return f"{told}, for which {form.title} has no place"
+def _of_consumed(form: Form, has_place: bool, source: str, consumed: int) -> str:
+    """Return what becomes of the number of samples that a training has consumed."""
+    text = f"{source}: the training has consumed {consumed:,} samples"
+    if not has_place:
+        return f"{text}, for which {form.title} has no place"
     leave = f"--exclude {quote(f'^{CONSUMED}$')}"
-    return f"{told}, which {form.training} says too; MindFormers before 2.1 wants {leave}"
+    return f"{text}, which {form.training} says too; MindFormers before 2.1 wants {leave}"
 
 
 def _number(source: Source, name: str, team: Team) -> float | None:
